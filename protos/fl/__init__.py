@@ -1,0 +1,1 @@
+"""Wire packages of the federated-learning contract."""

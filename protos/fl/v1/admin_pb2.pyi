@@ -1,0 +1,482 @@
+import datetime
+
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from protos.fl.v1 import coordinator_pb2 as _coordinator_pb2
+from protos.fl.v1 import tensor_pb2 as _tensor_pb2
+from protos.fl.v1 import training_pb2 as _training_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_STATE_UNSPECIFIED: _ClassVar[RunState]
+    RUN_STATE_WAITING: _ClassVar[RunState]
+    RUN_STATE_RUNNING: _ClassVar[RunState]
+    RUN_STATE_PAUSED: _ClassVar[RunState]
+    RUN_STATE_COMPLETED: _ClassVar[RunState]
+    RUN_STATE_STOPPED: _ClassVar[RunState]
+    RUN_STATE_FAILED: _ClassVar[RunState]
+
+class ClientState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLIENT_STATE_UNSPECIFIED: _ClassVar[ClientState]
+    CLIENT_STATE_PRESENT: _ClassVar[ClientState]
+    CLIENT_STATE_SUSPECT: _ClassVar[ClientState]
+    CLIENT_STATE_LOST: _ClassVar[ClientState]
+RUN_STATE_UNSPECIFIED: RunState
+RUN_STATE_WAITING: RunState
+RUN_STATE_RUNNING: RunState
+RUN_STATE_PAUSED: RunState
+RUN_STATE_COMPLETED: RunState
+RUN_STATE_STOPPED: RunState
+RUN_STATE_FAILED: RunState
+CLIENT_STATE_UNSPECIFIED: ClientState
+CLIENT_STATE_PRESENT: ClientState
+CLIENT_STATE_SUSPECT: ClientState
+CLIENT_STATE_LOST: ClientState
+
+class TaskSpec(_message.Message):
+    __slots__ = ("name", "options")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    options: _struct_pb2.Struct
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class LocalSpec(_message.Message):
+    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm")
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_DECAY_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    learning_rate_decay: float
+    epochs: int
+    steps: int
+    batch_size: int
+    weight_decay: float
+    max_gradient_norm: float
+    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ...) -> None: ...
+
+class RoundSpec(_message.Message):
+    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm")
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    QUORUM_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    OVER_SELECTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_UPDATE_NORM_FIELD_NUMBER: _ClassVar[int]
+    sampling: str
+    clients_per_round: int
+    rate: float
+    min_clients: int
+    close: str
+    quorum: int
+    deadline_s: float
+    over_selection: float
+    max_update_norm: float
+    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ...) -> None: ...
+
+class StopSpec(_message.Message):
+    __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    metric: str
+    target: float
+    patience: int
+    wall_time_s: float
+    def __init__(self, rounds: _Optional[int] = ..., metric: _Optional[str] = ..., target: _Optional[float] = ..., patience: _Optional[int] = ..., wall_time_s: _Optional[float] = ...) -> None: ...
+
+class EvaluationSpec(_message.Message):
+    __slots__ = ("every", "batch_size")
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    every: int
+    batch_size: int
+    def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+
+class RunSpec(_message.Message):
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    POPULATION_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    task: TaskSpec
+    algorithm: _training_pb2.AlgorithmSpec
+    local: LocalSpec
+    round: RoundSpec
+    stop: StopSpec
+    evaluation: EvaluationSpec
+    seed: int
+    labels: _containers.ScalarMap[str, str]
+    population: int
+    initial_model: str
+    keep_checkpoints: int
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ...) -> None: ...
+
+class RoundSummary(_message.Message):
+    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    committed: _timestamp_pb2.Timestamp
+    seconds: float
+    attempts: int
+    accepted: int
+    dropped: int
+    training_loss: float
+    metrics: _containers.ScalarMap[str, float]
+    bytes_down: int
+    bytes_up: int
+    model_digest: str
+    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COHORT_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    spec: RunSpec
+    state: RunState
+    reason: str
+    rounds_done: int
+    phase: str
+    attempt: int
+    cohort: _containers.RepeatedScalarFieldContainer[str]
+    admitted: int
+    created: _timestamp_pb2.Timestamp
+    ended: _timestamp_pb2.Timestamp
+    latest: RoundSummary
+    best: RoundSummary
+    bytes_down: int
+    bytes_up: int
+    eligible_clients: int
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ...) -> None: ...
+
+class CreateRunRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: RunSpec
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ...) -> None: ...
+
+class CreateRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id", "with_rounds")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    with_rounds: bool
+    def __init__(self, run_id: _Optional[str] = ..., with_rounds: _Optional[bool] = ...) -> None: ...
+
+class GetRunResponse(_message.Message):
+    __slots__ = ("run", "rounds")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    rounds: _containers.RepeatedCompositeFieldContainer[RoundSummary]
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[RoundSummary, _Mapping]]] = ...) -> None: ...
+
+class WatchRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class WatchRunResponse(_message.Message):
+    __slots__ = ("run", "event", "round", "detail")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    event: str
+    round: RoundSummary
+    detail: str
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ..., event: _Optional[str] = ..., round: _Optional[_Union[RoundSummary, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class PauseRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class PauseRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ResumeRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+
+class ExtendRunRequest(_message.Message):
+    __slots__ = ("run_id", "rounds", "wall_time_s")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    rounds: int
+    wall_time_s: float
+    def __init__(self, run_id: _Optional[str] = ..., rounds: _Optional[int] = ..., wall_time_s: _Optional[float] = ...) -> None: ...
+
+class ExtendRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+
+class StopRunRequest(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StopRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunStatus
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+
+class ClientStatus(_message.Message):
+    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    state: ClientState
+    banned: bool
+    draining: bool
+    availability: _coordinator_pb2.Availability
+    labels: _containers.ScalarMap[str, str]
+    device: _coordinator_pb2.Device
+    tasks: _containers.RepeatedCompositeFieldContainer[_coordinator_pb2.TaskOffer]
+    software: str
+    last_seen: _timestamp_pb2.Timestamp
+    run_id: str
+    updates_counted: int
+    updates_refused: int
+    note: str
+    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class ListClientsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListClientsResponse(_message.Message):
+    __slots__ = ("clients",)
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[ClientStatus]
+    def __init__(self, clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ...) -> None: ...
+
+class BanClientRequest(_message.Message):
+    __slots__ = ("client_id", "reason")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    reason: str
+    def __init__(self, client_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BanClientResponse(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: ClientStatus
+    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ...) -> None: ...
+
+class UnbanClientRequest(_message.Message):
+    __slots__ = ("client_id",)
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+
+class UnbanClientResponse(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: ClientStatus
+    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ...) -> None: ...
+
+class ForgetClientRequest(_message.Message):
+    __slots__ = ("client_id",)
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+
+class ForgetClientResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainClientRequest(_message.Message):
+    __slots__ = ("client_id", "reason", "undo")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    reason: str
+    undo: bool
+    def __init__(self, client_id: _Optional[str] = ..., reason: _Optional[str] = ..., undo: _Optional[bool] = ...) -> None: ...
+
+class DrainClientResponse(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: ClientStatus
+    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ...) -> None: ...
+
+class ExportModelRequest(_message.Message):
+    __slots__ = ("run_id", "round")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round: str
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[str] = ...) -> None: ...
+
+class ExportHeader(_message.Message):
+    __slots__ = ("round", "size_bytes", "digest")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    round: RoundSummary
+    size_bytes: int
+    digest: _tensor_pb2.Digest
+    def __init__(self, round: _Optional[_Union[RoundSummary, _Mapping]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ...) -> None: ...
+
+class ExportModelResponse(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: ExportHeader
+    chunk: _tensor_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[ExportHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class HistoryEntry(_message.Message):
+    __slots__ = ("time", "actor", "event", "subject", "detail")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    actor: str
+    event: str
+    subject: str
+    detail: str
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., event: _Optional[str] = ..., subject: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ListHistoryRequest(_message.Message):
+    __slots__ = ("subject", "limit")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    limit: int
+    def __init__(self, subject: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListHistoryResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
