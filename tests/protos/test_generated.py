@@ -24,7 +24,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[FileDescriptorProto]
     """Our .proto files as descriptors, comments included."""
     out = tmp_path_factory.mktemp("descriptors") / "set.binpb"
     names = [str(path.relative_to(ROOT)) for path in PROTOS]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", "--include_source_info", f"--descriptor_set_out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        "-I",
+        ".",
+        "--include_source_info",
+        f"--descriptor_set_out={out}",
+    ]
     subprocess.run([*command, *names], cwd=ROOT, check=True)
     return list(FileDescriptorSet.FromString(out.read_bytes()).file)
 
