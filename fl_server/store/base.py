@@ -175,9 +175,7 @@ class Store(Protocol):
         """
         ...
 
-    def update_of(
-        self, run_id: str, round: int, exchange: int, client_id: str
-    ) -> UpdateRecord | None:
+    def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
         """The ledger's line, if there is one."""
         ...
 
@@ -185,25 +183,15 @@ class Store(Protocol):
         """The ledger's lines of an exchange, in the order of client id bytes."""
         ...
 
-    def drop_update(
-        self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord
-    ) -> None:
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Take back the line of an update whose file is torn or gone, so that it can be sent again."""
         ...
 
-    def fix_accepted(
-        self,
-        run_id: str,
-        round: int,
-        exchange: int,
-        accepted: Sequence[tuple[str, bytes]],
-    ) -> None:
+    def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
         """Write down, once and for all, which (client, digest) make the exchange. A second, different list is a StoreError."""
         ...
 
-    def accepted(
-        self, run_id: str, round: int, exchange: int
-    ) -> list[tuple[str, bytes]] | None:
+    def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
         """The list as it was fixed; None before that."""
         ...
 
@@ -215,9 +203,7 @@ class Store(Protocol):
         """
         ...
 
-    def set_metrics(
-        self, run_id: str, round: int, metrics: Mapping[str, float]
-    ) -> None:
+    def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
         """Add the evaluation of a committed round."""
         ...
 
@@ -226,9 +212,7 @@ class Store(Protocol):
         ...
 
     # clients
-    def put_client(
-        self, client: ClientRecord, why: HistoryRecord | None = None
-    ) -> None:
+    def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
         """Add or replace a client, except its counters, which only updates and commits move."""
         ...
 
