@@ -83,7 +83,6 @@ def test_an_edited_file_is_refused(saved):
         ([[0, -1], [2]], "names examples -1 to 2"),
         ([[0, 1], [1]], "to more than one client"),
         ([[0]], "has 1 parts for 2 clients"),
-        ([[], []], "no examples"),
     ],
 )
 def test_a_wrong_partition_is_refused_though_its_digest_fits(tmp_path, parts, message):
