@@ -173,7 +173,7 @@ def test_the_fingerprint_is_that_of_another_process():
     assert str(fingerprint(load_task("digits"))) == run.stdout.strip()
 
 
-@pytest.mark.parametrize("kind", [SimpleNamespace, type("Typed", (), {"__module__": "__main__"})])
+@pytest.mark.parametrize("kind", [SimpleNamespace, type("Typed", (), {"__module__": "typed_by_hand"})])
 def test_a_task_without_source_has_no_fingerprint(kind):
     """A class that no file of the author defines cannot be compared between machines."""
     task = kind()

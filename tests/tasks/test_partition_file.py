@@ -49,7 +49,7 @@ def test_a_partition_of_other_data_is_refused(saved):
     [
         ("{", "not whole JSON"),
         ("[]", "got 'list'"),
-        ("{}", "of format \"impetus-partition-1\" in .*, got None"),
+        ("{}", 'of format "impetus-partition-1" in .*, got None'),
         ('{"format": "impetus-partition-1"}', "changed or cut"),
     ],
 )

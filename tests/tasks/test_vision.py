@@ -82,7 +82,9 @@ def test_wrong_options_are_refused_at_once(name, options, message):
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path, name, folder, file):
     """Without data the message has the folder, the files and both ways to them."""
     task = load_task(name, {"data_root": str(tmp_path)})
-    with pytest.raises(TaskError, match=f"{file}.* in {tmp_path}/{folder}, which is missing.*data_root.*download = true"):
+    with pytest.raises(
+        TaskError, match=f"{file}.* in {tmp_path}/{folder}, which is missing.*data_root.*download = true"
+    ):
         task.train_data(Shard())
 
 
