@@ -62,7 +62,7 @@ def fingerprint(task: Task) -> tuple[str, str]:
         text = None
     if text is None:
         raise TaskError(
-            f"the task's class {kind.__qualname__} of module {kind.__module__} has no source here; define the class in a"
+            f"the task's class {kind.__qualname__} of module {kind.__module__} has no source here; define it in a"
             " file of your own: devices and server compare the text of its module"
         )
     return task.version, "sha256:" + hashlib.sha256(text.encode()).hexdigest()

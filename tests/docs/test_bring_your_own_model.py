@@ -1,5 +1,6 @@
 """The page on bringing a model: its example is run as a reader would run it."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import Examples, PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
+from tasks import PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
 from tasks.batches import batches, seed_everything
 from tasks.evaluation import evaluate
 
@@ -22,9 +23,10 @@ def folder(tmp_path, monkeypatch):
     """The current directory, with the example saved as my_task.py."""
     (tmp_path / "my_task.py").write_text(EXAMPLE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield tmp_path
-    sys.modules.pop("my_task", None)
+    for name in ("my_task", "call", "own"):
+        sys.modules.pop(name, None)
 
 
 def train(task, model, shard, steps=20):
@@ -58,7 +60,7 @@ def test_the_example_learns_on_dealt_data(folder):
 def test_the_examples_parts_are_disjoint(folder):
     """142 samples are trained on, 36 others held out, and a device keeps none for itself."""
     task = load_task("my_task:Wine")
-    assert (142, 36) == (len(task.train_data(Shard())), len(task.eval_data()))
+    assert (len(task.train_data(Shard())), len(task.eval_data())) == (142, 36)
     assert len(task.eval_data(Shard(torch.tensor([0])))) == 0
 
 
@@ -71,18 +73,18 @@ def test_the_example_has_a_fingerprint(folder):
 
 def test_the_call_of_the_page_works(folder):
     """The block that checks a task runs as it stands."""
-    exec(compile(next(block for block in BLOCKS if "load_task(" in block), "page", "exec"), {})
+    (folder / "call.py").write_text(next(block for block in BLOCKS if "load_task(" in block))
+    importlib.import_module("call")
 
 
-def test_a_shard_can_be_a_folder(tmp_path):
+def test_a_shard_can_be_a_folder(folder):
     """The method of the page reads inputs.npy and targets.npy from the device's folder."""
-    np.save(tmp_path / "inputs.npy", np.ones((3, 13), dtype=np.float32))
-    np.save(tmp_path / "targets.npy", np.arange(3))
-    names = {"np": np, "torch": torch, "Shard": Shard, "Examples": Examples}
-    block = next(block for block in BLOCKS if "shard.folder" in block)
-    exec("class Own:\n" + block, names)
-    examples = names["Own"]().train_data(Shard(folder=tmp_path))
-    assert ((3, 13), [0, 1, 2]) == (examples.inputs.shape, examples.targets.tolist())
+    np.save(folder / "inputs.npy", np.ones((3, 13), dtype=np.float32))
+    np.save(folder / "targets.npy", np.arange(3))
+    imports = "import numpy as np\nimport torch\nfrom tasks import Examples, Shard\n"
+    (folder / "own.py").write_text(f"{imports}class Own:\n{next(block for block in BLOCKS if 'shard.folder' in block)}")
+    examples = importlib.import_module("own").Own().train_data(Shard(folder=folder))
+    assert (examples.inputs.shape, examples.targets.tolist()) == ((3, 13), [0, 1, 2])
 
 
 def test_the_page_shows_how_to_run_it():

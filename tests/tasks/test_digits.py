@@ -19,8 +19,8 @@ def digits():
 def test_every_scan_is_trained_on_or_held_out(digits):
     """1,437 and 360 scans, [1, 8, 8] in [0, 1], no scan in both: all 1,797 are different."""
     train, held_out = digits.train_data(Shard()), digits.eval_data()
-    assert ((1437, 1, 8, 8), (360, 1, 8, 8)) == (train.inputs.shape, held_out.inputs.shape)
-    assert (0.0, 1.0) == (train.inputs.min().item(), train.inputs.max().item())
+    assert (train.inputs.shape, held_out.inputs.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    assert (train.inputs.min().item(), train.inputs.max().item()) == (0.0, 1.0)
     assert len({scan.numpy().tobytes() for scan in [*train.inputs, *held_out.inputs]}) == 1797
 
 
@@ -46,7 +46,7 @@ def test_clients_may_keep_a_part_for_evaluation():
     task = load_task("digits", {"client_eval_fraction": 0.25})
     shard = Shard(torch.arange(100, 200))
     train, evaluation = task.train_data(shard), task.eval_data(shard)
-    assert (75, 25) == (len(train), len(evaluation))
+    assert (len(train), len(evaluation)) == (75, 25)
     assert sorted([*train.targets, *evaluation.targets]) == sorted(training_labels(task)[100:200])
 
 
@@ -66,7 +66,8 @@ def test_the_model_learns(digits):
         digits.loss(model(inputs), targets).backward()
         optimizer.step()
     after = evaluate(digits, model, digits.eval_data())
-    assert before["accuracy"] < 0.3 < 0.8 < after["accuracy"]
+    assert before["accuracy"] < 0.3
+    assert after["accuracy"] > 0.8
     assert after["loss"] < before["loss"]
 
 

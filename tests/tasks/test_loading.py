@@ -59,7 +59,7 @@ def module(tmp_path, monkeypatch):
 def test_a_class_or_a_factory_is_called_with_the_options(module, attribute):
     """Options are keyword arguments; the module lies in the current directory."""
     task = load_task(f"{module()}:{attribute}", {"width": 4})
-    assert (4, "7") == (task.width, task.version)
+    assert (task.width, task.version) == (4, "7")
 
 
 def test_a_finished_task_is_taken_as_it_is(module):
@@ -114,7 +114,7 @@ def test_a_missing_attribute_lists_the_classes(module):
 
 def test_an_option_that_is_not_taken_lists_those_that_are(module):
     """The name given and the names accepted are in the message, the task is not made."""
-    with pytest.raises(TaskError, match="options depth: .*; it accepts width, fail"):
+    with pytest.raises(TaskError, match=r"options depth: .*; it accepts width, fail"):
         load_task(f"{module()}:Plain", {"depth": 4})
 
 

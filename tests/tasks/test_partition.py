@@ -81,7 +81,7 @@ def test_dirichlet_has_the_spread_of_its_alpha():
 def test_a_client_whose_classes_are_used_up_is_still_filled():
     """Alpha = 1e-8 puts each client on one class: ten clients on three classes can only fill from what remains."""
     parts = make_partition(PartitionSpec("dirichlet", 10, 3, 1e-8), torch.arange(90) % 3)
-    assert [9] * 10 == [len(part) for part in parts]
+    assert [len(part) for part in parts] == [9] * 10
 
 
 def test_shards_have_two_classes_where_they_divide(labels):
@@ -124,4 +124,4 @@ def test_labels_come_from_the_whole_training_set(tiny):
     """A task's own train_labels goes first; without it they are the targets of all training data."""
     assert torch.equal(tiny.examples.targets, training_labels(tiny))
     tiny.train_labels = lambda: torch.tensor([7])
-    assert [7] == training_labels(tiny).tolist()
+    assert training_labels(tiny).tolist() == [7]

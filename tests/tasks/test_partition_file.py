@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tasks import Partition, PartitionSpec, TaskError, load_partition, make_partition, save_partition
+from tasks.partition_file import _digest
 
 
 @pytest.fixture
@@ -95,11 +96,9 @@ def test_a_wrong_partition_is_refused_though_its_digest_fits(tmp_path, parts, me
 
 def test_a_partition_by_an_unknown_method_is_refused(saved):
     """A file of a later release says which part of it is not understood."""
-    from tasks.partition_file import _digest
-
     data = json.loads(saved.read_text())
     data["spec"]["method"] = "natural"
     data["digest"] = _digest({key: data[key] for key in ("spec", "num_examples", "parts")})
     saved.write_text(json.dumps(data))
-    with pytest.raises(TaskError, match='cannot be used: expected the partition method .* got "natural"'):
+    with pytest.raises(TaskError, match=r'cannot be used: expected the partition method .* got "natural"'):
         load_partition(saved, 1000)

@@ -20,7 +20,7 @@ def test_torchvision_is_imported():
 def test_declaring_twice_changes_nothing():
     """After an import every operator of the table is declared, whoever did it."""
     import_torchvision()
-    assert [] == declare_missing_operators()
+    assert declare_missing_operators() == []
     assert all(hasattr(torch.ops.torchvision, name.split("::")[1]) for name in SCHEMAS)
 
 

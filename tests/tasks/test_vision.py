@@ -18,12 +18,12 @@ def test_fashion_mnist_as_it_is(data_root):
     """60,000 labels, 6,000 of each class, and the official test set in the shape and spread that models expect."""
     task = load_task("fashion-mnist", {"data_root": data_root})
     test = task.eval_data()
-    assert [6000] * 10 == training_labels(task).bincount().tolist()
-    assert [1000] * 10 == test.targets.bincount().tolist()
-    assert (10_000, 1, 28, 28) == test.inputs.shape
+    assert training_labels(task).bincount().tolist() == [6000] * 10
+    assert test.targets.bincount().tolist() == [1000] * 10
+    assert test.inputs.shape == (10_000, 1, 28, 28)
     assert test.inputs.mean().item() == pytest.approx(0, abs=0.01)
     assert test.inputs.std().item() == pytest.approx(1, abs=0.01)
-    assert (2, 10) == task.model()(test.inputs[:2]).shape
+    assert task.model()(test.inputs[:2]).shape == (2, 10)
 
 
 def test_cifar10_holds_out_batch_5_without_the_official_test(data_root):
@@ -34,14 +34,14 @@ def test_cifar10_holds_out_batch_5_without_the_official_test(data_root):
     assert "NOT the official test set" in task.held_out
     assert len(training_labels(task)) == 40_000
     held_out = task.eval_data().targets.bincount()
-    assert (10_000, 952, 1025) == (int(held_out.sum()), int(held_out.min()), int(held_out.max()))
+    assert (int(held_out.sum()), int(held_out.min()), int(held_out.max())) == (10_000, 952, 1025)
 
 
 def test_cifar10_images_are_normalised_channel_by_channel(data_root):
     """A shard of 100 images: bytes [n, 3, 32, 32] minus mean, over deviation; augmented in training only."""
     task = load_task("cifar10", {"data_root": data_root, "client_eval_fraction": 0.1})
     train, evaluation = task.train_data(SHARD), task.eval_data(SHARD)
-    assert ((90, 3, 32, 32), (10, 3, 32, 32)) == (train.inputs.shape, evaluation.inputs.shape)
+    assert (train.inputs.shape, evaluation.inputs.shape) == ((90, 3, 32, 32), (10, 3, 32, 32))
     raw, _ = task._read(train=True)
     expected = (raw[0, 2].double() / 255 - 0.447) / 0.262
     torch.testing.assert_close(evaluation.inputs[0, 2].double(), expected, atol=1e-6, rtol=1e-6)
@@ -104,11 +104,11 @@ def test_the_official_test_set_goes_first(tmp_path, monkeypatch):
     write_cifar(folder, monkeypatch)
     task = load_task("cifar10", {"data_root": str(tmp_path)})
     assert task.held_out == "the official test set, 10,000 images"
-    assert [1, 2, 3, 4, 5] == training_labels(task).tolist()
-    assert [6] == task.eval_data().targets.tolist()
+    assert training_labels(task).tolist() == [1, 2, 3, 4, 5]
+    assert task.eval_data().targets.tolist() == [6]
     (folder / "test_batch").unlink()
-    assert [1, 2, 3, 4] == training_labels(task).tolist()
-    assert [5] == task.eval_data().targets.tolist()
+    assert training_labels(task).tolist() == [1, 2, 3, 4]
+    assert task.eval_data().targets.tolist() == [5]
 
 
 def write_cifar(folder, monkeypatch):
