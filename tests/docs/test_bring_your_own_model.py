@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,12 @@ def test_a_shard_can_be_a_folder(folder):
     (folder / "own.py").write_text(f"{imports}class Own:\n{next(block for block in BLOCKS if 'shard.folder' in block)}")
     examples = importlib.import_module("own").Own().train_data(Shard(folder=folder))
     assert (examples.inputs.shape, examples.targets.tolist()) == ((3, 13), [0, 1, 2])
+
+
+def test_the_configuration_of_the_page_loads(folder):
+    """The [task] table is TOML, and its name and options make the task."""
+    table = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1])["task"]
+    assert load_task(table["name"], table["options"]).hidden == 32
 
 
 def test_the_page_shows_how_to_run_it():
