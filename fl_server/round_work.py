@@ -232,7 +232,7 @@ async def _evaluate(run: Run, snapshot: Snapshot) -> None:
     log.info("round_evaluated", run=run.id, round=snapshot.round, **{key: round(v, 5) for key, v in metrics.items()})
     run.watchers.tell(Progress("evaluated", commit=record))
     stop = run.config.stop
-    since = [entry for entry in run.log.evaluations if entry[0] >= run.extended_at]
+    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
     reason = stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
     if reason is not None:
         run.post(ev.EndRequested("completed", reason))

@@ -58,8 +58,6 @@ class Run:
         self.attempt_ends = 0.0
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
-        self.extended_at = 0
-        """Committed rounds when it was last extended: stop rules look at later evaluations only."""
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
