@@ -78,6 +78,8 @@ class Coordinator:
         record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
         try:
             run = await self._make(record, config)
+            # What a crash in this place may have left behind under the id.
+            await self._parts.in_compute(self._parts.checkpoints.remove_run, run_id)
             await run.model.load()
         except TaskError as error:
             raise InvalidInput("task", "a task that this server can load", str(error)) from error
