@@ -23,14 +23,7 @@ from sqlalchemy.pool import QueuePool
 from fl_server.store.base import StoreError, StoreFull
 from fl_server.store.files import disk_errors, fsync_path
 
-_SQLITE_FULL = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_CANTOPEN,
-    }
-)
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
 _SQLITE_FULL_EXTENDED = frozenset({sqlite3.SQLITE_IOERR_WRITE})
 _SQLSTATE_FULL = frozenset({"53100", "25006", "42501"})
 """disk_full, read_only_sql_transaction, insufficient_privilege."""
@@ -46,11 +39,7 @@ def sqlite_engine(path: Path | str) -> Engine:
     database.
     """
     engine = create_engine(
-        f"sqlite:///{path}",
-        poolclass=QueuePool,
-        pool_size=1,
-        max_overflow=0,
-        connect_args={"check_same_thread": False},
+        f"sqlite:///{path}", poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args={"check_same_thread": False}
     )
 
     @event.listens_for(engine, "connect")
@@ -61,9 +50,7 @@ def sqlite_engine(path: Path | str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        level = (
-            "FULL" if connection.get_execution_options().get("fsynced") else "NORMAL"
-        )
+        level = "FULL" if connection.get_execution_options().get("fsynced") else "NORMAL"
         connection.exec_driver_sql(f"PRAGMA synchronous={level}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -131,9 +118,7 @@ def database_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        raise StoreError(
-            f"could not {doing}: it is there already, or its run is unknown ({error.orig})"
-        ) from error
+        raise StoreError(f"could not {doing}: it is there already, or its run is unknown ({error.orig})") from error
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull(
