@@ -92,8 +92,8 @@ def lock_directory(path: Path | str) -> DirectoryLock:
         ) from error
     except OSError as error:
         raise StateDirectoryError(
-            f"cannot write in the state directory {folder} ({error.strerror}): make room or give this user the right to "
-            "write there, or name another one"
+            f"cannot write in the state directory {folder} ({error.strerror}): make room or give this user the right "
+            "to write there, or name another one"
         ) from error
     return lock
 

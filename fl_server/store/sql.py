@@ -44,10 +44,11 @@ class SqlStore:
     def __init__(self, url_or_engine: str | Engine, durability: Durability = "process") -> None:
         with database_errors("open the ledger"):
             self._engine = engine_for(url_or_engine)
-            self._fsynced = self._engine.execution_options(fsynced=True)
+        self._reads = self._engine.execution_options(reads=True)
+        self._fsynced = self._engine.execution_options(fsynced=True)
         self._writes = self._fsynced if durability == "power" else self._engine
         try:
-            with self._transaction("open the ledger", fsynced=True) as db:
+            with database_errors("open the ledger"), self._fsynced.begin() as db:
                 migrate(db)
                 self._coordinator_id = _identity(db)
         except StoreError:
@@ -70,7 +71,7 @@ class SqlStore:
             yield db
 
     def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:
-        with self._transaction(f"read {doing}") as db:
+        with database_errors(f"read {doing}"), self._reads.begin() as db:
             return list(db.execute(query).mappings())
 
     # runs
@@ -132,7 +133,7 @@ class SqlStore:
         query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange)
         return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
 
-    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:  # noqa: PLR0913, PLR0917
         """Take back the line of an update whose file is torn or gone, so that it can be sent again.
 
         Where there is no such line nothing is done, and nothing is explained.
