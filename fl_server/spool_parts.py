@@ -49,9 +49,7 @@ class PartRules:
 class PartFile:
     """One update on its way to the disk, for one writer at a time; made by `Spool.open_part`. Blocking, thread-safe."""
 
-    def __init__(
-        self, paths: PartPaths, digest: bytes, size: int, rules: PartRules
-    ) -> None:
+    def __init__(self, paths: PartPaths, digest: bytes, size: int, rules: PartRules) -> None:
         self.digest = digest
         self.size_bytes = size
         self._paths, self._rules = paths, rules
@@ -80,19 +78,15 @@ class PartFile:
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write a chunk where it belongs. Bytes that are kept already are passed over.
 
-        Raises ValueError for a chunk that leaves a gap or goes over the size, StoreFull when there is no room; what was kept
-        stays kept.
+        Raises ValueError for a chunk that leaves a gap or goes over the size, StoreFull when there is no room; what was
+        kept stays kept.
         """
         with self._lock:
             file = self._opened()
             if offset < 0 or offset > self._kept:
-                raise ValueError(
-                    f"a chunk at offset {offset} leaves a gap: go on at {self._kept}"
-                )
+                raise ValueError(f"a chunk at offset {offset} leaves a gap: go on at {self._kept}")
             if offset + len(data) > self.size_bytes:
-                raise ValueError(
-                    f"a chunk ends at {offset + len(data)}, over the update's {self.size_bytes} bytes"
-                )
+                raise ValueError(f"a chunk ends at {offset + len(data)}, over the update's {self.size_bytes} bytes")
             fresh = memoryview(data)[self._kept - offset :]
             with disk_errors(f"write into {self._paths.part}"):
                 for start in range(0, len(fresh), _PIECE):
@@ -101,9 +95,7 @@ class PartFile:
     def read(self, offset: int, size: int) -> bytes:
         """Kept bytes, to take the digest of a resumed upload: fewer than `size` at the end of what is kept."""
         with self._lock, disk_errors(f"read {self._paths.part}"):
-            return os.pread(
-                self._opened(), max(0, min(size, self._kept - offset)), offset
-            )
+            return os.pread(self._opened(), max(0, min(size, self._kept - offset)), offset)
 
     def seal(self) -> Path:
         """Give the whole update its final name, close it, and return its path.
@@ -138,24 +130,17 @@ class PartFile:
                 self._paths.remove_part()
 
     def close(self) -> None:
-        """Stop for now: what is kept stays for the next `open_part` with the same digest. A second call does nothing."""
+        """Stop for now: what is kept waits for the next `open_part` with this digest. A second call does nothing."""
         with self._lock:
             self._close()
 
     def _open(self) -> None:
         paths = self._paths
         with disk_errors(f"open {paths.part}"):
-            if (
-                _size_of(paths.final) == self.size_bytes
-            ):  # sealed, but the process ended before anybody knew
-                self._file, self._kept = (
-                    os.open(paths.final, os.O_RDWR),
-                    self.size_bytes,
-                )
+            if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before anybody knew
+                self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
                 return
-            self._kept, noted = kept_prefix(
-                paths, self.digest, self.size_bytes, self._rules.checksum
-            )
+            self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes, self._rules.checksum)
             try:
                 self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
                 self._prepare(self._file, noted)
@@ -182,17 +167,13 @@ class PartFile:
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            _write_all(
-                self._notes, _NOTE.pack(end, self._rules.checksum(piece)), self._at
-            )
+            _write_all(self._notes, _NOTE.pack(end, self._rules.checksum(piece)), self._at)
             self._at += _NOTE.size
         self._kept = end
 
     def _opened(self) -> int:
         if self._file is None:
-            raise StoreError(
-                f"the upload {self._paths.part.name} is closed: open it again to go on"
-            )
+            raise StoreError(f"the upload {self._paths.part.name} is closed: open it again to go on")
         return self._file
 
     def _close(self) -> None:
@@ -202,10 +183,8 @@ class PartFile:
         self._file = self._notes = None
 
 
-def kept_prefix(
-    paths: PartPaths, digest: bytes, size: int, checksum: Checksum
-) -> tuple[int, int]:
-    """Bytes of an unfinished upload whose noted checksums hold, and how many notes that is; (0, 0) for another update."""
+def kept_prefix(paths: PartPaths, digest: bytes, size: int, checksum: Checksum) -> tuple[int, int]:
+    """Bytes of an unfinished upload whose noted checksums hold, and how many notes that is; 0, 0 for another update."""
     header = _header(digest, size)
     try:
         notes = paths.notes.read_bytes()
@@ -216,12 +195,8 @@ def kept_prefix(
         kept = count = 0
         if notes.startswith(header):
             body = notes[len(header) :]
-            for end, expected in _NOTE.iter_unpack(
-                body[: len(body) // _NOTE.size * _NOTE.size]
-            ):
-                if not kept < end <= min(size, kept + _PIECE) or not _holds(
-                    file, (kept, end), expected, checksum
-                ):
+            for end, expected in _NOTE.iter_unpack(body[: len(body) // _NOTE.size * _NOTE.size]):
+                if not kept < end <= min(size, kept + _PIECE) or not _holds(file, (kept, end), expected, checksum):
                     break
                 kept, count = end, count + 1
         return kept, count

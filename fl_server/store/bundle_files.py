@@ -35,11 +35,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     with _save_errors(path):
         save_file(_separate(tensors), path, metadata={"format": "pt"})
     fsync_path(path)
-    return {
-        "digest": _digest(path),
-        "size_bytes": path.stat().st_size,
-        "tensors": list(tensors),
-    }
+    return {"digest": _digest(path), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
 
 
 def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -63,13 +59,8 @@ def write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
     try:
         content = json.loads(json.dumps({"format": FORMAT, **meta}))
     except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"a checkpoint's facts must be JSON values: {error}"
-        ) from error
-    write_durably(
-        folder / _META,
-        json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode(),
-    )
+        raise StoreError(f"a checkpoint's facts must be JSON values: {error}") from error
+    write_durably(folder / _META, json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode())
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -86,8 +77,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{_META} does not have the digest that it names")
     if meta.get("format") != FORMAT:
         raise StoreError(
-            f"{folder} has checkpoint format {meta.get('format')!r}; this program knows {FORMAT}: start the version that "
-            "wrote it"
+            f"{folder} has checkpoint format {meta.get('format')!r}; this program knows {FORMAT}: start the version "
+            "that wrote it"
         )
     return meta
 
@@ -102,9 +93,7 @@ def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     separate = {}
     for name, tensor in tensors.items():
         plain = tensor.detach().contiguous()
-        separate[name] = (
-            plain.clone() if plain.numel() and plain.data_ptr() in seen else plain
-        )
+        separate[name] = plain.clone() if plain.numel() and plain.data_ptr() in seen else plain
         seen.add(plain.data_ptr())
     return separate
 
@@ -125,6 +114,4 @@ def _save_errors(path: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         number = _ERRNO.search(str(error))
-        raise disk_error(
-            f"write {path}", int(number[1]) if number else None, error
-        ) from error
+        raise disk_error(f"write {path}", int(number[1]) if number else None, error) from error

@@ -20,21 +20,8 @@ import structlog
 import torch
 
 from fl_server.store.base import StoreError
-from fl_server.store.bundle_files import (
-    Damaged,
-    read_meta,
-    read_tensors,
-    write_meta,
-    write_tensors,
-)
-from fl_server.store.files import (
-    check_id,
-    disk_errors,
-    fsync_path,
-    make_folders,
-    remove_folder,
-    run_folder,
-)
+from fl_server.store.bundle_files import Damaged, read_meta, read_tensors, write_meta, write_tensors
+from fl_server.store.files import check_id, disk_errors, fsync_path, make_folders, remove_folder, run_folder
 
 log = structlog.get_logger(__name__)
 
@@ -82,14 +69,7 @@ class Checkpoints:
                 make_folders(target.parent, durable=True)
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
-                _write(
-                    temporary,
-                    Checkpoint(
-                        checkpoint.model,
-                        checkpoint.memory,
-                        {**checkpoint.facts, "round": round},
-                    ),
-                )
+                _write(temporary, Checkpoint(checkpoint.model, checkpoint.memory, {**checkpoint.facts, "round": round}))
                 fsync_path(temporary)
                 _put_in_place(temporary, target)
         finally:
@@ -101,15 +81,11 @@ class Checkpoints:
         folder = self._folder(run_id, round)
         if not folder.is_dir():
             known = ", ".join(map(str, self.rounds(run_id))) or "none"
-            raise StoreError(
-                f"run {run_id!r} has no checkpoint of round {round}; there are: {known}"
-            )
+            raise StoreError(f"run {run_id!r} has no checkpoint of round {round}; there are: {known}")
         try:
             return _read(folder)
         except Damaged as error:
-            raise StoreError(
-                f"the checkpoint {folder} is damaged: {error}; take another round"
-            ) from error
+            raise StoreError(f"the checkpoint {folder} is damaged: {error}; take another round") from error
 
     def latest(self, run_id: str) -> Checkpoint | None:
         """The newest valid checkpoint; None if there is none. Damaged ones on the way are put aside with a warning."""
@@ -119,13 +95,7 @@ class Checkpoints:
                 return _read(folder)
             except Damaged as error:
                 kept = folder.with_name(folder.name + ".damaged")
-                log.warning(
-                    "checkpoint_damaged",
-                    run=run_id,
-                    round=round,
-                    why=str(error),
-                    kept_as=str(kept),
-                )
+                log.warning("checkpoint_damaged", run=run_id, round=round, why=str(error), kept_as=str(kept))
                 remove_folder(kept, f"make room for {kept}")
                 with disk_errors(f"put the damaged checkpoint {folder} aside"):
                     folder.rename(kept)
@@ -134,14 +104,8 @@ class Checkpoints:
     def rounds(self, run_id: str) -> list[int]:
         """Rounds with a checkpoint, oldest first; INITIAL (-1) for the first model. Digests are not checked here."""
         root = run_folder(self._directory, run_id)
-        names = (
-            [_FOLDER.fullmatch(each.name) for each in root.iterdir()]
-            if root.is_dir()
-            else []
-        )
-        return sorted(
-            INITIAL if name[1] == "initial" else int(name[1]) for name in names if name
-        )
+        names = [_FOLDER.fullmatch(each.name) for each in root.iterdir()] if root.is_dir() else []
+        return sorted(INITIAL if name[1] == "initial" else int(name[1]) for name in names if name)
 
     def prune(self, run_id: str, keep: set[int]) -> None:
         """Remove the checkpoints of all rounds but these."""
@@ -149,32 +113,23 @@ class Checkpoints:
             folder = self._folder(run_id, round)
             with disk_errors(f"remove the checkpoint {folder}"):
                 going = folder.rename(folder.with_name(_TEMPORARY + folder.name))
-                shutil.rmtree(
-                    going
-                )  # under its own name a half of it would look like a damaged checkpoint
+                shutil.rmtree(going)  # under its own name a half of it would look like a damaged checkpoint
 
     def model_file(self, run_id: str, round: int) -> Path:
         """The model alone as a plain safetensors file with state_dict names. StoreError if there is none."""
         path = self._folder(run_id, round) / _MODEL
         if not path.is_file():
             known = ", ".join(map(str, self.rounds(run_id))) or "none"
-            raise StoreError(
-                f"run {run_id!r} has no model of round {round}; there are: {known}"
-            )
+            raise StoreError(f"run {run_id!r} has no model of round {round}; there are: {known}")
         return path
 
     def remove_run(self, run_id: str) -> None:
         """Remove all checkpoints of a run, damaged ones too."""
-        remove_folder(
-            run_folder(self._directory, run_id),
-            f"remove the checkpoints of run {run_id!r}",
-        )
+        remove_folder(run_folder(self._directory, run_id), f"remove the checkpoints of run {run_id!r}")
 
     def _folder(self, run_id: str, round: int) -> Path:
         if round < INITIAL:
-            raise StoreError(
-                f"a checkpoint's round is {INITIAL} (the first model) or more; got {round}"
-            )
+            raise StoreError(f"a checkpoint's round is {INITIAL} (the first model) or more; got {round}")
         name = "round-initial" if round == INITIAL else f"round-{round:06d}"
         return run_folder(self._directory, run_id) / name
 
@@ -215,22 +170,12 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     for symbol, tensors in checkpoint.memory.items():
         name = _memory_file(symbol)
         files[name] = write_tensors(folder / name, tensors)
-    write_meta(
-        folder,
-        {
-            "memory": list(checkpoint.memory),
-            "files": files,
-            "facts": dict(checkpoint.facts),
-        },
-    )
+    write_meta(folder, {"memory": list(checkpoint.memory), "files": files, "facts": dict(checkpoint.facts)})
 
 
 def _read(folder: Path) -> Checkpoint:
     meta = read_meta(folder)
     model = read_tensors(folder / _MODEL, meta["files"][_MODEL])
     names = {symbol: _memory_file(symbol) for symbol in meta["memory"]}
-    memory = {
-        symbol: read_tensors(folder / name, meta["files"][name])
-        for symbol, name in names.items()
-    }
+    memory = {symbol: read_tensors(folder / name, meta["files"][name]) for symbol, name in names.items()}
     return Checkpoint(model, memory, meta["facts"])

@@ -23,14 +23,7 @@ from sqlalchemy.pool import QueuePool
 from fl_server.store.base import StoreError, StoreFull
 from fl_server.store.files import disk_errors, fsync_path
 
-_SQLITE_FULL = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_CANTOPEN,
-    }
-)
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
 _SQLITE_FULL_EXTENDED = frozenset({sqlite3.SQLITE_IOERR_WRITE})
 _SQLSTATE_FULL = frozenset({"53100", "25006", "42501"})
 """disk_full, read_only_sql_transaction, insufficient_privilege."""
@@ -42,15 +35,11 @@ def sqlite_engine(path: Path | str) -> Engine:
     WAL with synchronous=NORMAL writes each transaction into the log without an fsync: it survives SIGKILL of the
     process, and after a power cut the database is whole but may lack the last ones. A transaction with the execution
     option `fsynced` runs with synchronous=FULL: one fsync of the log, which carries all transactions before it,
-    without the cost of a checkpoint. The pool holds one connection, so threads take turns and ":memory:" stays one
-    database.
+    without the cost of a checkpoint. One with the option `reads` takes no right to write, which a read-only disk would
+    not give. The pool holds one connection, so threads take turns and ":memory:" stays one database.
     """
     engine = create_engine(
-        f"sqlite:///{path}",
-        poolclass=QueuePool,
-        pool_size=1,
-        max_overflow=0,
-        connect_args={"check_same_thread": False},
+        f"sqlite:///{path}", poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args={"check_same_thread": False}
     )
 
     @event.listens_for(engine, "connect")
@@ -61,11 +50,9 @@ def sqlite_engine(path: Path | str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        level = (
-            "FULL" if connection.get_execution_options().get("fsynced") else "NORMAL"
-        )
-        connection.exec_driver_sql(f"PRAGMA synchronous={level}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        options = connection.get_execution_options()
+        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('fsynced') else 'NORMAL'}")
+        connection.exec_driver_sql("BEGIN" if options.get("reads") else "BEGIN IMMEDIATE")
 
     return engine
 
@@ -131,9 +118,7 @@ def database_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        raise StoreError(
-            f"could not {doing}: it is there already, or its run is unknown ({error.orig})"
-        ) from error
+        raise StoreError(f"could not {doing}: it is there already, or its run is unknown ({error.orig})") from error
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull(

@@ -16,9 +16,7 @@ from fl_server.store.base import StoreError, StoreFull
 Durability = Literal["process", "power"]
 """What an acknowledged write survives: SIGKILL of the coordinator, or a power cut too."""
 
-FULL_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM},
-)
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 """No room, or no right to write: an operator can mend it, and the coordinator then goes on."""
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -27,9 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 def check_id(value: str, what: str) -> str:
     """The id itself, if it can be part of a file's name; StoreError otherwise. `what` names it in the error."""
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise StoreError(
-            f"{what} must be 1 to 64 of the characters A-Z a-z 0-9 . _ -; got {value!r}"
-        )
+        raise StoreError(f"{what} must be 1 to 64 of the characters A-Z a-z 0-9 . _ -; got {value!r}")
     return value
 
 
@@ -49,7 +45,7 @@ def disk_error(doing: str, number: int | None, cause: object) -> StoreError:
 
 @contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """Turn an OSError of the body into StoreFull or StoreError, keeping the cause. `doing` completes "could not ..."."""
+    """Turn an OSError of the body into StoreFull or StoreError, with its cause. `doing` completes "could not ..."."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One coordinator a state directory: a lock that goes with the process, and a marker that says whose directory it is."""
+"""One coordinator a state directory: a lock that goes with the process, and a marker that says whose it is."""
 
 from __future__ import annotations
 
@@ -54,12 +54,7 @@ class DirectoryLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
 
 
@@ -78,8 +73,8 @@ os.register_at_fork(after_in_child=_close_copies)
 def lock_directory(path: Path | str) -> DirectoryLock:
     """Make the state directory if it is missing, check that it is ours, lock it and mark it.
 
-    Raises DirectoryLocked if another process has it, StateDirectoryError if it cannot be written, is not a directory, or
-    holds something else.
+    Raises DirectoryLocked if another process has it, StateDirectoryError if it cannot be written, is not a directory,
+    or holds something else.
     """
     folder = Path(path).absolute()
     try:
@@ -97,8 +92,8 @@ def lock_directory(path: Path | str) -> DirectoryLock:
         ) from error
     except OSError as error:
         raise StateDirectoryError(
-            f"cannot write in the state directory {folder} ({error.strerror}): give this user the right to write there, "
-            "or name another one"
+            f"cannot write in the state directory {folder} ({error.strerror}): make room or give this user the right "
+            "to write there, or name another one"
         ) from error
     return lock
 
@@ -107,12 +102,10 @@ def _check_ours(folder: Path) -> None:
     """Raise unless the directory is new or a coordinator's, in a format that is known here. Changes nothing."""
     marker = folder / MARKER
     if not marker.exists():
-        if others := sorted(
-            each.name for each in folder.iterdir() if each.name not in _HARMLESS
-        ):
+        if others := sorted(each.name for each in folder.iterdir() if each.name not in _HARMLESS):
             raise StateDirectoryError(
-                f"{folder} is no coordinator's state directory: it holds {', '.join(others[:3])} and no {MARKER}; name an "
-                "empty or a new directory"
+                f"{folder} is no coordinator's state directory: it holds {', '.join(others[:3])} and no {MARKER}; name "
+                "an empty or a new directory"
             )
         return
     found = _read_json(marker)
@@ -123,8 +116,8 @@ def _check_ours(folder: Path) -> None:
         )
     if found.get("format") != _MARKER_CONTENT["format"]:
         raise StateDirectoryError(
-            f"{folder} has state format {found.get('format')!r}; this program knows {_MARKER_CONTENT['format']}: start the "
-            "version that wrote it, or name another directory"
+            f"{folder} has state format {found.get('format')!r}; this program knows {_MARKER_CONTENT['format']}: start "
+            "the version that wrote it, or name another directory"
         )
 
 
@@ -144,8 +137,8 @@ def _lock(folder: Path) -> DirectoryLock:
         holder = _read_json(folder / LOCK)
         raise DirectoryLocked(
             f"another coordinator runs on {folder}: process {holder.get('pid', 'unknown')} on host "
-            f"{holder.get('host', 'unknown')}, since {holder.get('since', 'unknown')}; stop it first, or give this one a "
-            "state directory of its own"
+            f"{holder.get('host', 'unknown')}, since {holder.get('since', 'unknown')}; stop it first, or give this one "
+            "a state directory of its own"
         ) from error
     except BaseException:
         os.close(descriptor)
@@ -156,7 +149,7 @@ def _lock(folder: Path) -> DirectoryLock:
 def _mark(folder: Path) -> None:
     if not (folder / MARKER).exists():
         write_durably(folder / _MARKER_PART, json.dumps(_MARKER_CONTENT).encode())
-        os.replace(folder / _MARKER_PART, folder / MARKER)
+        (folder / _MARKER_PART).replace(folder / MARKER)
         fsync_path(folder)
 
 

@@ -9,23 +9,9 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from fl_server.store.base import (
-    AttemptRecord,
-    ClientRecord,
-    CommitRecord,
-    HistoryRecord,
-    RunRecord,
-    UpdateRecord,
-)
+from fl_server.store.base import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord, UpdateRecord
 
-Record = (
-    RunRecord
-    | AttemptRecord
-    | UpdateRecord
-    | CommitRecord
-    | ClientRecord
-    | HistoryRecord
-)
+Record = RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientRecord | HistoryRecord
 Row = RowMapping
 
 
@@ -54,9 +40,7 @@ def attempt(row: Row) -> AttemptRecord:
 
 def update(row: Row) -> UpdateRecord:
     """Row of `updates` -> record. A norm that was NaN is NULL in the table; so is a loss, which is then None."""
-    return UpdateRecord(
-        **{**row, "norm": math.nan if row["norm"] is None else row["norm"]}
-    )
+    return UpdateRecord(**{**row, "norm": math.nan if row["norm"] is None else row["norm"]})
 
 
 def commit(row: Row) -> CommitRecord:

@@ -1,4 +1,4 @@
-"""The ledger's tables. Column names are the field names of the records in `base`: rows and records turn into each other.
+"""The ledger's tables. Column names are field names of the records in `base`: rows and records turn into each other.
 
 A change here needs a new file in `migrations/versions`; a test compares the two.
 """
@@ -33,17 +33,19 @@ BigId = BigInteger().with_variant(Integer, "sqlite")
 
 
 class JsonText(TypeDecorator[Any]):
-    """JSON kept as text: unlike a database's own JSON type it keeps key order, and the NaN of a diverged run's metrics."""
+    """JSON as text: unlike a database's own JSON type it keeps key order, and the NaN of a diverged run's metrics."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str:
         """Python value -> text."""
+        del dialect
         return json.dumps(value, separators=(",", ":"))
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         """Text -> Python value."""
+        del dialect
         return None if value is None else json.loads(value)
 
 
@@ -55,6 +57,7 @@ class Measured(TypeDecorator[float]):
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
         """NaN -> NULL."""
+        del dialect
         return None if value is None or math.isnan(value) else value
 
 
@@ -63,18 +66,14 @@ def _run_id() -> Column[str]:
 
 
 def _number(name: str, *, primary: bool = False) -> Column[int]:
-    return Column(
-        name, Integer, primary_key=primary, autoincrement=False, nullable=False
-    )
+    return Column(name, Integer, primary_key=primary, autoincrement=False, nullable=False)
 
 
 def _text(name: str) -> Column[str]:
     return Column(name, Text, nullable=False)
 
 
-identity = Table(
-    "identity", metadata, Column("coordinator_id", String(64), primary_key=True)
-)
+identity = Table("identity", metadata, Column("coordinator_id", String(64), primary_key=True))
 
 runs = Table(
     "runs",
@@ -128,9 +127,7 @@ accepted = Table(
     _run_id(),
     _number("round", primary=True),
     _number("exchange", primary=True),
-    Column(
-        "entries", JsonText, nullable=False, comment="[[client id, digest in hex], ...]"
-    ),
+    Column("entries", JsonText, nullable=False, comment="[[client id, digest in hex], ...]"),
 )
 
 commits = Table(

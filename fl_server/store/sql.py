@@ -7,16 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    RowMapping,
-    Select,
-    Table,
-    delete,
-    insert,
-    select,
-)
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
@@ -50,15 +41,14 @@ class SqlStore:
     "power" every write is.
     """
 
-    def __init__(
-        self, url_or_engine: str | Engine, durability: Durability = "process"
-    ) -> None:
+    def __init__(self, url_or_engine: str | Engine, durability: Durability = "process") -> None:
         with database_errors("open the ledger"):
             self._engine = engine_for(url_or_engine)
-            self._fsynced = self._engine.execution_options(fsynced=True)
+        self._reads = self._engine.execution_options(reads=True)
+        self._fsynced = self._engine.execution_options(fsynced=True)
         self._writes = self._fsynced if durability == "power" else self._engine
         try:
-            with self._transaction("open the ledger", fsynced=True) as db:
+            with database_errors("open the ledger"), self._fsynced.begin() as db:
                 migrate(db)
                 self._coordinator_id = _identity(db)
         except StoreError:
@@ -75,18 +65,13 @@ class SqlStore:
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(
-        self, doing: str, *, fsynced: bool = False
-    ) -> Iterator[Connection]:
+    def _transaction(self, doing: str, *, fsynced: bool = False) -> Iterator[Connection]:
         """All or nothing; `doing` completes "could not ..." in errors."""
-        with (
-            database_errors(doing),
-            (self._fsynced if fsynced else self._writes).begin() as db,
-        ):
+        with database_errors(doing), (self._fsynced if fsynced else self._writes).begin() as db:
             yield db
 
     def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:
-        with self._transaction(f"read {doing}") as db:
+        with database_errors(f"read {doing}"), self._reads.begin() as db:
             return list(db.execute(query).mappings())
 
     # runs
@@ -94,9 +79,7 @@ class SqlStore:
         """Add a run. Raises StoreError if the id is taken."""
         with self._transaction(f"create run {run.run_id!r}") as db:
             if db.execute(_of(schema.runs, run_id=run.run_id)).first():
-                raise StoreError(
-                    f"there is a run {run.run_id!r} already; choose another id"
-                )
+                raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
             db.execute(insert(schema.runs).values(rows.to_row(run)))
             _explain(db, why)
 
@@ -104,14 +87,8 @@ class SqlStore:
         """Replace what is stored for run.run_id. Raises StoreError if there is no such run."""
         with self._transaction(f"update run {run.run_id!r}") as db:
             table = schema.runs
-            if not db.execute(
-                change(table)
-                .where(table.c.run_id == run.run_id)
-                .values(rows.to_row(run))
-            ).rowcount:
-                raise StoreError(
-                    f"there is no run {run.run_id!r} to update; create it first"
-                )
+            if not db.execute(change(table).where(table.c.run_id == run.run_id).values(rows.to_row(run))).rowcount:
+                raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
             _explain(db, why)
 
     def runs(self) -> list[RunRecord]:
@@ -129,9 +106,7 @@ class SqlStore:
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""
         table = schema.attempts
-        query = _of(table, run_id=run_id, round=round).order_by(
-            table.c.exchange, table.c.attempt
-        )
+        query = _of(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.attempt)
         return [rows.attempt(row) for row in self._read("attempts", query)]
 
     def record_update(self, update: UpdateRecord) -> UpdateRecord:
@@ -139,13 +114,8 @@ class SqlStore:
 
         Counts towards the client's updates_refused when it is not admitted.
         """
-        key = {
-            name: getattr(update, name)
-            for name in ("run_id", "round", "exchange", "client_id")
-        }
-        with self._transaction(
-            f"record the update of {update.client_id!r} in run {update.run_id!r}"
-        ) as db:
+        key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
+        with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
             if first := db.execute(_of(schema.updates, **key)).mappings().first():
                 return rows.update(first)
             db.execute(insert(schema.updates).values(rows.to_row(update)))
@@ -153,62 +123,34 @@ class SqlStore:
                 _count(db, [update.client_id], "updates_refused")
             return update
 
-    def update_of(
-        self, run_id: str, round: int, exchange: int, client_id: str
-    ) -> UpdateRecord | None:
+    def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
         """The ledger's line, if there is one."""
-        query = _of(
-            schema.updates,
-            run_id=run_id,
-            round=round,
-            exchange=exchange,
-            client_id=client_id,
-        )
+        query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange, client_id=client_id)
         return next((rows.update(row) for row in self._read("an update", query)), None)
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The ledger's lines of an exchange, in the order of client id bytes."""
         query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange)
-        return sorted(
-            map(rows.update, self._read("updates", query)),
-            key=lambda each: each.client_id.encode(),
-        )
+        return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
 
-    def drop_update(
-        self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord
-    ) -> None:
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:  # noqa: PLR0913, PLR0917
         """Take back the line of an update whose file is torn or gone, so that it can be sent again.
 
         Where there is no such line nothing is done, and nothing is explained.
         """
-        key = {
-            "run_id": run_id,
-            "round": round,
-            "exchange": exchange,
-            "client_id": client_id,
-        }
-        with self._transaction(
-            f"drop the update of {client_id!r} in run {run_id!r}"
-        ) as db:
+        key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
+        with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
             if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
                 _explain(db, why)
 
-    def fix_accepted(
-        self,
-        run_id: str,
-        round: int,
-        exchange: int,
-        accepted: Sequence[tuple[str, bytes]],
-    ) -> None:
+    def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
         """Write down, once and for all, which (client, digest) make the exchange.
 
         The same list again changes nothing; a different one is a StoreError.
         """
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}
-        with self._transaction(
-            f"fix the accepted list of run {run_id!r} round {round}"
-        ) as db:
+        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}") as db:
             fixed = db.execute(_of(schema.accepted, **key)).mappings().first()
             if fixed is None:
                 db.execute(insert(schema.accepted).values(**key, entries=entries))
@@ -218,22 +160,10 @@ class SqlStore:
                     f"{len(fixed['entries'])} updates; another list of {len(entries)} came, and the first one stands"
                 )
 
-    def accepted(
-        self, run_id: str, round: int, exchange: int
-    ) -> list[tuple[str, bytes]] | None:
+    def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
         """The list as it was fixed; None before that."""
-        found = self._read(
-            "an accepted list",
-            _of(schema.accepted, run_id=run_id, round=round, exchange=exchange),
-        )
-        return (
-            [
-                (client_id, bytes.fromhex(digest))
-                for client_id, digest in found[0]["entries"]
-            ]
-            if found
-            else None
-        )
+        found = self._read("an accepted list", _of(schema.accepted, run_id=run_id, round=round, exchange=exchange))
+        return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
 
     # commits
     def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
@@ -242,16 +172,8 @@ class SqlStore:
         Those of a round with several exchanges are the accepted of the last one. Entering the same round again with
         the same model digest changes nothing; with another it is a StoreError.
         """
-        with self._transaction(
-            f"commit run {commit.run_id!r} round {commit.round}", fsynced=True
-        ) as db:
-            entered = (
-                db.execute(
-                    _of(schema.commits, run_id=commit.run_id, round=commit.round)
-                )
-                .mappings()
-                .first()
-            )
+        with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
+            entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
             if entered is None:
                 db.execute(insert(schema.commits).values(rows.to_row(commit)))
                 _count(db, _clients_of(db, commit), "updates_counted")
@@ -262,22 +184,12 @@ class SqlStore:
                     f"{commit.model_digest} came, and the first one stands"
                 )
 
-    def set_metrics(
-        self, run_id: str, round: int, metrics: Mapping[str, float]
-    ) -> None:
+    def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
         """Add the evaluation of a committed round, in place of an earlier one. StoreError if it is not committed."""
-        with self._transaction(
-            f"set the metrics of run {run_id!r} round {round}"
-        ) as db:
-            query = (
-                change(schema.commits)
-                .filter_by(run_id=run_id, round=round)
-                .values(metrics=dict(metrics))
-            )
+        with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round).values(metrics=dict(metrics))
             if not db.execute(query).rowcount:
-                raise StoreError(
-                    f"run {run_id!r} has no committed round {round} to give metrics to"
-                )
+                raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
 
     def commits(self, run_id: str) -> list[CommitRecord]:
         """Committed rounds in order."""
@@ -285,32 +197,21 @@ class SqlStore:
         return [rows.commit(row) for row in self._read("commits", query)]
 
     # clients
-    def put_client(
-        self, client: ClientRecord, why: HistoryRecord | None = None
-    ) -> None:
+    def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
         """Add or replace a client, except its counters, which only updates and commits move."""
         row = rows.to_row(client)
         counters = {"updates_counted": 0, "updates_refused": 0}
         values = {name: value for name, value in row.items() if name not in counters}
         with self._transaction(f"write client {client.client_id!r} down") as db:
             table = schema.clients
-            if not db.execute(
-                change(table)
-                .where(table.c.client_id == client.client_id)
-                .values(values)
-            ).rowcount:
+            if not db.execute(change(table).where(table.c.client_id == client.client_id).values(values)).rowcount:
                 db.execute(insert(table).values({**values, **counters}))
             _explain(db, why)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client from the roster; False if there was none. History and ledger stay."""
         with self._transaction(f"forget client {client_id!r}") as db:
-            found = (
-                db.execute(
-                    delete(schema.clients).filter_by(client_id=client_id)
-                ).rowcount
-                > 0
-            )
+            found = db.execute(delete(schema.clients).filter_by(client_id=client_id)).rowcount > 0
             if found:
                 _explain(db, why)
             return found
@@ -357,19 +258,11 @@ def _count(db: Connection, client_ids: Sequence[str], counter: str) -> None:
     """Add 1 to a counter of clients; those that the roster has forgotten are passed over."""
     table = schema.clients
     for client_id in client_ids:
-        db.execute(
-            change(table)
-            .where(table.c.client_id == client_id)
-            .values({counter: table.c[counter] + 1})
-        )
+        db.execute(change(table).where(table.c.client_id == client_id).values({counter: table.c[counter] + 1}))
 
 
 def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
     """Whose updates a round counted: the accepted clients of its last exchange."""
     last = _of(schema.accepted, run_id=commit.run_id, round=commit.round)
-    found = (
-        db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1))
-        .mappings()
-        .first()
-    )
+    found = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
     return [client_id for client_id, _ in found["entries"]] if found else []

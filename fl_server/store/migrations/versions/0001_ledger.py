@@ -38,10 +38,7 @@ def _key(*names: str) -> list[Any]:
     """Whole-number columns of a primary key below a run, with that key."""
     return [
         sa.Column("run_id", sa.String(64), nullable=False),
-        *(
-            sa.Column(name, sa.Integer(), autoincrement=False, nullable=False)
-            for name in names
-        ),
+        *(sa.Column(name, sa.Integer(), autoincrement=False, nullable=False) for name in names),
         sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
     ]
 
@@ -71,9 +68,7 @@ def _coordinator() -> None:
     )
     op.create_table(
         "history",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
-        ),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         _column("time", sa.Double()),
         _column("actor", sa.Text()),
         _column("event", sa.Text()),
