@@ -44,7 +44,7 @@ def _address(value: str) -> str:
 
 
 def _client_id(value: str) -> str:
-    return check_id(value)
+    return check_id("device name", value)
 
 
 Address = Annotated[str, AfterValidator(_address)]

@@ -28,7 +28,7 @@ from fl_client.errors import (
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
 from protos.status import detail_of
-from protos.wire import client_channel_options
+from protos.wire import client_options
 
 CALL_SECONDS = 20.0
 """Patience with one short call; streams are watched over by keepalive instead."""
@@ -96,8 +96,7 @@ class GrpcTransport:
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
         self._address = address
-        # Without a pool of its own, a new channel would inherit the old one's waiting time.
-        options = [*client_channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+        options = list(client_options())
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from protos.codec import Buffer, digest_bytes, digest_of
+from protos.chunks import Buffer
+from protos.digests import digest_bytes, digest_of
 from protos.fl.v1 import training_pb2
 
 KEPT = 4

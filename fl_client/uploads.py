@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from fl_client.link import Backoff, Link, Session
 from fl_client.updates import Update
-from protos.codec import chunk_spans, encode_chunk
+from protos.chunks import chunk_spans, encode_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
