@@ -1,0 +1,234 @@
+"""What the coordinator remembers, and the one interface through which it does.
+
+A `Store` keeps the ledger: runs, attempts, admitted updates, accepted lists, commits, clients and history. Its methods are
+blocking and are called from one worker thread; each call is one transaction and is durable against SIGKILL when it returns.
+Tensor bytes are not here: updates lie in the spool and committed models in checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as it stands between rounds."""
+
+    run_id: str
+    spec: Mapping[str, Any]
+    """The whole configuration, as JSON values."""
+    state: str
+    """"waiting", "running", "paused", "completed", "stopped" or "failed"."""
+    reason: str
+    """Why it waits, ended or failed; may be empty."""
+    created_at: float
+    """Unix seconds."""
+    ended_at: float | None = None
+    elapsed_s: float = 0.0
+    """Wall time counted towards its limit, up to the last write."""
+    state_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One try at one exchange of a round: the cohort, written before anybody of it is told."""
+
+    run_id: str
+    round: int
+    exchange: int
+    attempt: int
+    cohort: tuple[str, ...]
+    """Clients newly drawn for this attempt, in the order of their id bytes."""
+    opened_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRecord:
+    """The ledger's line on one (run, round, exchange, client): the first word said on it, which stands."""
+
+    run_id: str
+    round: int
+    exchange: int
+    client_id: str
+    digest: bytes
+    """BLAKE3-256 of the update's bytes; empty when it was refused before they came."""
+    size_bytes: int
+    admitted: bool
+    reason: str = ""
+    """Name of the RefusalReason when not admitted."""
+    detail: str = ""
+    num_examples: int = 0
+    num_steps: int = 0
+    training_loss: float | None = None
+    norm: float = 0.0
+    """L2 norm of the trainable part of the delta as it came."""
+    clip_factor: float = 1.0
+    attempt: int = 0
+    received_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One committed round."""
+
+    run_id: str
+    round: int
+    committed_at: float
+    seconds: float
+    """From the draw of the first attempt to the commit."""
+    attempts: int
+    accepted: int
+    dropped: int
+    training_loss: float | None
+    bytes_down: int
+    bytes_up: int
+    model_digest: str
+    """"blake3:" and hex of the model bundle after this round."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the server's evaluation; empty until it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRecord:
+    """A client as the roster knows it: registered once, remembered until forgotten."""
+
+    client_id: str
+    registered_at: float
+    last_seen: float
+    instance_id: str = ""
+    software: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    """kind, name, memory_bytes."""
+    tasks: Sequence[Mapping[str, Any]] = ()
+    """name, version, source, train_examples, eval_examples."""
+    present: bool = False
+    """Whether it was attached or suspect when this was written: after a restart it is waited for."""
+    banned: bool = False
+    draining: bool = False
+    note: str = ""
+    updates_counted: int = 0
+    updates_refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """One state change: who, what, when, why."""
+
+    time: float
+    actor: str
+    """"coordinator", "admin:NAME" or "client:NAME"."""
+    event: str
+    subject: str
+    """Run or client it is about."""
+    detail: str = ""
+
+
+class StoreError(Exception):
+    """The store could not do what was asked; nothing was changed."""
+
+
+class StoreFull(StoreError):
+    """No room, or no right to write. What was stored before stays valid."""
+
+
+class Store(Protocol):
+    """The ledger. Every method that changes something takes the history line that explains it."""
+
+    @property
+    def coordinator_id(self) -> str:
+        """Random id of this ledger, made once with it."""
+        ...
+
+    def close(self) -> None:
+        """Release files and connections."""
+        ...
+
+    # runs
+    def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
+        """Add a run. Raises StoreError if the id is taken."""
+        ...
+
+    def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
+        """Replace what is stored for run.run_id."""
+        ...
+
+    def runs(self) -> list[RunRecord]:
+        """All runs, oldest first."""
+        ...
+
+    # the round under way
+    def open_attempt(self, attempt: AttemptRecord) -> None:
+        """Write a cohort down. The same (run, round, exchange, attempt) twice is a StoreError."""
+        ...
+
+    def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
+        """Attempts of a round, by exchange and attempt."""
+        ...
+
+    def record_update(self, update: UpdateRecord) -> UpdateRecord:
+        """Write the first word on an update and return it; if there is one already, change nothing and return that.
+
+        Counts towards the client's updates_refused when it is not admitted.
+        """
+        ...
+
+    def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
+        """The ledger's line, if there is one."""
+        ...
+
+    def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
+        """The ledger's lines of an exchange, in the order of client id bytes."""
+        ...
+
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
+        """Take back the line of an update whose file is torn or gone, so that it can be sent again."""
+        ...
+
+    def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
+        """Write down, once and for all, which (client, digest) make the exchange. A second, different list is a StoreError."""
+        ...
+
+    def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
+        """The list as it was fixed; None before that."""
+        ...
+
+    # commits
+    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+        """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
+
+        Entering the same round again with the same model digest changes nothing; with another it is a StoreError.
+        """
+        ...
+
+    def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
+        """Add the evaluation of a committed round."""
+        ...
+
+    def commits(self, run_id: str) -> list[CommitRecord]:
+        """Committed rounds in order."""
+        ...
+
+    # clients
+    def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
+        """Add or replace a client, except its counters, which only updates and commits move."""
+        ...
+
+    def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
+        """Remove a client from the roster; False if there was none. History and ledger stay."""
+        ...
+
+    def clients(self) -> list[ClientRecord]:
+        """All clients in the order of id bytes."""
+        ...
+
+    # history
+    def add_history(self, entry: HistoryRecord) -> None:
+        """Write a line of history that goes with no other change."""
+        ...
+
+    def history(self, subject: str = "", limit: int = 1000) -> list[HistoryRecord]:
+        """The newest `limit` lines about a subject ("" for all), oldest first."""
+        ...
