@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
@@ -14,7 +15,7 @@ import structlog
 from fl_client import device as devices
 from fl_client.attendance import Attendance
 from fl_client.bundles import BundleCache
-from fl_client.config import ClientConfig, split_address
+from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
 from fl_client.desk import Tools
@@ -24,11 +25,12 @@ from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.state import StateDir
 from fl_client.training import Trainer
-from fl_client.transport import GrpcTransport, TlsFiles
+from fl_client.transport import Connect, GrpcTransport, TlsFiles
 from fl_client.updates import PendingUpdates
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
+from protos.settings import split_address
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
@@ -54,9 +56,57 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         log.info(
             "starting", client=client_id, server=config.server, task=local.name, examples=len(local.train), device=str(device)
         )
+        trainer, updates = Trainer(local, device), PendingUpdates(state.pending)
         hello = _hello(config, client_id, local)
         hello.device.CopyFrom(devices.describe(device))
-        updates = PendingUpdates(state.pending)
-        return asyncio.run(_until_signal(config, hello, partial(_tools, config, Trainer(local, device), updates, metrics, progress)))
+
+        def build() -> Daemon:
+            link = Link(Waits())
+            bundles = BundleCache(link, config.max_bundle_bytes, metrics.received)
+            tools = Tools(link, bundles, trainer, Worker(config.threads), updates, metrics, progress)
+            return Daemon(Attendance(hello, _connect(config), link), tools)
+
+        return asyncio.run(_until_signal(build))
 
 
+async def _until_signal(build: Callable[[], Daemon]) -> bool:
+    """Run until SIGTERM or SIGINT. A second one ends the process at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.info("stopping", signal=number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return await build().run(stop)
+
+
+def _connect(config: ClientConfig) -> Connect:
+    """How connections are made. Raises StartError now, not later, when the TLS files cannot be read."""
+    tls = None if config.tls is None else TlsFiles(config.tls.ca, config.tls.cert, config.tls.key)
+    if tls is not None:
+        tls.credentials()
+    return lambda: GrpcTransport(config.server, tls)
+
+
+def _hello(config: ClientConfig, client_id: str, local: LocalTask) -> pb.RegisterRequest:
+    """What this daemon says of itself in every registration of this process."""
+    return pb.RegisterRequest(
+        client_id=client_id,
+        instance_id=uuid.uuid4().hex,
+        protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        software=f"impetus {_version()}",
+        labels=config.labels,
+        tasks=[local.offer()],
+        encodings=[tensor_pb2.ENCODING_PLAIN],
+    )
+
+
+def _version() -> str:
+    try:
+        return version("impetus-fl")
+    except PackageNotFoundError:
+        return "unpackaged"

@@ -5,56 +5,34 @@ Relative paths count from the directory in which the daemon is started.
 
 from __future__ import annotations
 
-import difflib
-import ipaddress
-import tomllib
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, Field, model_validator
 
 from fl_client.errors import ConfigError
+from protos.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 from protos.wire import check_id
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[::1]:port". Raises ValueError for anything else."""
-    if "://" in address:
-        raise ValueError(f"expected host:port, got {address!r}: leave out the scheme")
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f'expected host:port with a port from 1 to 65535, such as "127.0.0.1:7070", got {address!r}')
-    return host.strip("[]"), int(port)
+def _client_id(value: str) -> str:
+    return check_id("this device's name", value)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether the host is this machine by its name or number alone; names are not looked up."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _address(value: str) -> str:
-    split_address(value)
+def _device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
+        raise ValueError(f'expected "auto", "cpu", "cuda" or "cuda:1", got {value!r}')
     return value
 
 
-def _client_id(value: str) -> str:
-    return check_id("device name", value)
+def _reachable(value: str) -> str:
+    if split_address(value)[1] == 0:
+        raise ValueError(f"expected the port that the coordinator listens on, got {value!r}")
+    return value
 
 
-Address = Annotated[str, AfterValidator(_address)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-
-class TlsConfig(_Section):
+class TlsConfig(Section):
     """Files in PEM for mTLS."""
 
     ca: Path
@@ -65,7 +43,7 @@ class TlsConfig(_Section):
     """The certificate's private key."""
 
 
-class TaskConfig(_Section):
+class TaskConfig(Section):
     """What is learned."""
 
     name: str
@@ -74,7 +52,7 @@ class TaskConfig(_Section):
     """Passed to the task: {data_root = "..."}."""
 
 
-class ShardConfig(_Section):
+class ShardConfig(Section):
     """This device's part of the training data: one of partition, file and folder; none of them is all of it."""
 
     partition: dict[str, str | int | float] | None = None
@@ -98,18 +76,19 @@ class ShardConfig(_Section):
         return self
 
 
-class ClientConfig(_Section):
+class ClientConfig(Section):
     """All that a daemon is told."""
 
     client_id: Annotated[str, AfterValidator(_client_id)] | None = None
     """Identity, 1 to 64 of [A-Za-z0-9._-]. None: the certificate's name."""
-    server: Address
+    server: Annotated[Address, AfterValidator(_reachable)]
     """Coordinator's host:port."""
     state_dir: Path
     """Where identity, shard and unsent updates are kept; one daemon at a time."""
     task: TaskConfig
     shard: ShardConfig = ShardConfig()
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Annotated[str, AfterValidator(_device)] = "auto"
+    """"auto": CUDA where there is one, else the CPU."""
     threads: int = Field(default=1, ge=1, le=1024)
     """torch threads; results on a CPU repeat bit for bit at the same number only."""
     tls: TlsConfig | None = None
@@ -153,41 +132,6 @@ class ClientConfig(_Section):
 def load_config(path: Path) -> ClientConfig:
     """Read and check a configuration file. Raises ConfigError that names file and key, what was expected, what came."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-        return ClientConfig.model_validate(values)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: expected a configuration file there, found none") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    except ValidationError as error:
-        lines = "; ".join(_in_words(detail) for detail in error.errors())
-        raise ConfigError(f"{path}: {lines}") from None
-
-
-def _in_words(detail: ErrorDetails) -> str:
-    """One error of pydantic as "key: expected ..., got ..."."""
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return f"{where}: unknown key{_suggestion(detail)}"
-    if detail["type"] == "missing":
-        return f"{where}: expected a value, found none"
-    if detail["type"] == "value_error":
-        text = str(detail["ctx"]["error"])
-        return f"{where}: {text}" if where else text
-    expected = detail["msg"].removeprefix("Input should be ").removeprefix("Value should be ")
-    if detail["loc"] == ("device",):
-        expected = '"auto", "cpu", "cuda" or "cuda:1"'
-    return f"{where}: expected {expected}, got {detail['input']!r}"
-
-
-def _suggestion(detail: ErrorDetails) -> str:
-    """The known keys of the section, the nearest first."""
-    section: type[BaseModel] = ClientConfig
-    for part in detail["loc"][:-1]:
-        candidates = (section.model_fields[str(part)].annotation, *get_args(section.model_fields[str(part)].annotation))
-        section = next(kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel))
-    known = list(section.model_fields)
-    near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-    return f", did you mean {near[0]}?" if near else f", expected one of {', '.join(known)}"
+        return read_settings(path, ClientConfig)
+    except SettingsError as error:
+        raise ConfigError(str(error)) from None
