@@ -34,18 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(config: ClientConfig) -> int:
-    # torch takes seconds to import: a wrong configuration is told before that.
-    from fl_client import app, logs
+    from fl_client import app, logs  # noqa: PLC0415  torch takes seconds: a wrong configuration is told before that
 
     with logs.logging(config.log) as progress:
         try:
             idle = app.run(config, progress)
-        except Fenced:
-            print(
-                "fl-client: another daemon uses the identity of this one: end one of the two (a copied device needs a"
-                " client_id, a state_dir and a certificate of its own)",
-                file=sys.stderr,
-            )
+        except Fenced as error:
+            print(f"fl-client: {error}", file=sys.stderr)
             return FENCED
         app.log.info("stopped")
     if not idle:

@@ -8,6 +8,7 @@ import signal
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
@@ -18,7 +19,7 @@ from fl_client.bundles import BundleCache
 from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
-from fl_client.desk import Tools
+from fl_client.errors import Fenced
 from fl_client.identity import identity_of
 from fl_client.link import Link, Waits
 from fl_client.logs import Progress
@@ -27,6 +28,7 @@ from fl_client.state import StateDir
 from fl_client.training import Trainer
 from fl_client.transport import Connect, GrpcTransport, TlsFiles
 from fl_client.updates import PendingUpdates
+from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
@@ -43,8 +45,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         StartError: it cannot start.
         Fenced: another daemon uses its identity.
     """
-    client_id = identity_of(config)
-    metrics = Metrics()
+    client_id, metrics = identity_of(config), Metrics()
     with ExitStack() as held:
         state = held.enter_context(StateDir(config.state_dir))
         state.claim(client_id)
@@ -53,20 +54,39 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         device = devices.choose(config.device)
         progress.say("loading the task's data")
         local = load_local_task(config, state, device)
-        log.info(
-            "starting", client=client_id, server=config.server, task=local.name, examples=len(local.train), device=str(device)
-        )
-        trainer, updates = Trainer(local, device), PendingUpdates(state.pending)
-        hello = _hello(config, client_id, local)
-        hello.device.CopyFrom(devices.describe(device))
+        log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
+        try:
+            return asyncio.run(_until_signal(lambda: build(config, local, state, Instruments(metrics, progress))))
+        except Fenced as error:
+            raise Fenced(
+                f"another daemon uses the identity {client_id}: end one of them (a copied device needs a client_id, a"
+                " state_dir and a certificate of its own)",
+                by_other_instance=True,
+            ) from error
 
-        def build() -> Daemon:
-            link = Link(Waits())
-            bundles = BundleCache(link, config.max_bundle_bytes, metrics.received)
-            tools = Tools(link, bundles, trainer, Worker(config.threads), updates, metrics, progress)
-            return Daemon(Attendance(hello, _connect(config), link), tools)
 
-        return asyncio.run(_until_signal(build))
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What a daemon is watched with, and its waiting times."""
+
+    metrics: Metrics
+    progress: Progress
+    waits: Waits = Waits()
+
+
+def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
+    """Wire one daemon, inside a running event loop. Raises StartError when the TLS files cannot be read."""
+    link = Link(instruments.waits)
+    tools = Tools(
+        link=link,
+        bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
+        trainer=Trainer(local),
+        worker=Worker(config.threads),
+        updates=PendingUpdates(state.pending),
+        metrics=instruments.metrics,
+        progress=instruments.progress,
+    )
+    return Daemon(Attendance(_hello(config, local), config.server, _connect(config), link), tools)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -92,14 +112,15 @@ def _connect(config: ClientConfig) -> Connect:
     return lambda: GrpcTransport(config.server, tls)
 
 
-def _hello(config: ClientConfig, client_id: str, local: LocalTask) -> pb.RegisterRequest:
+def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
     """What this daemon says of itself in every registration of this process."""
     return pb.RegisterRequest(
-        client_id=client_id,
+        client_id=identity_of(config),
         instance_id=uuid.uuid4().hex,
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         software=f"impetus {_version()}",
         labels=config.labels,
+        device=devices.describe(local.train.inputs.device),
         tasks=[local.offer()],
         encodings=[tensor_pb2.ENCODING_PLAIN],
     )

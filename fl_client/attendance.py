@@ -20,8 +20,9 @@ log = structlog.get_logger()
 class Attendance:
     """Keeps one attended session open, and the link informed of it."""
 
-    def __init__(self, hello: pb.RegisterRequest, connect: Connect, link: Link) -> None:
+    def __init__(self, hello: pb.RegisterRequest, server: str, connect: Connect, link: Link) -> None:
         self._hello = hello
+        self._server = server
         self._connect = connect
         self._link = link
         self._session: pb.RegisterResponse | None = None
@@ -48,7 +49,8 @@ class Attendance:
                 log.error("refused", reason=why, todo=_TODO[type(error)])
             except TransportError as error:
                 wait, why = (backoff.next() if error.wait is None else error.wait), str(error)
-            desk.disconnected(why, wait)
+            log.warning("disconnected", server=self._server, reason=why, next_try_seconds=round(wait, 1))
+            desk.disconnected(why)
             await asyncio.sleep(wait)
 
     async def _attend(self, desk: Desk, backoff: Backoff) -> tuple[float | None, str]:

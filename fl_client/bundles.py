@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from fl_client.errors import BrokenTransfer, WorkFailed
@@ -95,12 +96,13 @@ class Download:
         """
         request = pb.FetchModelRequest(session_id=session.id, digest=self._resource.digest, offset=self._have)
         first = True
-        async for part in session.connection.fetch(request):
-            if part.HasField("header"):
-                self.layout = self._layout_of(part.header.manifest)
-            else:
-                self._take(part.chunk, session.max_chunk_bytes, first)
-                first = False
+        async with aclosing(session.connection.fetch(request)) as parts:
+            async for part in parts:
+                if part.HasField("header"):
+                    self.layout = self._layout_of(part.header.manifest)
+                else:
+                    self._take(part.chunk, session.max_chunk_bytes, first)
+                    first = False
         if self.layout is None or self._have < len(self.data):
             raise BrokenTransfer(f"the stream ended at byte {self._have} of {len(self.data)}")
 

@@ -48,7 +48,7 @@ class TaskConfig(Section):
 
     name: str
     """A built-in name, or module:attribute of an installed module."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task: {data_root = "..."}."""
 
 
@@ -96,7 +96,7 @@ class ClientConfig(Section):
     """Speak plain text, with a coordinator on this machine."""
     insecure_remote: bool = False
     """Speak plain text over a network where everyone can read and change it."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """Words by which runs choose clients."""
     metrics_listen: Address | None = None
     """host:port for Prometheus. None or "": none."""
@@ -125,7 +125,9 @@ class ClientConfig(Section):
                 " insecure_remote = true where everyone on the network may read and change what is sent"
             )
         if self.client_id is None:
-            raise ValueError("client_id: expected a name for this device (without [tls] there is no certificate's name)")
+            raise ValueError(
+                "client_id: expected a name for this device (without [tls] there is no certificate's name)"
+            )
         return self
 
 

@@ -8,8 +8,9 @@ from contextlib import suppress
 import structlog
 
 from fl_client.attendance import Attendance
-from fl_client.desk import Desk, Tools
+from fl_client.desk import Desk
 from fl_client.errors import TransportError
+from fl_client.work import Tools
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()

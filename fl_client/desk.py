@@ -1,51 +1,27 @@
-"""The work on a device's desk: what was assigned, what is being done, what is sent and not yet settled.
+"""What lies on a device's desk: the coordinator's events come in, tasks are started, kept and ended.
 
-One task for each assignment. It outlives connections and sessions, and ends with a receipt, a failure report, or when it
-is cancelled. A repeat of an assignment finds its task, or the update that was kept, so nothing is trained twice.
+One task for each assignment. It outlives connections and sessions, and ends with a receipt, a failure report, or when
+it is cancelled. A repeat of an assignment finds its task, or the update that was kept: nothing is trained twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
-from fl_client import uploads
-from fl_client.bundles import BundleCache
-from fl_client.errors import NotAllowed, Refused, ResourceGone, WorkFailed
-from fl_client.link import Link, Session
-from fl_client.logs import Progress
-from fl_client.metrics import Metrics
-from fl_client.training import OnStep, Trainer
-from fl_client.updates import Key, PendingUpdates, Update, key_of, work_of
-from fl_client.worker import Worker
-from protos.digests import digest_of
+from fl_client.updates import Key, key_of, name_of, work_of
+from fl_client.work import Tools, Work, named
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
 log = structlog.get_logger()
 
-Answer = Callable[[], Awaitable[None]]
-
-MESSAGE_CHARS = 1000
-"""Length to which a failure's message is cut; the coordinator keeps no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What work is done with."""
-
-    link: Link
-    bundles: BundleCache
-    trainer: Trainer
-    worker: Worker
-    updates: PendingUpdates
-    metrics: Metrics
-    progress: Progress
+T = TypeVar("T", training_pb2.Assignment, training_pb2.EvaluationAssignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +34,8 @@ class Desk:
     """Takes the coordinator's events, and starts, goes on with and ends the tasks that answer them."""
 
     def __init__(self, tools: Tools, tasks: asyncio.TaskGroup) -> None:
-        self._tools = tools
+        self._work = Work(tools)
+        self._updates, self._metrics, self._progress = tools.updates, tools.metrics, tools.progress
         self._tasks = tasks
         self._training: dict[Key, _Job] = {}
         self._evaluating: dict[Key, _Job] = {}
@@ -67,32 +44,28 @@ class Desk:
         """Act on one event."""
         match event.WhichOneof("event"):
             case "assignment":
-                key = key_of(event.assignment.key)
-                self._start(self._training, key, work_of(event.assignment), partial(self._contribute, event.assignment))
+                self._start(self._training, event.assignment, self._work.contribute)
             case "evaluation":
-                key = key_of(event.evaluation.key)
-                work = digest_of(event.evaluation.SerializeToString(deterministic=True))
-                self._start(self._evaluating, key, work, partial(self._evaluate, event.evaluation))
+                self._start(self._evaluating, event.evaluation, self._work.evaluate)
             case "cancel":
-                self._cancel(key_of(event.cancel.key), training_pb2.RefusalReason.Name(event.cancel.reason))
+                self._cancel(key_of(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
             case "outcome":
                 self._settle(event.outcome)
 
     def pending(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the updates whose outcome has not been heard."""
-        return self._tools.updates.keys()
+        return self._updates.keys()
 
     def attached(self) -> None:
         """The coordinator's stream is open."""
-        self._tools.metrics.attached.set(1)
-        self._tools.metrics.connects.labels("attached").inc()
+        self._metrics.attached.set(1)
+        self._metrics.connects.labels("attached").inc()
         self._say_idle("waiting for work")
 
-    def disconnected(self, why: str, wait: float) -> None:
-        """The stream is closed, and will be tried again after `wait` seconds. Work goes on."""
-        self._tools.metrics.attached.set(0)
-        self._tools.metrics.connects.labels("failed").inc()
-        log.warning("disconnected", reason=why, next_try_seconds=round(wait, 1))
+    def disconnected(self, why: str) -> None:
+        """The stream is closed. Work goes on."""
+        self._metrics.attached.set(0)
+        self._metrics.connects.labels("failed").inc()
         self._say_idle(f"disconnected: {why}")
 
     def clear(self) -> None:
@@ -100,13 +73,14 @@ class Desk:
         for job in (*self._training.values(), *self._evaluating.values()):
             job.task.cancel()
 
-    def _start(self, jobs: dict[Key, _Job], key: Key, work: bytes, answer: Answer) -> None:
-        """Begin to work on a key, unless that very work is being done."""
+    def _start(self, jobs: dict[Key, _Job], assignment: T, answer: Callable[[T], Awaitable[None]]) -> None:
+        """Begin to work on an assignment, unless that very work is being done."""
+        key, work = key_of(assignment.key), work_of(assignment)
         if (job := jobs.get(key)) is not None:
             if job.work == work:
                 return
             job.task.cancel()
-        task = self._tasks.create_task(self._answered(key, answer))
+        task = self._tasks.create_task(self._work.see_through(key, partial(answer, assignment)))
         jobs[key] = _Job(work, task)
         task.add_done_callback(partial(self._done, jobs, key))
 
@@ -120,139 +94,18 @@ class Desk:
         for job in (self._training.get(key), self._evaluating.get(key)):
             if job is not None:
                 job.task.cancel()
-        self._tools.updates.drop(key)
-        log.info("cancelled", **_named(key), reason=reason)
+        self._updates.drop(key)
+        log.info("cancelled", **named(key), reason=reason)
 
     def _settle(self, outcome: training_pb2.Outcome) -> None:
         """What became of an update: there is nothing left to send."""
         key = key_of(outcome.key)
         if not outcome.counted and key in self._training:
             self._training[key].task.cancel()
-        self._tools.updates.drop(key)
-        reason = None if outcome.counted else training_pb2.RefusalReason.Name(outcome.reason)
-        log.info("outcome", **_named(key), counted=outcome.counted, reason=reason)
-
-    async def _answered(self, key: Key, answer: Answer) -> None:
-        """See one answer through: whatever goes wrong with it is told, and ends nothing but this work."""
-        try:
-            await answer()
-        except WorkFailed as failure:
-            await self._report(key, failure)
-        except ResourceGone as error:
-            log.info("work_withdrawn", **_named(key), reason=str(error))
-        except (Refused, NotAllowed) as error:
-            self._tools.updates.drop(key)
-            log.error("work_refused", **_named(key), reason=str(error))
-        except Exception as error:  # a fault of ours must not end a daemon that trains for other rounds too
-            log.exception("work_broken", **_named(key))
-            await self._report(key, WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}"))
-
-    async def _contribute(self, assignment: training_pb2.Assignment) -> None:
-        """Train, keep the update, send it, and take the receipt."""
-        tools, key = self._tools, key_of(assignment.key)
-        log.info("assignment", **_named(key), attempt=assignment.attempt, resources=len(assignment.resources))
-        update = await asyncio.to_thread(tools.updates.find, key, work_of(assignment))
-        if update is None:
-            update = await self._train(assignment)
-            await self._keep(update)
-        self._say(key, "sending the update")
-        receipt = await uploads.submit(tools.link, update, tools.metrics.sent)
-        self._take_receipt(update, receipt)
-
-    async def _train(self, assignment: training_pb2.Assignment) -> Update:
-        tools, key = self._tools, key_of(assignment.key)
-        tools.trainer.check(assignment.task, assignment.fingerprint)
-        self._say(key, "fetching the model")
-        bundles = await tools.bundles.get(assignment.resources)
-
-        def work(check: Callable[[], None]) -> Update:
-            return tools.trainer.train(assignment, bundles, self._on_step(key, check))
-
-        update = await tools.worker.run(work)
-        header = update.header
-        tools.metrics.trained.inc()
-        tools.metrics.training_seconds.observe(header.training_seconds)
-        log.info(
-            "trained",
-            **_named(key),
-            steps=header.num_steps,
-            loss=round(header.training_loss, 5),
-            seconds=round(header.training_seconds, 3),
-        )
-        return update
-
-    async def _keep(self, update: Update) -> None:
-        """Write the update down before it is sent, so that it is not computed again after a restart."""
-        try:
-            await asyncio.to_thread(self._tools.updates.put, update)
-        except OSError as error:
-            log.warning("update_not_kept", **_named(key_of(update.header.key)), reason=str(error))
-
-    def _take_receipt(self, update: Update, receipt: training_pb2.Receipt) -> None:
-        """Log the coordinator's word. An admitted update stays on disk until its outcome, a refused one goes."""
-        key = key_of(update.header.key)
-        if receipt.admitted and receipt.digest == update.header.digest:
-            self._tools.metrics.receipts.labels("admitted").inc()
-            log.info("submitted", **_named(key), bytes=update.header.size_bytes)
-            return
-        reason = training_pb2.RefusalReason.Name(receipt.reason)
-        if receipt.admitted:
-            reason = "ANOTHER_UPDATE_WAS_FIRST"
-        self._tools.updates.drop(key)
-        self._tools.metrics.receipts.labels("refused").inc()
-        log.warning("update_refused", **_named(key), reason=reason, detail=receipt.detail)
-
-    async def _evaluate(self, assignment: pb.EvaluationAssignment) -> None:
-        """Evaluate on this device's held-out part, and report."""
-        tools, key = self._tools, key_of(assignment.key)
-        tools.trainer.check(assignment.task, assignment.fingerprint)
-        self._say(key, "evaluating")
-        bundles = await tools.bundles.get(assignment.resources)
-        examples, metrics = await tools.worker.run(lambda check: tools.trainer.evaluate(assignment, bundles))
-
-        async def report(session: Session) -> None:
-            await session.connection.report_evaluation(
-                pb.ReportEvaluationRequest(
-                    session_id=session.id, key=assignment.key, num_examples=examples, metrics=metrics
-                )
-            )
-
-        await tools.link.patiently(report)
-        log.info("evaluated", **_named(key), examples=examples, **metrics)
-
-    async def _report(self, key: Key, failure: WorkFailed) -> None:
-        """Tell the coordinator that a key's work will not be delivered, and why."""
-        reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
-        self._tools.metrics.failures.labels(reason).inc()
-        log.error("work_failed", **_named(key), reason=reason, message=str(failure))
-        told = pb.WorkFailure(
-            key=training_pb2.ExchangeKey(run_id=key[0], round=key[1], exchange=key[2]),
-            reason=failure.reason,
-            message=str(failure)[:MESSAGE_CHARS],
-        )
-
-        async def report(session: Session) -> None:
-            await session.connection.report_status(pb.ReportStatusRequest(session_id=session.id, failures=[told]))
-
-        with suppress(Refused, NotAllowed):
-            await self._tools.link.patiently(report)
-
-    def _on_step(self, key: Key, check: Callable[[], None]) -> OnStep:
-        def on_step(step: int, steps: int) -> None:
-            check()
-            self._tools.metrics.steps.inc()
-            self._say(key, f"step {step} of {steps}")
-
-        return on_step
-
-    def _say(self, key: Key, what: str) -> None:
-        self._tools.progress.say(f"{key[0]}, round {key[1]}: {what}")
+        self._updates.drop(key)
+        reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)
+        log.info("outcome", **named(key), counted=outcome.counted, reason=reason)
 
     def _say_idle(self, what: str) -> None:
         if not self._training and not self._evaluating:
-            self._tools.progress.say(what)
-
-
-def _named(key: Key) -> dict[str, str | int]:
-    """The key as fields of a log line."""
-    return {"run": key[0], "round": key[1], "exchange": key[2]}
+            self._progress.say(what)

@@ -25,7 +25,7 @@ def choose(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise DeviceError(
                 f'device: expected a CUDA device for "{name}", found {count or "none"}'
-                f' ({"torch is built without CUDA" if torch.version.cuda is None else "see nvidia-smi"}):'
+                f" ({'torch is built without CUDA' if torch.version.cuda is None else 'see nvidia-smi'}):"
                 ' set device = "cpu" or "auto"'
             )
         device = torch.device("cuda", device.index or 0)

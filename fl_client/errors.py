@@ -1,20 +1,20 @@
 """Everything that can go wrong in the daemon, as one tree.
 
-    ClientError
-    ├── StartError            the daemon cannot start; the message says what to change
-    │   ├── ConfigError       the configuration file
-    │   ├── StateError        the state directory
-    │   └── DeviceError       the device that was asked for
-    ├── WorkFailed            one assignment cannot be done; the coordinator is told why
-    └── TransportError        one call failed
-        ├── Unreachable       no answer: coordinator away, link cut, handshake failed; try again
-        ├── SessionLost       the coordinator does not know the session; register again
-        ├── Fenced            a newer session of the same identity is open
-        ├── ProtocolMismatch  no protocol version in common
-        ├── NotAllowed        certificate or ban list forbids it
-        ├── ResourceGone      a resource that is no longer sent out
-        ├── BrokenTransfer    bytes that are not what their checksum says; go on from what is good
-        └── Refused           the coordinator will never take this request
+ClientError
+├── StartError            the daemon cannot start; the message says what to change
+│   ├── ConfigError       the configuration file
+│   ├── StateError        the state directory
+│   └── DeviceError       the device that was asked for
+├── WorkFailed            one assignment cannot be done; the coordinator is told why
+└── TransportError        one call failed
+    ├── Unreachable       no answer: coordinator away, link cut, handshake failed; try again
+    ├── SessionLost       the coordinator does not know the session; register again
+    ├── Fenced            a newer session of the same identity is open
+    ├── ProtocolMismatch  no protocol version in common
+    ├── NotAllowed        certificate or ban list forbids it
+    ├── ResourceGone      a resource that is no longer sent out
+    ├── BrokenTransfer    bytes that are not what their checksum says; go on from what is good
+    └── Refused           the coordinator will never take this request
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Progress:
 
 @contextmanager
 def logging(mode: Literal["auto", "json", "pretty"]) -> Iterator[Progress]:
-    """Set up structlog for the whole process, and hand out the status line. "auto" looks at whether stdout is a terminal."""
+    """Set up structlog for the process, and hand out the status line. "auto": whichever suits stdout."""
     if mode == "json" or (mode == "auto" and not sys.stdout.isatty()):
         _configure(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
         yield Progress()

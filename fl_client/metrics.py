@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -15,7 +16,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        make = {"namespace": "fl_client", "registry": self.registry}
+        make: dict[str, Any] = {"namespace": "fl_client", "registry": self.registry}
         self.trained = Counter("rounds_trained", "Updates computed", **make)
         self.training_seconds = Histogram(
             "training_seconds", "Seconds of local training for one update", buckets=_SECONDS, **make

@@ -1,9 +1,9 @@
 """The state directory: who holds it, whose it is, and which part of the data is this device's for ever.
 
-    lock            held while a daemon runs; its text is the holder's process id
-    identity.json   the client id that the directory belongs to
-    shard.json      the shard as it was asked for, and the indices it came to
-    pending/        updates whose outcome is not known
+lock            held while a daemon runs; its text is the holder's process id
+identity.json   the client id that the directory belongs to
+shard.json      the shard as it was asked for, and the indices it came to
+pending/        updates whose outcome is not known
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from algorithms.model_state import ModelState, load_state, read_state
 from fl_client.bundles import Bundle
 from fl_client.data import LocalTask
 from fl_client.errors import WorkFailed
-from fl_client.updates import Update, work_of
+from fl_client.updates import Update, name_of, work_of
 from protos.codec import Layout, LayoutError, digest_message, digest_of, pack, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -37,14 +37,13 @@ OnStep = Callable[[int, int], object]
 
 
 class Trainer:
-    """One task's model on one device, made once and given the coordinator's values for each assignment.
+    """One task's model, on the device of the task's data, made once and given the coordinator's values for each assignment.
 
     Its methods run on one thread at a time: they seed torch's default generators, which the process shares.
     """
 
-    def __init__(self, local: LocalTask, device: torch.device) -> None:
+    def __init__(self, local: LocalTask) -> None:
         self._local = local
-        self._device = device
         self._model: nn.Module | None = None
 
     def train(self, assignment: training_pb2.Assignment, bundles: Bundles, on_step: OnStep) -> Update:
@@ -93,7 +92,7 @@ class Trainer:
         """The model with the values of the bundles; made anew only the first time."""
         with _failures():
             if self._model is None:
-                self._model = self._local.task.model().to(self._device)
+                self._model = self._local.task.model().to(self._local.train.inputs.device)
             here = read_state(self._model)
         state = ModelState({}, {}, {})
         expected = {**here.trainable, **here.buffers}
@@ -143,7 +142,7 @@ class Trainer:
 def _check_wanted(assignment: training_pb2.Assignment, bundles: Bundles) -> None:
     """Refuse, before any work, what this daemon could not answer."""
     if list(assignment.payloads) != [training_pb2.PAYLOAD_KIND_DELTA]:
-        names = ", ".join(_payload_name(kind) for kind in assignment.payloads) or "none"
+        names = ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in assignment.payloads) or "none"
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"payloads: expected DELTA alone, got {names}")
     if assignment.upload_encodings and tensor_pb2.ENCODING_PLAIN not in assignment.upload_encodings:
         raise WorkFailed(
@@ -159,11 +158,6 @@ def _check_wanted(assignment: training_pb2.Assignment, bundles: Bundles) -> None
             f"expected an update of at most {assignment.max_update_bytes} bytes, this model's has"
             f" {model.layout.size_bytes}: raise the coordinator's limit",
         )
-
-
-def _payload_name(kind: int) -> str:
-    known = training_pb2.PayloadKind.values()
-    return training_pb2.PayloadKind.Name(training_pb2.PayloadKind.ValueType(kind)) if kind in known else str(kind)
 
 
 def _rule(training: training_pb2.LocalTraining, bundles: Bundles) -> LocalRule:
@@ -210,4 +204,3 @@ def _failures() -> Iterator[None]:
         raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"out of memory: {error}") from error
     except Exception as error:
         raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}") from error
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,15 +41,15 @@ class Connection(Protocol):
         """Open a session."""
         ...
 
-    def attend(self, session_id: str) -> AsyncIterator[pb.AttendResponse]:
+    def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
         """Events of a session; ends when the coordinator ends the stream."""
         ...
 
-    def fetch(self, request: pb.FetchModelRequest) -> AsyncIterator[pb.FetchModelResponse]:
+    def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[pb.FetchModelResponse, None]:
         """A resource from an offset: header, then chunks."""
         ...
 
-    async def submit(self, parts: Iterable[bytes]) -> training_pb2.Receipt:
+    async def submit(self, parts: Iterator[bytes]) -> training_pb2.Receipt:
         """Serialized SubmitUpdateRequest messages, sent as fast as the coordinator takes them."""
         ...
 
@@ -92,10 +92,9 @@ class TlsFiles:
 
 
 class GrpcTransport:
-    """A Connection over one TCP connection. A new one for each try: waiting between tries is the daemon's, not grpc's."""
+    """One TCP connection, a new one for each try: waiting between tries is the daemon's, not grpc's."""
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
-        self._address = address
         options = list(client_options())
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -107,19 +106,19 @@ class GrpcTransport:
         response: pb.RegisterResponse = await self._call("Register", request, pb.RegisterResponse)
         return response
 
-    async def attend(self, session_id: str) -> AsyncIterator[pb.AttendResponse]:
+    async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
         """See Connection."""
         async for event in self._stream("Attend", pb.AttendRequest(session_id=session_id), pb.AttendResponse):
             yield event
 
-    async def fetch(self, request: pb.FetchModelRequest) -> AsyncIterator[pb.FetchModelResponse]:
+    async def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[pb.FetchModelResponse, None]:
         """See Connection."""
         async for part in self._stream("FetchModel", request, pb.FetchModelResponse):
             yield part
 
-    async def submit(self, parts: Iterable[bytes]) -> training_pb2.Receipt:
+    async def submit(self, parts: Iterator[bytes]) -> training_pb2.Receipt:
         """See Connection."""
-        rpc = self._channel.stream_unary(
+        rpc: grpc.aio.StreamUnaryMultiCallable[bytes, pb.SubmitUpdateResponse] = self._channel.stream_unary(
             _path("SubmitUpdate"), request_serializer=None, response_deserializer=pb.SubmitUpdateResponse.FromString
         )
         with self._mapped():
@@ -148,7 +147,7 @@ class GrpcTransport:
         with self._mapped():
             return await rpc(request, timeout=CALL_SECONDS)
 
-    async def _stream(self, method: str, request: Message, response: type[Message]) -> AsyncIterator[Any]:
+    async def _stream(self, method: str, request: Message, response: type[Message]) -> AsyncGenerator[Any, None]:
         rpc = self._channel.unary_stream(_path(method), Message.SerializeToString, response.FromString)
         with self._mapped():
             call = rpc(request)
@@ -167,22 +166,22 @@ class GrpcTransport:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error, self._address) from error
+            raise _error_of(error) from error
         except grpc.aio.UsageError as error:
-            raise Unreachable(f"{self._address}: the connection is closed") from error
+            raise Unreachable("the connection is closed") from error
         except asyncio.CancelledError:
             # grpc.aio cancels the calls of a closed channel; that must not look like the end of the task.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise Unreachable(f"{self._address}: the connection was closed") from None
+            raise Unreachable("the connection was closed") from None
 
 
 def _path(method: str) -> str:
     return f"/fl.v1.Coordinator/{method}"
 
 
-def _error_of(error: grpc.aio.AioRpcError, address: str) -> TransportError:
+def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
     """Our error for a failed call: by the detail that came with it, else by its code."""
     said = error.details() or error.code().name
     match detail_of(error.trailing_metadata()):
@@ -202,7 +201,7 @@ def _error_of(error: grpc.aio.AioRpcError, address: str) -> TransportError:
             return Unreachable(said, wait.ToTimedelta().total_seconds())
     if error.code() in _PERMANENT:
         return Refused(f"{error.code().name}: {said}")
-    return Unreachable(f"{address}: {_in_words(said)}")
+    return Unreachable(_in_words(said))
 
 
 _PERMANENT = frozenset(

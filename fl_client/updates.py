@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 
 from protos.chunks import Buffer
@@ -28,13 +29,21 @@ def key_of(key: training_pb2.ExchangeKey) -> Key:
     return (key.run_id, key.round, key.exchange)
 
 
-def work_of(assignment: training_pb2.Assignment) -> bytes:
-    """Digest over all that the result depends on: equal for a repeat, whatever its attempt, deadline and limits."""
-    work = training_pb2.Assignment()
+def work_of(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> bytes:
+    """Digest over all that the answer depends on: equal for a repeat, whatever its attempt, deadline and limits."""
+    work = type(assignment)()
     work.CopyFrom(assignment)
-    for field in ("attempt", "deadline", "upload_encodings", "max_update_bytes"):
+    for field in work.DESCRIPTOR.fields_by_name.keys() & _BESIDE_THE_WORK:
         work.ClearField(field)
     return digest_of(work.SerializeToString(deterministic=True))
+
+
+_BESIDE_THE_WORK = {"attempt", "deadline", "upload_encodings", "max_update_bytes"}
+
+
+def name_of(enum: EnumTypeWrapper, number: int) -> str:
+    """An enum value's name; its number where a newer coordinator says one that is not known here."""
+    return next((name for name, value in enum.items() if value == number), str(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +114,3 @@ def _read(path: Path) -> Update | None:
     except (OSError, struct.error, DecodeError, ValueError):
         return None
     return Update(work, header, data) if whole else None
-

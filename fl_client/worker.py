@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Runs functions one after the other on a thread of its own, with the number of torch threads that is configured."""
+    """Runs functions one after the other, on a thread of its own with the configured number of torch threads."""
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(threads,))
 
     async def run(self, function: Callable[[Callable[[], None]], T]) -> T:
-        """The function's result. It is handed a check to call now and then, which raises once this call is cancelled."""
+        """The function's result. It is given a check to call now and then, which raises once this call is cancelled."""
         stop = threading.Event()
 
         def check() -> None:
