@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(config: ClientConfig) -> int:
-    from fl_client import app, logs  # noqa: PLC0415  torch takes seconds: a wrong configuration is told before that
+    from fl_client import app, logs
 
     with logs.logging(config.log) as progress:
         try:
@@ -49,7 +49,7 @@ def _run(config: ClientConfig) -> int:
     return OK
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _leave(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(OK)
 
 

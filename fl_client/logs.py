@@ -46,7 +46,7 @@ def _configure(*render: Processor) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *render,
         ],
-        # print() looks stdout up at each line: rich puts itself there to keep the status line below the log.
+        # stdout is looked up at each line: rich puts itself there to keep the status line below the log.
         logger_factory=lambda *_: _StdoutLogger(),
         cache_logger_on_first_use=False,
     )
@@ -54,6 +54,7 @@ def _configure(*render: Processor) -> None:
 
 class _StdoutLogger:
     def msg(self, line: str) -> None:
-        print(line, flush=True)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
     debug = info = warning = error = critical = exception = msg

@@ -37,7 +37,7 @@ OnStep = Callable[[int, int], object]
 
 
 class Trainer:
-    """One task's model, on the device of the task's data, made once and given the coordinator's values for each assignment.
+    """One task's model, made once, on the data's device, and given the coordinator's values for each assignment.
 
     Its methods run on one thread at a time: they seed torch's default generators, which the process shares.
     """

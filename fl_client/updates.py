@@ -7,6 +7,7 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
@@ -20,6 +21,8 @@ KEPT = 4
 
 _HEAD = struct.Struct("<32sQ")
 
+Assigned = TypeVar("Assigned", training_pb2.Assignment, training_pb2.EvaluationAssignment)
+
 Key = tuple[str, int, int]
 """(run id, round, exchange)."""
 
@@ -29,7 +32,7 @@ def key_of(key: training_pb2.ExchangeKey) -> Key:
     return (key.run_id, key.round, key.exchange)
 
 
-def work_of(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> bytes:
+def work_of(assignment: Assigned) -> bytes:
     """Digest over all that the answer depends on: equal for a repeat, whatever its attempt, deadline and limits."""
     work = type(assignment)()
     work.CopyFrom(assignment)
