@@ -32,7 +32,8 @@ class BundleCache:
         self._link = link
         self._max_bytes = max_bytes
         self._on_bytes = on_bytes
-        self._held: dict[bytes, Bundle] = {}
+        # By kind too: a model and a direction of zeros have the same bytes, and other manifests.
+        self._held: dict[tuple[tensor_pb2.ResourceKind, bytes], Bundle] = {}
 
     async def get(self, resources: Iterable[tensor_pb2.Resource]) -> dict[tensor_pb2.ResourceKind, Bundle]:
         """The bundles of an assignment by kind; what it does not name is let go first.
@@ -41,12 +42,13 @@ class BundleCache:
             WorkFailed: a resource that this device cannot hold or read.
             ResourceGone: a resource that is no longer sent out.
         """
-        wanted = {self._checked(resource): resource for resource in resources}
-        self._held = {digest: bundle for digest, bundle in self._held.items() if digest in wanted}
-        for digest, resource in wanted.items():
-            if digest not in self._held:
-                self._held[digest] = await self._fetch(resource, digest)
-        return {resource.kind: self._held[digest] for digest, resource in wanted.items()}
+        wanted = {(resource.kind, self._checked(resource)): resource for resource in resources}
+        held = {name: bundle for name, bundle in self._held.items() if name in wanted}
+        self._held = held
+        for name, resource in wanted.items():
+            if name not in held:
+                held[name] = await self._fetch(resource, name[1])
+        return {kind: held[kind, digest] for kind, digest in wanted}
 
     def _checked(self, resource: tensor_pb2.Resource) -> bytes:
         """The resource's digest, once it is clear that the bundle can be read and held."""

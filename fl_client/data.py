@@ -57,8 +57,17 @@ def load_local_task(config: ClientConfig, state: StateDir, device: torch.device)
 def _shard(config: ClientConfig, state: StateDir, task: Task) -> Shard:
     """This device's shard: as it was made on the first start, whatever the partition's code does later."""
     asked = {"task": config.task.name, **_asked(config.shard)}
-    indices = state.shard(asked, lambda: _indices(config.shard, task))
-    return Shard(None if indices is None else torch.tensor(indices, dtype=torch.int64), config.shard.folder)
+
+    def make() -> list[int] | None:
+        indices = _indices(config.shard, task)
+        task.train_data(_shard_of(indices, config.shard))  # what cannot be loaded is not kept
+        return indices
+
+    return _shard_of(state.shard(asked, make), config.shard)
+
+
+def _shard_of(indices: list[int] | None, shard: ShardConfig) -> Shard:
+    return Shard(None if indices is None else torch.tensor(indices, dtype=torch.int64), shard.folder)
 
 
 def _asked(shard: ShardConfig) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class _Job:
     task: asyncio.Task[None]
 
 
+Jobs = dict[Key, _Job]
+
+
 class Desk:
     """Takes the coordinator's events, and starts, goes on with and ends the tasks that answer them."""
 
@@ -34,8 +37,8 @@ class Desk:
         self._work = Work(tools)
         self._updates, self._metrics, self._progress = tools.updates, tools.metrics, tools.progress
         self._tasks = tasks
-        self._training: dict[Key, _Job] = {}
-        self._evaluating: dict[Key, _Job] = {}
+        self._training: Jobs = {}
+        self._evaluating: Jobs = {}
 
     def take(self, event: pb.AttendResponse) -> None:
         """Act on one event."""
@@ -70,9 +73,7 @@ class Desk:
         for job in (*self._training.values(), *self._evaluating.values()):
             job.task.cancel()
 
-    def _start(
-        self, jobs: dict[Key, _Job], assignment: Assigned, answer: Callable[[Assigned], Awaitable[None]]
-    ) -> None:
+    def _start(self, jobs: Jobs, assignment: Assigned, answer: Callable[[Assigned], Awaitable[None]]) -> None:
         """Begin to work on an assignment, unless that very work is being done."""
         key, work = key_of(assignment.key), work_of(assignment)
         if (job := jobs.get(key)) is not None:
@@ -83,7 +84,7 @@ class Desk:
         jobs[key] = _Job(work, task)
         task.add_done_callback(partial(self._done, jobs, key))
 
-    def _done(self, jobs: dict[Key, _Job], key: Key, task: asyncio.Task[None]) -> None:
+    def _done(self, jobs: Jobs, key: Key, task: asyncio.Task[None]) -> None:
         if key in jobs and jobs[key].task is task:
             del jobs[key]
             self._say_idle("waiting for work")

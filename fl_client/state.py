@@ -92,10 +92,11 @@ class StateDir:
     def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What a file keeps; made and written, whole or not at all, when there is none."""
         path = self.path / name
+        made = None if path.exists() else make()
         try:
-            if not path.exists():
+            if made is not None:
                 part = path.with_suffix(".part")
-                part.write_text(json.dumps(make()), encoding="utf-8")
+                part.write_text(json.dumps(made), encoding="utf-8")
                 part.replace(path)
             kept = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

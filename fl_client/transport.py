@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,12 +144,12 @@ class GrpcTransport:
         await self._channel.close()
 
     async def _call(self, method: str, request: Message, response: type[Message]) -> Any:
-        rpc = self._channel.unary_unary(_path(method), Message.SerializeToString, response.FromString)
+        rpc = self._channel.unary_unary(_path(method), _serialized, response.FromString)
         with self._mapped():
             return await rpc(request, timeout=CALL_SECONDS)
 
     async def _stream(self, method: str, request: Message, response: type[Message]) -> AsyncGenerator[Any, None]:
-        rpc = self._channel.unary_stream(_path(method), Message.SerializeToString, response.FromString)
+        rpc = self._channel.unary_stream(_path(method), _serialized, response.FromString)
         with self._mapped():
             call = rpc(request)
         try:
@@ -177,6 +178,10 @@ class GrpcTransport:
             raise Unreachable("the connection was closed") from None
 
 
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
 def _path(method: str) -> str:
     return f"/fl.v1.Coordinator/{method}"
 
@@ -184,25 +189,25 @@ def _path(method: str) -> str:
 def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
     """Our error for a failed call: by the detail that came with it, else by its code."""
     said = error.details() or error.code().name
-    match detail_of(error.trailing_metadata()):
-        case errors_pb2.UnknownSession():
-            return SessionLost(said)
-        case errors_pb2.SessionFenced(by_other_instance=other):
-            return Fenced(said, other)
-        case errors_pb2.ProtocolMismatch():
-            return ProtocolMismatch(said)
-        case errors_pb2.NotAllowed():
-            return NotAllowed(said)
-        case errors_pb2.UnknownResource():
-            return ResourceGone(said)
-        case errors_pb2.BrokenUpload():
-            return BrokenTransfer(said)
-        case errors_pb2.RetryLater(wait=wait):
-            return Unreachable(said, wait.ToTimedelta().total_seconds())
+    detail = detail_of(error.trailing_metadata())
+    if isinstance(detail, errors_pb2.SessionFenced):
+        return Fenced(said, detail.by_other_instance)
+    if isinstance(detail, errors_pb2.RetryLater):
+        return Unreachable(said, detail.wait.ToTimedelta().total_seconds())
+    if (kind := _BY_DETAIL.get(type(detail))) is not None:
+        return kind(said)
     if error.code() in _PERMANENT:
         return Refused(f"{error.code().name}: {said}")
     return Unreachable(_in_words(said))
 
+
+_BY_DETAIL: dict[type, type[TransportError]] = {
+    errors_pb2.UnknownSession: SessionLost,
+    errors_pb2.ProtocolMismatch: ProtocolMismatch,
+    errors_pb2.NotAllowed: NotAllowed,
+    errors_pb2.UnknownResource: ResourceGone,
+    errors_pb2.BrokenUpload: BrokenTransfer,
+}
 
 _PERMANENT = frozenset(
     {
@@ -227,10 +232,11 @@ _WORDS = (
     ("DNS resolution failed", "the host name is not known"),
     ("Domain name not found", "the host name is not known"),
     ("UNIMPLEMENTED", "what answers there is not a coordinator"),
+    ("failed to connect.*Socket closed", "what answers closes the connection; does it speak TLS, and know this device's CA?"),
     ("Trying to connect an http1.x server", "what answers there is not a coordinator, or it speaks TLS only"),
 )
 
 
 def _in_words(said: str) -> str:
     """grpc's own text, with what it means in front where we know it."""
-    return next((f"{words} ({said})" for sign, words in _WORDS if sign in said), said)
+    return next((f"{words} ({said})" for sign, words in _WORDS if re.search(sign, said)), said)

@@ -36,7 +36,7 @@ def work_of(assignment: Assigned) -> bytes:
     """Digest over all that the answer depends on: equal for a repeat, whatever its attempt, deadline and limits."""
     work = type(assignment)()
     work.CopyFrom(assignment)
-    for field in work.DESCRIPTOR.fields_by_name.keys() & _BESIDE_THE_WORK:
+    for field in _BESIDE_THE_WORK.intersection(work.DESCRIPTOR.fields_by_name):
         work.ClearField(field)
     return digest_of(work.SerializeToString(deterministic=True))
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fl_client.app import Instruments, build
 from fl_client.config import ClientConfig
+from fl_client.errors import Fenced
 from fl_client.data import LocalTask
 from fl_client.link import Waits
 from fl_client.logs import Progress
@@ -34,7 +35,7 @@ from tasks import Examples, Shard
 
 torch.set_num_threads(1)
 
-PATIENCE = 30.0
+PATIENCE = 15.0
 """Seconds after which a test that waits for something gives up."""
 
 
@@ -302,6 +303,12 @@ class Running:
     task: asyncio.Task[bool]
     metrics: Metrics
 
+    async def until(self, true: Callable[[], Any]) -> None:
+        """Wait until something in the daemon is so."""
+        async with asyncio.timeout(PATIENCE):
+            while not true():
+                await asyncio.sleep(0.005)
+
     def count(self, name: str, **labels: str) -> float:
         """A metric's value."""
         return self.metrics.registry.get_sample_value(f"fl_client_{name}", labels) or 0.0
@@ -339,6 +346,8 @@ class Fleet:
             finally:
                 stop.set()
                 await asyncio.wait([task])
+            if not isinstance(task.exception(), Fenced):
+                task.result()
 
 
 @pytest.fixture
@@ -358,3 +367,9 @@ def silent_coordinator() -> FakeCoordinator:
 def fleet(coordinator: FakeCoordinator, tmp_path: Path) -> Iterator[Fleet]:
     """Daemons of the coordinator."""
     yield Fleet(coordinator, tmp_path / "state")
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Callable[[FakeCoordinator], Fleet]:
+    """Daemons of a coordinator that the test itself starts."""
+    return lambda coordinator: Fleet(coordinator, tmp_path / "state")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 import torch
@@ -146,7 +147,7 @@ async def test_evaluation_answers_with_the_task_s_metrics(fleet, coordinator):
 
 def _other_layout(assignment, coordinator):
     del assignment.resources[0]
-    model = {"w": torch.zeros(2), "seen": torch.tensor(5)}
+    model = {"w": torch.ones(2), "seen": torch.tensor(5)}
     assignment.resources.append(coordinator.publish(tensor_pb2.RESOURCE_KIND_MODEL, model, {"w"}))
 
 
@@ -186,7 +187,7 @@ def _other_encoding(assignment, _):
 @pytest.mark.parametrize(
     ("change", "reason", "words"),
     [
-        (_other_layout, pb.FAILURE_REASON_LAYOUT, r"'w': expected shape \(1,\) float32, got shape \(2,\) float32"),
+        (_other_layout, pb.FAILURE_REASON_LAYOUT, r"'w': expected shape \(1,\) float32, got \(2,\) float32"),
         (_other_fingerprint, pb.FAILURE_REASON_FINGERPRINT, r"version '2' sha256:tiny, got version '1' sha256:tiny"),
         (_no_algorithm, pb.FAILURE_REASON_UNSUPPORTED, "fedmagic"),
         (_no_parameter, pb.FAILURE_REASON_UNSUPPORTED, "warp"),
@@ -210,7 +211,7 @@ async def test_work_that_cannot_be_done_is_reported(fleet, coordinator, change, 
         await coordinator.until(lambda: 1 in coordinator.updates)
     (failure,) = coordinator.calls["ReportStatus"][0].failures
     assert failure.reason == reason
-    assert_matches(words, failure.message)
+    assert re.search(words, failure.message), failure.message
 
 
 async def test_a_task_that_raises_does_not_end_the_daemon(fleet, coordinator):
@@ -225,9 +226,3 @@ async def test_a_task_that_raises_does_not_end_the_daemon(fleet, coordinator):
         await coordinator.until(lambda: 1 in coordinator.updates)
     (failure,) = coordinator.calls["ReportStatus"][0].failures
     assert (failure.reason, failure.message) == (pb.FAILURE_REASON_TASK_ERROR, "RuntimeError: no such sensor")
-
-
-def assert_matches(pattern: str, text: str) -> None:
-    """Fails with the text when the pattern is not in it."""
-    with pytest.raises(ValueError, match=pattern):
-        raise ValueError(text)
