@@ -1,0 +1,128 @@
+"""A failed call in an operator's words: by its detail where there is one, else by its status code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from fl_ops.errors import Misused, NotAllowed, NotFound, OpsError, Refused, Unreachable
+from protos.fl.v1 import errors_pb2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is known of a failed call: the address, the status code by name, its text, and a message of errors.proto."""
+
+    server: str
+    code: str
+    text: str
+    detail: Message | None = None
+
+
+def explain(failure: Failure) -> OpsError:
+    """The error that tells an operator what happened and what to do."""
+    by_detail = _BY_DETAIL.get(type(failure.detail))
+    if by_detail is not None:
+        return by_detail(failure, failure.detail)
+    return _BY_CODE.get(failure.code, _refused)(failure)
+
+
+def _and(text: str) -> str:
+    """The coordinator's own advice, behind ours."""
+    return f". {text}" if text else ""
+
+
+def _invalid_field(failure: Failure, detail: errors_pb2.InvalidField) -> OpsError:
+    return Misused(f"{detail.field}: expected {detail.expected}, got {detail.came}{_and(failure.text)}")
+
+
+def _run(failure: Failure, detail: errors_pb2.UnknownRun) -> OpsError:
+    if failure.code == "ALREADY_EXISTS":
+        return Refused(f"there is a run {detail.run_id!r} already: choose another --name{_and(failure.text)}")
+    return NotFound(f"no run {detail.run_id!r} at {failure.server}: `fl run list` lists the runs{_and(failure.text)}")
+
+
+def _unknown_client(failure: Failure, detail: errors_pb2.UnknownClient) -> OpsError:
+    return NotFound(
+        f"no client {detail.client_id!r} at {failure.server}: `fl clients list` lists the clients{_and(failure.text)}"
+    )
+
+
+def _wrong_run_state(failure: Failure, detail: errors_pb2.WrongRunState) -> OpsError:
+    allowed = " or ".join(detail.allowed_states)
+    return Refused(f"run {detail.run_id!r} is {detail.state}, and this needs one that is {allowed}{_and(failure.text)}")
+
+
+def _not_allowed(failure: Failure, detail: errors_pb2.NotAllowed) -> OpsError:
+    who = repr(detail.identity) if detail.identity else "a caller without a certificate"
+    return NotAllowed(
+        f"{failure.server} does not let {who} do this; needed: {detail.needed}. "
+        f"`fl ca issue admin NAME` makes an admin's certificate{_and(failure.text)}"
+    )
+
+
+def _retry_later(failure: Failure, detail: errors_pb2.RetryLater) -> OpsError:
+    seconds = detail.wait.ToTimedelta().total_seconds()
+    return Refused(f"{failure.server} is busy: try again in {seconds:g} s{_and(failure.text)}")
+
+
+_BY_DETAIL: dict[type[Any], Callable[[Failure, Any], OpsError]] = {
+    errors_pb2.InvalidField: _invalid_field,
+    errors_pb2.UnknownRun: _run,
+    errors_pb2.UnknownClient: _unknown_client,
+    errors_pb2.WrongRunState: _wrong_run_state,
+    errors_pb2.NotAllowed: _not_allowed,
+    errors_pb2.RetryLater: _retry_later,
+}
+
+
+def _unavailable(failure: Failure) -> OpsError:
+    server, text = failure.server, failure.text
+    if any(word in text.lower() for word in ("ssl", "tls", "certificate", "handshake")):
+        return Unreachable(
+            f"{server} and this command do not accept each other's certificates, or one of the two speaks plain text: "
+            f"both need certificates of one authority, and the server's must name the host of {server} ({text})"
+        )
+    return Unreachable(
+        f"no coordinator answers at {server}: start one with `fl-server --config server.toml`, or name its admin "
+        f"address with --server; one that runs may want certificates, or has been given another authority's ({text})"
+    )
+
+
+def _silent(failure: Failure) -> OpsError:
+    return Unreachable(
+        f"{failure.server} did not answer in time: is it the coordinator's admin address, and is it well?"
+    )
+
+
+def _forbidden(failure: Failure) -> OpsError:
+    return NotAllowed(
+        f"{failure.server} does not allow this: {failure.text}. It wants an admin's certificate, which "
+        "`fl ca issue admin NAME` makes"
+    )
+
+
+def _unknown_call(failure: Failure) -> OpsError:
+    return Refused(
+        f"{failure.server} does not know this call: expected the admin address of a coordinator that is no older than "
+        f"this command{_and(failure.text)}"
+    )
+
+
+def _refused(failure: Failure) -> OpsError:
+    return Refused(f"{failure.server}: {failure.text or 'no reason was given'} ({failure.code})")
+
+
+_BY_CODE: dict[str, Callable[[Failure], OpsError]] = {
+    "UNAVAILABLE": _unavailable,
+    "CANCELLED": _unavailable,
+    "DEADLINE_EXCEEDED": _silent,
+    "PERMISSION_DENIED": _forbidden,
+    "UNAUTHENTICATED": _forbidden,
+    "UNIMPLEMENTED": _unknown_call,
+    "NOT_FOUND": lambda failure: NotFound(f"{failure.server}: {failure.text}"),
+    "INVALID_ARGUMENT": lambda failure: Misused(f"{failure.server}: {failure.text}"),
+}
