@@ -1,0 +1,118 @@
+"""Exit codes and error texts of `fl`, against a coordinator with canned answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import grpc
+import pytest
+
+from fl_ops.errors import Exit
+from protos.fl.v1 import admin_pb2, errors_pb2
+
+Status = grpc.StatusCode
+RUN = admin_pb2.RunStatus(run_id="digits-1", state=admin_pb2.RUN_STATE_RUNNING, rounds_done=3)
+
+
+def test_success_is_zero(admin: Any, fl: Any) -> None:
+    """A command that worked exits with 0 and asked for what its arguments say."""
+    admin.answers["PauseRun"] = admin_pb2.PauseRunResponse(run=RUN)
+    assert fl("run", "pause", "digits-1").exit_code == Exit.OK
+    assert admin.requests == [admin_pb2.PauseRunRequest(run_id="digits-1")]
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "exit_code", "words"),
+    [
+        pytest.param(Status.NOT_FOUND, errors_pb2.UnknownRun(run_id="x"), 5, "fl run list", id="unknown-run"),
+        pytest.param(
+            Status.FAILED_PRECONDITION,
+            errors_pb2.WrongRunState(run_id="x", state="completed", allowed_states=["running", "paused"]),
+            1,
+            "running or paused",
+            id="wrong-state",
+        ),
+        pytest.param(
+            Status.PERMISSION_DENIED,
+            errors_pb2.NotAllowed(identity="edge-3", needed="role admin"),
+            4,
+            "'edge-3' do this; needed: role admin",
+            id="not-an-admin",
+        ),
+        pytest.param(
+            Status.INVALID_ARGUMENT,
+            errors_pb2.InvalidField(field="round.close", expected="cohort or goal", came="never"),
+            2,
+            "round.close: expected cohort or goal, got never",
+            id="invalid-field",
+        ),
+        pytest.param(Status.ALREADY_EXISTS, errors_pb2.UnknownRun(run_id="x"), 1, "another --name", id="exists"),
+        pytest.param(Status.UNAUTHENTICATED, None, 4, "fl ca issue admin", id="no-certificate"),
+        pytest.param(Status.UNIMPLEMENTED, None, 1, "admin address", id="other-service"),
+        pytest.param(Status.UNAVAILABLE, None, 3, "fl-server --config", id="unavailable"),
+        pytest.param(Status.INTERNAL, None, 1, "INTERNAL", id="internal"),
+        pytest.param(Status.NOT_FOUND, None, 5, "what the server said", id="round-not-found"),
+    ],
+)
+def test_failures(admin: Any, fl: Any, code: Any, detail: Any, exit_code: int, words: str) -> None:
+    """Each failure of a call has its exit code and its remedy, on stderr alone."""
+    admin.fail("StopRun", code, "what the server said", detail)
+    result = fl("run", "stop", "x", "--json")
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert words in result.stderr
+
+
+def test_nobody_listens(fl: Any) -> None:
+    """With no coordinator at the address, the error names the address and what to start."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        result = fl("run", "list", "--insecure", "--server", address)
+    assert result.exit_code == Exit.UNREACHABLE
+    assert address in result.stderr and "fl-server --config" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["run", "nonsense"], ["run", "show"], ["run", "extend", "x"], ["--nonsense"]])
+def test_misuse(admin: Any, fl: Any, arguments: list[str]) -> None:
+    """A wrong command line exits with 2 and calls nobody."""
+    assert fl(*arguments).exit_code == Exit.MISUSED
+    assert admin.requests == []
+
+
+def test_interrupt(admin: Any, fl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C exits with 130 and without a traceback."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fl_ops.runs.follow", interrupted)
+    result = fl("run", "watch", "digits-1")
+    assert result.exit_code == Exit.INTERRUPTED
+    assert "Traceback" not in result.output
+
+
+def test_version(fl: Any) -> None:
+    """`fl version` needs no coordinator and speaks JSON."""
+    assert set(json.loads(fl("version", "--json").stdout)) == {"impetus", "protocol", "python"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        *(["run", name] for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")),
+        *(["clients", name] for name in ("list", "ban", "unban", "forget", "drain")),
+        *(["ca", *names] for names in (["init"], ["issue", "server"], ["issue", "client"], ["issue", "admin"])),
+        ["export"],
+        ["partition"],
+        ["version"],
+    ],
+    ids=lambda arguments: "-".join(arguments) or "fl",
+)
+def test_help(fl: Any, arguments: list[str]) -> None:
+    """Every command explains itself; all but the first take --json."""
+    result = fl(*arguments, "--help")
+    assert result.exit_code == Exit.OK
+    assert ("--json" in result.stdout) and "Usage: fl" in result.stdout.replace("root", "fl")
