@@ -5,7 +5,8 @@ An algorithm has two halves. The client half is one local rule,
     d = a * g + u + mu * (y - x),        y <- y - eta_l(t) * d
 
 with `u` constant for a (client, round). The server half says which weighted sums of the clients' deltas it wants, and
-makes the next state from them. `delta` is NEW minus OLD everywhere: the client's final model minus the model it was sent.
+makes the next state from them. `delta` is NEW minus OLD everywhere: the client's final model minus the model it was
+sent.
 
 The notation is that of the papers: x server model, y client model, g client gradient, eta_l / eta_g local / server
 learning rate, K_i local steps of client i, p_i aggregation weights that sum to one over the cohort.
@@ -35,6 +36,10 @@ class UpdateInfo:
     num_steps: int
     """K_i, mini-batch steps made; over 0."""
 
+    def __post_init__(self) -> None:
+        if self.num_examples <= 0 or self.num_steps <= 0:
+            raise ValueError(f"expected an update of at least one example and one step, got {self}")
+
 
 @dataclass(frozen=True, slots=True)
 class RoundInfo:
@@ -43,7 +48,11 @@ class RoundInfo:
     round: int
     """t, counted from 0."""
     learning_rate: float
-    """eta_l(t), the local rate that produced the deltas of this round."""
+    """eta_l(t), the local rate that produced the deltas of this round; over 0."""
+
+    def __post_init__(self) -> None:
+        if self.round < 0 or not self.learning_rate > 0.0:
+            raise ValueError(f"expected a round counted from 0 and a learning rate over 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)

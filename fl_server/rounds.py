@@ -153,6 +153,11 @@ def advance(state: RoundState, event: Event) -> Result:
     return rule(state, event)
 
 
+def pick_up(state: RoundState) -> Result:
+    """Go on with a state that was read back from the ledger: an exchange that has all it needs is closed."""
+    return _close_if_done(state) if state.phase is Phase.COLLECTING and state.admitted else (state, ())
+
+
 # Drawing.
 
 
@@ -168,12 +173,15 @@ def _select(state: RoundState) -> Result:
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":
         cohort = draw_bernoulli(state.eligible, policy.rate, draw)
-        goal = len(cohort)
     else:
         cohort = draw_fixed(state.eligible, _cohort_size(policy, policy.clients_per_round), draw)
-        goal = min(policy.clients_per_round, len(cohort))
-    state = replace(state, phase=Phase.COLLECTING, goal=goal, drawn=frozenset(cohort))
+    state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
+    """Updates wanted in a round whose first attempt drew this cohort."""
+    return len(cohort) if policy.sampling == "bernoulli" else min(policy.clients_per_round, len(cohort))
 
 
 def _cohort_size(policy: RoundPolicy, wanted: int) -> int:

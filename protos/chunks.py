@@ -68,9 +68,8 @@ def chunk_spans(size: int, chunk_bytes: int, start: int = 0) -> Iterator[tuple[i
 def encode_chunk(buffer: Buffer, offset: int, length: int) -> bytes:
     """Wire bytes of a stream message that holds this chunk.
 
-    The same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse: all three say `Chunk chunk = 2`. The
-    bytes are those that protobuf itself would write, but the data is copied once instead of three times (into the chunk,
-    into the message, into the output).
+    The same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse: all three say `Chunk chunk = 2`. These
+    are the bytes that protobuf itself would write, but the data is copied once, not thrice (chunk, message, output).
     """
     data = _span(buffer, offset, length)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)

@@ -62,3 +62,83 @@ def test_a_layout_survives_its_manifest(named: dict[str, Tensor]) -> None:
     layout = Layout.of(named, trainable=list(named)[::2])
     wire = layout.to_manifest().SerializeToString()
     assert Layout.from_manifest(tensor_pb2.Manifest.FromString(wire), layout.size_bytes) == layout
+
+
+def test_the_bytes_are_little_endian_and_packed_in_order() -> None:
+    """1 as int16 is 01 00; float32 1.0 is 00 00 80 3f, at the next multiple of 4, and the gap is zero."""
+    named = {"n": torch.tensor(1, dtype=torch.int16), "x": torch.tensor([1.0])}
+    assert pack(named, Layout.of(named)).hex(" ") == "01 00 00 00 00 00 80 3f"
+
+
+def test_strides_do_not_reach_the_wire() -> None:
+    """A transposed tensor is written in the order of its own indices."""
+    x = torch.arange(6.0).view(2, 3)
+    layout = Layout.of({"x": x.t()})
+    assert pack({"x": x.t()}, layout) == pack({"x": x.t().contiguous()}, layout)
+
+
+def test_parameters_that_require_grad_are_packed() -> None:
+    """A model's own parameters can be packed as they are."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    layout = Layout.of({"w": weight})
+    assert torch.equal(unpack(pack({"w": weight}, layout), layout)["w"], torch.ones(2))
+
+
+def test_unpack_copies_nothing() -> None:
+    """What is written through a tensor is in the buffer, and the other way round."""
+    layout = Layout.of({"x": torch.zeros(2)})
+    buffer = bytearray(layout.size_bytes)
+    unpack(buffer, layout)["x"][1] = 1.0
+    assert buffer.hex(" ") == "00 00 00 00 00 00 80 3f"
+
+
+def test_views_keep_their_buffer_alive() -> None:
+    """The caller may forget the bytes: under a freed buffer, these would be another one's."""
+    layout = Layout.of({"x": torch.zeros(1 << 16)})
+    x = unpack(bytes(pack({"x": torch.ones(1 << 16)}, layout)), layout)["x"]
+    others = [b"\xff" * layout.size_bytes for _ in range(8)]
+    assert torch.equal(x, torch.ones(1 << 16))
+    del others  # until here they hold what memory was free
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_can_be_unpacked(kind: type) -> None:
+    """Received bytes, a part of a larger buffer and a writable one do, without a warning."""
+    layout = Layout.of({"x": torch.zeros(2)})
+    assert torch.equal(unpack(kind(bytes(8)), layout)["x"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("size", [7, 9, 0])
+def test_a_buffer_of_another_size_is_refused(size: int) -> None:
+    """A short buffer would be read past its end."""
+    with pytest.raises(LayoutError, match=f"expected a buffer of 8 bytes, got {size}"):
+        unpack(bytes(size), Layout.of({"x": torch.zeros(2)}))
+
+
+def test_a_bool_is_0_or_1() -> None:
+    """torch takes the byte 2 for a bool that is neither true nor false."""
+    with pytest.raises(LayoutError, match="tensor 'mask': expected bytes 0 and 1 for bool, got 2"):
+        unpack(b"\x01\x02", Layout.of({"mask": torch.zeros(2, dtype=torch.bool)}))
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({}, r"tensor 'x': expected shape \(2,\) float32, but it is missing"),
+        ({"x": torch.zeros(1)}, r"expected shape \(2,\) float32, got \(1,\) float32"),
+        ({"x": torch.zeros(2).double()}, r"got \(2,\) float64"),
+        ({"x": torch.zeros(2), "y": torch.zeros(1)}, "tensor 'y': not expected"),
+    ],
+    ids=["missing", "broadcastable", "dtype", "extra"],
+)
+def test_only_the_tensors_of_the_layout_are_packed(named: dict[str, Tensor], words: str) -> None:
+    """A shape that could be broadcast and a dtype that could be cast are errors all the same."""
+    with pytest.raises(LayoutError, match=words):
+        pack(named, Layout.of({"x": torch.zeros(2)}))
+
+
+def test_a_big_endian_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better no training than numbers with their bytes the wrong way round."""
+    monkeypatch.setattr("sys.byteorder", "big")
+    with pytest.raises(RuntimeError, match="expected a little-endian machine"):
+        unpack(b"", Layout.of({}))

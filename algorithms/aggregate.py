@@ -1,0 +1,131 @@
+"""From many updates to one: weights, and sums whose bits depend on nothing but the updates and their order.
+
+Sums are accumulated in float64, one update after the other, and rounded once. Every entry is computed by itself, so
+how the tensors are cut into blocks changes no bit: a coordinator sums blocks that it reads from files, a program that
+holds the updates sums them whole, and both get the same. Callers give updates in the order of client id bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+
+import torch
+
+from algorithms import tree
+from algorithms.base import Algorithm, RoundInfo, ServerState, Tensors, UpdateInfo, Weights
+
+
+BLOCK = 2**16
+"""Entries in a block that stays in a CPU's cache, scratch included: some ten times as fast as a whole large tensor."""
+
+
+def uniform_weights(cohort: Sequence[UpdateInfo]) -> tuple[float, ...]:
+    """p_i = 1 / |S|, with the realised |S|."""
+    _require_updates(cohort)
+    return (1.0 / len(cohort),) * len(cohort)
+
+
+def example_weights(cohort: Sequence[UpdateInfo]) -> tuple[float, ...]:
+    """p_i = n_i / sum_S n_j: over the cohort, not over the population."""
+    _require_updates(cohort)
+    total = sum(update.num_examples for update in cohort)
+    return tuple(update.num_examples / total for update in cohort)
+
+
+WEIGHTS: Mapping[Weights, Callable[[Sequence[UpdateInfo]], tuple[float, ...]]] = {
+    "uniform": uniform_weights,
+    "examples": example_weights,
+}
+
+
+def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequence[float]]) -> list[torch.Tensor]:
+    """sum_i row[i] * blocks[i] for each row of coefficients, in one pass over the blocks.
+
+    Args:
+        blocks: the same slice of each update, any shape, one floating dtype. They are taken one at a time, so a
+            generator that reads files keeps one in memory. None is changed.
+        coefficients: one row for each sum; in a row one number for each block.
+
+    Returns:
+        One tensor for each row, of the blocks' shape and dtype. (To half types torch rounds by way of float32.)
+
+    Raises:
+        ValueError: too few or too many blocks, or blocks of integers or of unlike shape or dtype.
+    """
+    columns = list(zip(*coefficients, strict=True))
+    totals: list[torch.Tensor] = []
+    for block, column in zip(_alike(blocks, len(columns)), columns, strict=True):
+        if not block.is_floating_point():
+            raise ValueError(f"expected blocks of a floating dtype, got {block.dtype}; take the maximum of integers")
+        wide = block.double()
+        totals = totals or [torch.zeros_like(wide) for _ in column]
+        for total, coefficient in zip(totals, column, strict=True):
+            # Not add_(wide, alpha=coefficient): a fused multiply-add may round otherwise at the end of a block.
+            total.add_(wide * coefficient)
+    return [total.to(block.dtype) for total in totals]
+
+
+def maximum(blocks: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The largest value of each entry over the blocks, which are as in `weighted_sums` but of any dtype."""
+    return reduce(torch.maximum, _alike(blocks)).clone()
+
+
+def weighted_sums_of_tensors(updates: Sequence[Tensors], coefficients: Sequence[Sequence[float]]) -> list[Tensors]:
+    """`weighted_sums` of whole updates that are in memory: for each row the sums by name."""
+    results: list[Tensors] = [{} for _ in coefficients]
+    for name, like in _layout_of(updates).items():
+        cuts = zip(*(update[name].flatten().split(BLOCK) for update in updates), strict=True)
+        pieces = [weighted_sums(blocks, coefficients) for blocks in cuts]
+        for result, row in zip(results, zip(*pieces, strict=True), strict=True):
+            result[name] = torch.cat(row).reshape(like.shape)
+    return results
+
+
+def average_buffers(updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    """The model's buffers after a round: floating ones averaged with p_i, integer ones (counters) at their maximum.
+
+    Server optimizers never see buffers: momentum could make a running variance negative; a mean of p_i >= 0 cannot.
+    """
+    return {
+        name: weighted_sums(blocks, [weights])[0] if tensor.is_floating_point() else maximum(blocks)
+        for name, tensor in _layout_of(updates).items()
+        for blocks in [[update[name] for update in updates]]
+    }
+
+
+def apply_updates(
+    algorithm: Algorithm, state: ServerState, updates: Sequence[tuple[UpdateInfo, Tensors]], round_info: RoundInfo
+) -> ServerState:
+    """A whole server step for updates in memory, in any order: the next state, as a coordinator would make it."""
+    ordered = sorted(updates, key=lambda update: update[0].client_id.encode())
+    wanted = algorithm.sums([info for info, _ in ordered], round_info)
+    sums = weighted_sums_of_tensors([delta for _, delta in ordered], [row.coefficients for row in wanted.values()])
+    return algorithm.server_step(state, dict(zip(wanted, sums, strict=True)), round_info)
+
+
+def _layout_of(updates: Sequence[Tensors]) -> Tensors:
+    _require_updates(updates)
+    for update in updates[1:]:
+        tree.check_layout(updates[0], update, "update")
+    return updates[0]
+
+
+def _require_updates(updates: Sequence[object]) -> None:
+    if not updates:
+        raise ValueError("expected at least one update, got none; a round without updates moves nothing")
+
+
+def _alike(blocks: Iterable[torch.Tensor], count: int | None = None) -> Iterator[torch.Tensor]:
+    """The blocks, one at a time: at least one, `count` if given, all of the first one's shape and dtype."""
+    layout: tuple[torch.Size, torch.dtype] | None = None
+    seen = 0
+    for seen, block in enumerate(blocks, start=1):
+        layout = layout or (block.shape, block.dtype)
+        if (block.shape, block.dtype) != layout:
+            raise ValueError(
+                f"expected blocks alike, got {layout} first and {(block.shape, block.dtype)} as number {seen}"
+            )
+        yield block
+    if seen == 0 or seen != (count or seen):
+        raise ValueError(f"expected {count or 'some'} blocks, one for each update, got {seen}")

@@ -1,0 +1,66 @@
+"""Between a torch model and named tensors: what is trained, what is averaged, what stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from algorithms import tree
+from algorithms.base import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """All values of a model, by the names that `named_parameters` and `named_buffers` give them."""
+
+    trainable: Tensors
+    """Parameters with requires_grad: the x of the formulas, and the only tensors that a delta has."""
+    buffers: Tensors
+    """Persistent buffers, floating ones first, then integers: averaged plainly or taken at their maximum."""
+    frozen: Tensors
+    """The other parameters: sent down once, never up."""
+
+
+def read_state(model: nn.Module) -> ModelState:
+    """Copies of the model's values, on its device. A parameter or buffer that is shared appears once."""
+    return ModelState(
+        trainable=tree.map(torch.clone, trainable_views(model)),
+        buffers=tree.map(torch.clone, _buffers(model)),
+        frozen=tree.map(torch.clone, _frozen(model)),
+    )
+
+
+def load_state(model: nn.Module, state: ModelState) -> None:
+    """Copy all of `state` into the model, whatever device each is on.
+
+    Raises:
+        ValueError: a name is missing or unknown, or a shape or dtype is not the model's; nothing was copied then.
+    """
+    parts = (
+        ("trainable parameters", trainable_views(model), state.trainable),
+        ("buffers", _buffers(model), state.buffers),
+        ("frozen parameters", _frozen(model), state.frozen),
+    )
+    for what, current, given in parts:
+        tree.check_layout(current, given, what)
+    for _, current, given in parts:
+        for name, tensor in current.items():
+            tensor.copy_(given[name])
+
+
+def trainable_views(model: nn.Module) -> Tensors:
+    """The trainable parameters outside autograd, sharing their memory: write into a view and the model has changed."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _frozen(model: nn.Module) -> Tensors:
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def _buffers(model: nn.Module) -> Tensors:
+    # Only a state dict tells which buffers are persistent.
+    persistent = model.state_dict().keys()
+    buffers = [(name, buffer.detach()) for name, buffer in model.named_buffers() if name in persistent]
+    return dict(sorted(buffers, key=lambda item: not item[1].is_floating_point()))

@@ -1,0 +1,91 @@
+"""Arithmetic over named tensors: the one place of this package that knows how tensors are gone through.
+
+Functions make new tensors; those whose name ends in an underscore write into their first argument, as in torch. All
+tensors of an operation are handled together (torch._foreach), so that on a GPU a step costs a few kernels and not a few
+for each parameter. Operands are matched by name; the result has the order of the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from algorithms.base import Tensors
+
+
+def map(function: Callable[..., torch.Tensor], first: Tensors, *others: Tensors) -> Tensors:
+    """`function` applied to the tensors of each name."""
+    return {name: function(tensor, *(other[name] for other in others)) for name, tensor in first.items()}
+
+
+def full_like(a: Tensors, value: float) -> Tensors:
+    """Tensors laid out as those of `a`, every entry `value`."""
+    return map(lambda tensor: torch.full_like(tensor, value), a)
+
+
+def add(a: Tensors, b: Tensors, scale: float = 1.0) -> Tensors:
+    """a + scale * b; a scale of 1 is exact."""
+    return _named(a, torch._foreach_add(list(a.values()), _matched(a, b), alpha=scale))
+
+
+def subtract(a: Tensors, b: Tensors) -> Tensors:
+    """a - b."""
+    return _named(a, torch._foreach_sub(list(a.values()), _matched(a, b)))
+
+
+def scale(a: Tensors, factor: float) -> Tensors:
+    """factor * a."""
+    return _named(a, torch._foreach_mul(list(a.values()), factor))
+
+
+def lerp(a: Tensors, b: Tensors, weight: float) -> Tensors:
+    """(1 - weight) * a + weight * b: the moving average of the papers."""
+    return _named(a, torch._foreach_lerp(list(a.values()), _matched(a, b), weight))
+
+
+def norm(a: Tensors) -> torch.Tensor:
+    """One L2 norm over all entries of all tensors, of shape [] and on their device, so that nothing waits for it."""
+    whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(a.values()))))
+    return whole
+
+
+def add_(a: Tensors, b: Tensors, scale: float = 1.0) -> None:
+    """a <- a + scale * b."""
+    torch._foreach_add_(list(a.values()), _matched(a, b), alpha=scale)
+
+
+def scale_(a: Tensors, factor: float | torch.Tensor) -> None:
+    """a <- factor * a; a factor that is a tensor of shape [] stays on its device."""
+    torch._foreach_mul_(list(a.values()), factor)
+
+
+def check_layout(expected: Tensors, given: Tensors, what: str) -> None:
+    """Raise ValueError, naming `what`, unless `given` has the names, shapes and dtypes of `expected`, in any order.
+
+    Without this check torch would broadcast a wrong shape in silence.
+    """
+    missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+    if missing or unknown:
+        raise ValueError(
+            f"{what}: expected the tensors of the model, got some without {missing} and with {unknown} besides; "
+            "check that both sides build the same model"
+        )
+    for name, tensor in expected.items():
+        if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):
+            raise ValueError(
+                f"{what}, tensor {name!r}: expected {_layout(tensor)}, got {_layout(given[name])}; "
+                "check that both sides build the same model"
+            )
+
+
+def _matched(a: Tensors, b: Tensors) -> list[torch.Tensor]:
+    return [b[name] for name in a]
+
+
+def _named(a: Tensors, tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> Tensors:
+    return dict(zip(a, tensors, strict=True))
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
