@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from fl_ops import ca
 from fl_ops.errors import Misused, OpsError
 from fl_ops.failures import Failure, explain
-from fl_ops.settings import Connection
+from fl_ops.settings import Certificates, Connection
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.status import detail_of
 from protos.wire import client_options
@@ -36,10 +36,10 @@ class AdminClient:
             ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
             ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS),
         )
-        if connection.ca is None:
+        if connection.certificates is None:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:
-            self._channel = grpc.secure_channel(connection.server, _credentials(connection), options)
+            self._channel = grpc.secure_channel(connection.server, _credentials(connection.certificates), options)
         self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -128,19 +128,18 @@ class AdminClient:
             stream.cancel()
 
 
-def _credentials(connection: Connection) -> grpc.ChannelCredentials:
-    authority, certificate, key = (_read(path) for path in (connection.ca, connection.cert, connection.key))
+def _credentials(files: Certificates) -> grpc.ChannelCredentials:
+    authority, certificate, key = (_read(path) for path in (files.ca, files.cert, files.key))
     try:
         leaf, _ = ca.load_pair(certificate, key)
     except (ValueError, TypeError) as exc:
-        raise Misused(f"{connection.cert} and {connection.key} are no certificate and key in PEM: {exc}") from exc
+        raise Misused(f"{files.cert} and {files.key} are no certificate and key in PEM: {exc}") from exc
     if leaf.not_valid_after_utc < datetime.now(UTC):
-        raise Misused(f"{connection.cert} ended on {leaf.not_valid_after_utc:%Y-%m-%d}: issue a new one")
+        raise Misused(f"{files.cert} ended on {leaf.not_valid_after_utc:%Y-%m-%d}: issue a new one")
     return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
-def _read(path: Path | None) -> bytes:
-    assert path is not None, "settings give all three files or none"
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:

@@ -86,9 +86,12 @@ def _unavailable(failure: Failure) -> OpsError:
             f"{server} and this command do not accept each other's certificates, or one of the two speaks plain text: "
             f"both need certificates of one authority, and the server's must name the host of {server} ({text})"
         )
+    # A port that is shut, or a name that nobody knows, has nothing to do with certificates.
+    shut = any(word in text.lower() for word in ("refused", "resolution"))
+    hint = "" if shut else "; if one runs there, it may want certificates, or those of another authority"
     return Unreachable(
         f"no coordinator answers at {server}: start one with `fl-server --config server.toml`, or name its admin "
-        f"address with --server; one that runs may want certificates, or has been given another authority's ({text})"
+        f"address with --server{hint} ({text})"
     )
 
 

@@ -10,7 +10,8 @@ from rich.live import Live
 
 from fl_ops import output
 from fl_ops.errors import Exit, Unreachable
-from fl_ops.tables import live_table, run_state
+from fl_ops.states import run_state
+from fl_ops.tables import live_table
 from fl_ops.units import plain
 from fl_ops.watch import RunProgress, event_line, exit_code
 from protos.fl.v1 import admin_pb2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from rich.console import Console, RenderableType
 
 from fl_ops.units import plain
 
+_PIPE_WIDTH = 240
+
 Answer = Message | Mapping[str, Any] | Sequence[Message]
 
 
@@ -20,8 +23,16 @@ def show(answer: Answer, rendering: RenderableType, as_json: bool) -> None:
     """One command's result: `answer` as JSON, or `rendering`."""
     if as_json:
         print(json.dumps(to_json(answer), indent=2))
+    elif isinstance(rendering, str):
+        print(rendering)
     else:
-        Console().print(rendering)
+        _console().print(rendering)
+
+
+def _console() -> Console:
+    """Standard output; a pipe has no width, so that lines are not broken for `grep`."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPE_WIDTH)
 
 
 def show_line(answer: Message) -> None:
@@ -32,11 +43,6 @@ def show_line(answer: Message) -> None:
 def complain(text: str) -> None:
     """An error, on stderr."""
     print(f"error: {plain(text)}", file=sys.stderr)
-
-
-def note(text: str) -> None:
-    """A remark that is no result, on stderr."""
-    print(plain(text), file=sys.stderr)
 
 
 def to_json(answer: Answer) -> Any:

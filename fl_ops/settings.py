@@ -38,13 +38,20 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Certificates:
+    """Files in PEM: the authority's certificate, one's own, and the private key of that."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True)
 class Connection:
-    """A checked way to the coordinator. The three paths are set together; None means plain text."""
+    """A checked way to the coordinator: its address, and whom to trust and who one is. None means plain text."""
 
     server: str
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    certificates: Certificates | None = None
 
 
 def file_path(environ: Mapping[str, str]) -> Path:
@@ -100,10 +107,10 @@ def resolve(layers: Sequence[Layer]) -> Connection:
     missing = [f"--{name}" for name, path in paths.items() if path is None]
     if missing:
         raise Misused(
-            f"expected --ca, --cert and --key for {server}, missing: {', '.join(missing)}. `fl ca init` and "
+            f"{server} wants certificates, missing: {', '.join(missing)}. `fl ca init` and "
             "`fl ca issue admin NAME` make them; --insecure speaks plain text to a coordinator on this machine"
         )
-    return Connection(server, **paths)
+    return Connection(server, Certificates(**paths))
 
 
 def load(flags: Layer) -> Connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_ops import units
+from fl_ops.states import client_state, run_state
 from fl_ops.units import NOTHING
 from fl_ops.watch import Row, RunProgress
 from protos.fl.v1 import admin_pb2
@@ -25,18 +25,6 @@ _STATE_STYLES = {
     "failed": "bold red",
     "banned": "red",
 }
-
-
-def state_name(enum: Any, value: int) -> str:
-    """An enum's value as a word: RUN_STATE_RUNNING is "running". A newer server's value is its number."""
-    described = enum.DESCRIPTOR.values_by_number.get(value)
-    prefix = enum.DESCRIPTOR.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return described.name.removeprefix(prefix).lower() if described else str(value)
-
-
-def run_state(run: admin_pb2.RunStatus) -> str:
-    """A run's state as a word."""
-    return state_name(admin_pb2.RunState, run.state)
 
 
 def rounds_text(run: admin_pb2.RunStatus) -> str:
@@ -124,15 +112,6 @@ def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
             _text(" ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))), _text(client.note),
         )  # fmt: skip
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
-
-
-def client_state(client: admin_pb2.ClientStatus) -> str:
-    """What matters most about a client, as a word or two."""
-    if client.banned:
-        return "banned"
-    state = state_name(admin_pb2.ClientState, client.state)
-    away = client.HasField("availability") and not client.availability.may_train
-    return state + (", draining" if client.draining else "") + (", may not train" if away else "")
 
 
 def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:

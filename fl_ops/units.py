@@ -21,7 +21,7 @@ def size(count: int) -> str:
     if round(count / _STEP**power) == _STEP:
         power += 1
     value = count / _STEP**power
-    digits = 1 if round(value, 1) < 10 else 0  # noqa: PLR2004
+    digits = 1 if round(value, 1) < 10 else 0
     return f"{value:.{digits}f} {_BINARY[power - 1]}"
 
 
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
     """Seconds: 0.42 s, 12.3 s, 3 min 05 s, 2 h 10 min, 3 d 4 h."""
     tenths = round(seconds, 1)
     if tenths < _MINUTE:
-        return f"{seconds:.2f} s" if tenths < 10 else f"{seconds:.1f} s"  # noqa: PLR2004
+        return f"{seconds:.2f} s" if tenths < 10 else f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02} s"

@@ -8,6 +8,7 @@ from typing import Self
 
 from fl_ops import units
 from fl_ops.errors import Exit
+from fl_ops.states import run_state
 from protos.fl.v1 import admin_pb2
 
 SHOWN_ROUNDS = 10
@@ -89,8 +90,10 @@ def event_line(seen: admin_pb2.WatchRunResponse) -> str | None:
         return None
     if seen.event == "snapshot":
         return f"watching {seen.run.run_id}: {seen.run.rounds_done} rounds done" + _because(seen.run.reason)
+    if seen.event == "state":
+        return run_state(seen.run) + _because(seen.detail or seen.run.reason)
     if not seen.HasField("round"):
-        return f"{seen.event.replace('_', ' ')}{_because(seen.detail or seen.run.reason)}"
+        return f"{seen.event.replace('_', ' ')}{_because(seen.detail)}"
     summary = seen.round
     if seen.event == "evaluated":
         values = ", ".join(f"{name} {summary.metrics[name]:.4f}" for name in sorted(summary.metrics))

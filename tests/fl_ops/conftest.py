@@ -26,7 +26,7 @@ class FakeAdmin:
 
     answers: dict[str, Any] = field(default_factory=dict)
     requests: list[Message] = field(default_factory=list)
-    identities: list[list[bytes]] = field(default_factory=list)
+    identities: list[Any] = field(default_factory=list)
     address: str = ""
 
     def fail(self, method: str, code: grpc.StatusCode, text: str, detail: Message | None = None) -> None:
@@ -36,7 +36,7 @@ class FakeAdmin:
     def answer(self, method: str, request: Message, context: grpc.ServicerContext) -> Any:
         """What the canned answer for `method` is; a failure ends the call."""
         self.requests.append(request)
-        self.identities.append(list(context.auth_context().get("x509_subject_alternative_name", [])))
+        self.identities.append(context.auth_context().get("x509_subject_alternative_name"))
         answer = self.answers[method]
         if isinstance(answer, tuple):
             code, text, detail = answer

@@ -95,7 +95,8 @@ def test_late_clocks(authority: ca.Authority) -> None:
 def test_profile(authority: ca.Authority) -> None:
     """P-256 keys, serial numbers that differ, an end entity with one purpose, linked to its issuer's key."""
     (leaf, key), (other, _) = (ca.issue(authority, CLIENT, QUARTER) for _ in range(2))
-    assert isinstance(key.curve, ec.SECP256R1) and key.public_key() == leaf.public_key()
+    assert isinstance(key.curve, ec.SECP256R1)
+    assert key.public_key() == leaf.public_key()
     assert leaf.serial_number != other.serial_number
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -83,7 +83,8 @@ def test_no_overwriting(pki: Path, fl: Any, arguments: list[str]) -> None:
     (pki / "client-new.key").write_text("precious")
     before = {file: file.read_bytes() for file in pki.iterdir()}
     result = fl("ca", *arguments)
-    assert result.exit_code == Exit.MISUSED and "not overwritten" in result.stderr
+    assert result.exit_code == Exit.MISUSED
+    assert "not overwritten" in result.stderr
     assert {file: file.read_bytes() for file in pki.iterdir()} == before
 
 
@@ -109,7 +110,8 @@ def test_refusals(pki: Path, fl: Any, arguments: list[str], words: str) -> None:
     """What cannot be issued exits with 2, says why and leaves no file."""
     before = set(pki.iterdir())
     result = fl("ca", "issue", *arguments)
-    assert result.exit_code == Exit.MISUSED and words in result.stderr
+    assert result.exit_code == Exit.MISUSED
+    assert words in result.stderr
     assert set(pki.iterdir()) == before
 
 
@@ -117,7 +119,8 @@ def test_damaged_authority(pki: Path, fl: Any) -> None:
     """An authority whose files do not fit together is named."""
     (pki / "ca.key").write_bytes((pki / "client-edge-3.key").read_bytes())
     result = fl("ca", "issue", "client", "x")
-    assert result.exit_code == Exit.MISUSED and "are no authority: expected the certificate's own" in result.stderr
+    assert result.exit_code == Exit.MISUSED
+    assert "are no authority: expected the certificate's own" in result.stderr
 
 
 def test_json(pki: Path, fl: Any) -> None:
@@ -131,4 +134,5 @@ def test_wrong_files_for_a_call(pki: Path, fl: Any) -> None:
     """A key that is not the certificate's is found before anything is sent."""
     files = ["--ca", pki / "ca.crt", "--cert", pki / "admin-alice.crt", "--key", pki / "ca.key"]
     result = fl("run", "list", *files)
-    assert result.exit_code == Exit.MISUSED and "own private key" in result.stderr
+    assert result.exit_code == Exit.MISUSED
+    assert "own private key" in result.stderr

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -71,7 +76,8 @@ def test_nobody_listens(fl: Any) -> None:
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         result = fl("run", "list", "--insecure", "--server", address)
     assert result.exit_code == Exit.UNREACHABLE
-    assert address in result.stderr and "fl-server --config" in result.stderr
+    assert address in result.stderr
+    assert "fl-server --config" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["run", "nonsense"], ["run", "show"], ["run", "extend", "x"], ["--nonsense"]])
@@ -102,7 +108,10 @@ def test_version(fl: Any) -> None:
     "arguments",
     [
         [],
-        *(["run", name] for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")),
+        *(
+            ["run", name]
+            for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")
+        ),
         *(["clients", name] for name in ("list", "ban", "unban", "forget", "drain")),
         *(["ca", *names] for names in (["init"], ["issue", "server"], ["issue", "client"], ["issue", "admin"])),
         ["export"],
@@ -115,4 +124,25 @@ def test_help(fl: Any, arguments: list[str]) -> None:
     """Every command explains itself; all but the first take --json."""
     result = fl(*arguments, "--help")
     assert result.exit_code == Exit.OK
-    assert ("--json" in result.stdout) and "Usage: fl" in result.stdout.replace("root", "fl")
+    assert "--json" in result.stdout
+    assert "Usage: fl" in result.stdout.replace("root", "fl")
+
+
+def test_interrupted_process(admin: Any) -> None:
+    """A process that follows a quiet run ends at SIGINT with 130 and nothing on stderr."""
+    over = threading.Event()
+
+    def quiet_run() -> Iterator[admin_pb2.WatchRunResponse]:
+        yield admin_pb2.WatchRunResponse(event="snapshot", run=RUN)
+        over.wait()
+
+    admin.answers["WatchRun"] = quiet_run()
+    arguments = [sys.executable, "-m", "fl_ops", "run", "watch", "digits-1"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "watching digits-1: 3 rounds done\n"
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    over.set()
+    assert (process.returncode, errors) == (Exit.INTERRUPTED, "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from fl_ops.errors import Misused
 from fl_ops.run_file import parse_run, read_run
@@ -46,7 +48,7 @@ def test_whole_file() -> None:
     spec = parse_run(tomllib.loads(WHOLE))
     assert (spec.name, spec.seed, spec.population, spec.labels["site"]) == ("digits-fedcm", 7, 8, "north")
     assert spec.algorithm.parameters["alpha"] == 0.2
-    assert list(spec.task.options["layers"]) == ["a", "b"]
+    assert MessageToDict(spec.task.options) == {"hidden": 32.0, "layers": ["a", "b"], "deep": True}
     assert (spec.local.epochs, spec.round.close, spec.stop.rounds, spec.stop.target) == (5, "cohort", 40, 1.0)
     assert not spec.local.HasField("steps")
 
@@ -82,7 +84,7 @@ def test_largest_seed() -> None:
 )
 def test_wrong_files(text: str, words: list[str]) -> None:
     """A wrong key or value is named by its path, with what was expected, what came and the likely cure."""
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         parse_run(tomllib.loads(text))
     assert all(word in str(caught.value) for word in words), str(caught.value)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_ops.errors import Misused
-from fl_ops.settings import Connection, Layer, file_path, from_environment, from_file, resolve
+from fl_ops.settings import Certificates, Connection, Layer, file_path, from_environment, from_file, resolve
 
 CA, CERT, KEY = Path("ca.crt"), Path("a.crt"), Path("a.key")
 PLAIN = Layer(insecure=True)
@@ -19,7 +19,7 @@ def test_strongest_layer_wins() -> None:
     file = Layer(server="file:1", ca=CA, cert=CERT, key=Path("file.key"))
     environment = from_environment({"FL_ADMIN": "environment:2", "FL_KEY": "environment.key"})
     flags = Layer(server="flag:3")
-    assert resolve([flags, environment, file]) == Connection("flag:3", CA, CERT, Path("environment.key"))
+    assert resolve([flags, environment, file]) == Connection("flag:3", Certificates(CA, CERT, Path("environment.key")))
 
 
 def test_default_server() -> None:
@@ -34,13 +34,13 @@ def test_stronger_plain_text_beats_weaker_certificates() -> None:
 
 def test_stronger_certificates_beat_weaker_plain_text() -> None:
     """Certificates on the command line set aside the environment's FL_INSECURE."""
-    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).key == KEY
+    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).certificates == Certificates(CA, CERT, KEY)
 
 
 @pytest.mark.parametrize("server", ["localhost:1", "127.0.0.9:1", "[::1]:1"])
 def test_plain_text_on_this_machine(server: str) -> None:
     """Plain text is allowed to loopback addresses."""
-    assert resolve([PLAIN, Layer(server=server)]).ca is None
+    assert resolve([PLAIN, Layer(server=server)]).certificates is None
 
 
 @pytest.mark.parametrize("server", ["10.0.0.1:1", "fl.example.org:1", "localhost.example.org:1", "[::]:1"])
@@ -48,7 +48,7 @@ def test_plain_text_elsewhere(server: str) -> None:
     """Plain text to another machine is refused unless it is asked for by its second name too."""
     with pytest.raises(Misused, match="--insecure-remote"):
         resolve([PLAIN, Layer(server=server)])
-    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).ca is None
+    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).certificates is None
 
 
 def test_remote_alone_is_not_plain_text() -> None:
