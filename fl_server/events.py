@@ -1,6 +1,7 @@
 """What the round state machine is told, and what it asks for: frozen values, compared by content.
 
-An event says what happened to one run; a command says what its driver has to do. `rounds.py` turns the one into the other.
+An event says what happened to one run; a command says what its driver has to do. `rounds.py` turns the one into the
+other.
 """
 
 from __future__ import annotations
