@@ -31,11 +31,11 @@ class AdminClient:
 
     def __init__(self, connection: Connection) -> None:
         self._server = connection.server
-        options = (
-            *client_options(),
-            ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
-            ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS),
-        )
+        own = {
+            "grpc.max_receive_message_length": _MAX_ANSWER_BYTES,
+            "grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS,
+        }
+        options = tuple({**dict(client_options()), **own}.items())
         if connection.certificates is None:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_ops import ca, output
 from fl_ops.errors import Misused
-from fl_ops.files import PRIVATE, Target, check_free, write_whole
+from fl_ops.files import PRIVATE, Target, check_free, make_folder, written_whole
 from fl_ops.options import Context, command
 
 app = typer.Typer(no_args_is_help=True, help="Make certificates for a site that has no authority of its own.")
@@ -41,7 +41,7 @@ def init(
         authority = ca.make_authority(name, ca.Validity(_now(), days))
     except ValueError as exc:
         raise Misused(str(exc)) from exc
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(directory)
     pair = _Pair(directory, _AUTHORITY)
     pair.write(authority.certificate, authority.key, "certificates of this authority are in use; take another --dir")
     hint = f"next: `fl ca issue server --dir {directory} --host HOST`; keep {pair.key} secret and off the devices"
@@ -108,13 +108,11 @@ class _Pair:
         targets = (Target(self.key, PRIVATE, self.replace), Target(self.certificate, replace=self.replace))
         for target in targets:
             check_free(target, remedy)
-        write_whole(targets[0], ca.key_pem(key))
-        try:
-            write_whole(targets[1], ca.certificate_pem(certificate))
-        except BaseException:
-            if not self.replace:
-                self.key.unlink(missing_ok=True)
-            raise
+        with written_whole(targets[0]) as key_file, written_whole(targets[1]) as certificate_file:
+            key_file.write(ca.key_pem(key))
+            # Both are on the disk before either takes its place: a full disk parts no pair.
+            key_file.flush()
+            certificate_file.write(ca.certificate_pem(certificate))
 
 
 @dataclass(frozen=True)

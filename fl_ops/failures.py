@@ -30,43 +30,46 @@ def explain(failure: Failure) -> OpsError:
     return _BY_CODE.get(failure.code, _refused)(failure)
 
 
-def _and(text: str) -> str:
-    """The coordinator's own advice, behind ours."""
-    return f". {text}" if text else ""
+def _sentence(failure: Failure, own: str, *facts: str) -> str:
+    """The coordinator's sentence if it states the detail's facts, else our own and then the coordinator's."""
+    if failure.text and all(fact in failure.text for fact in facts):
+        return failure.text
+    return f"{own}. {failure.text}" if failure.text else own
 
 
 def _invalid_field(failure: Failure, detail: errors_pb2.InvalidField) -> OpsError:
-    return Misused(f"{detail.field}: expected {detail.expected}, got {detail.came}{_and(failure.text)}")
+    own = f"{detail.field}: expected {detail.expected}, got {detail.came}"
+    return Misused(_sentence(failure, own, detail.field, detail.expected, detail.came))
 
 
 def _run(failure: Failure, detail: errors_pb2.UnknownRun) -> OpsError:
     if failure.code == "ALREADY_EXISTS":
-        return Refused(f"there is a run {detail.run_id!r} already: choose another --name{_and(failure.text)}")
-    return NotFound(f"no run {detail.run_id!r} at {failure.server}: `fl run list` lists the runs{_and(failure.text)}")
+        own = f"there is a run {detail.run_id!r} already: choose another --name"
+        return Refused(_sentence(failure, own, detail.run_id))
+    own = f"no run {detail.run_id!r} at {failure.server}: `fl run list` lists the runs"
+    return NotFound(_sentence(failure, own, detail.run_id))
 
 
 def _unknown_client(failure: Failure, detail: errors_pb2.UnknownClient) -> OpsError:
-    return NotFound(
-        f"no client {detail.client_id!r} at {failure.server}: `fl clients list` lists the clients{_and(failure.text)}"
-    )
+    own = f"no client {detail.client_id!r} at {failure.server}: `fl clients list` lists the clients"
+    return NotFound(_sentence(failure, own, detail.client_id))
 
 
 def _wrong_run_state(failure: Failure, detail: errors_pb2.WrongRunState) -> OpsError:
-    allowed = " or ".join(detail.allowed_states)
-    return Refused(f"run {detail.run_id!r} is {detail.state}, and this needs one that is {allowed}{_and(failure.text)}")
+    own = f"run {detail.run_id!r} is {detail.state}, and this needs one that is {' or '.join(detail.allowed_states)}"
+    return Refused(_sentence(failure, own, detail.run_id, detail.state, *detail.allowed_states))
 
 
 def _not_allowed(failure: Failure, detail: errors_pb2.NotAllowed) -> OpsError:
     who = repr(detail.identity) if detail.identity else "a caller without a certificate"
-    return NotAllowed(
-        f"{failure.server} does not let {who} do this; needed: {detail.needed}. "
-        f"`fl ca issue admin NAME` makes an admin's certificate{_and(failure.text)}"
-    )
+    own = f"{failure.server} does not let {who} do this; needed: {detail.needed}"
+    sentence = _sentence(failure, own, detail.identity, detail.needed)
+    return NotAllowed(f"{sentence} (`fl ca issue admin NAME` makes an admin's certificate)")
 
 
 def _retry_later(failure: Failure, detail: errors_pb2.RetryLater) -> OpsError:
     seconds = detail.wait.ToTimedelta().total_seconds()
-    return Refused(f"{failure.server} is busy: try again in {seconds:g} s{_and(failure.text)}")
+    return Refused(_sentence(failure, f"{failure.server} is busy: try again in {seconds:g} s", "try again in"))
 
 
 _BY_DETAIL: dict[type[Any], Callable[[Failure, Any], OpsError]] = {
@@ -111,7 +114,7 @@ def _forbidden(failure: Failure) -> OpsError:
 def _unknown_call(failure: Failure) -> OpsError:
     return Refused(
         f"{failure.server} does not know this call: expected the admin address of a coordinator that is no older than "
-        f"this command{_and(failure.text)}"
+        f"this command ({failure.text})"
     )
 
 

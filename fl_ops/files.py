@@ -54,10 +54,10 @@ def written_whole(target: Target) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
 
 
-def write_whole(target: Target, data: bytes) -> None:
-    """`written_whole` for bytes that are at hand."""
-    with written_whole(target) as file:
-        file.write(data)
+def make_folder(path: Path) -> None:
+    """A folder for its owner only, if there is none yet. Raises an `OpsError` when it cannot be made."""
+    with _told(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _place(beside: Path, target: Target) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +138,23 @@ def test_wrong_files_for_a_call(pki: Path, fl: Any) -> None:
     result = fl("run", "list", *files)
     assert result.exit_code == Exit.MISUSED
     assert "own private key" in result.stderr
+
+
+def test_folder_that_cannot_be_made(fl: Any, tmp_path: Path) -> None:
+    """A file where the folder should be is named, without a traceback."""
+    (tmp_path / "pki").write_text("a file")
+    result = fl("ca", "init")
+    assert (result.exit_code, "pki exists already" in result.stderr) == (Exit.MISUSED, True)
+
+
+def test_full_disk(pki: Path, fl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk is full in mid-renewal, the old certificate and its key stay together."""
+    before = {file: file.read_bytes() for file in pki.iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    result = fl("ca", "issue", "client", "edge-3", "--force")
+    assert (result.exit_code, "No space left" in result.stderr) == (Exit.REFUSED, True)
+    assert {file: file.read_bytes() for file in pki.iterdir()} == before

@@ -131,3 +131,10 @@ def test_foreign_text_is_inert(admin: Any, fl: Any) -> None:
     text = fl("clients", "list").stdout
     assert "\x1b" not in text
     assert "[bold]" in text
+
+
+def test_large_fleet(admin: Any, fl: Any) -> None:
+    """A list over the size of other messages (5 MiB) arrives: 10,000 clients with a note of 600 letters are 6 MB."""
+    clients = [admin_pb2.ClientStatus(client_id=f"edge-{n}", note="x" * 600) for n in range(10_000)]
+    admin.answers["ListClients"] = admin_pb2.ListClientsResponse(clients=clients)
+    assert len(json.loads(fl("clients", "list", "--json").stdout)) == len(clients)
