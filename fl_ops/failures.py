@@ -84,7 +84,7 @@ _BY_DETAIL: dict[type[Any], Callable[[Failure, Any], OpsError]] = {
 
 def _unavailable(failure: Failure) -> OpsError:
     server, text = failure.server, failure.text
-    if any(word in text.lower() for word in ("ssl", "tls", "certificate", "handshake")):
+    if any(word in text.lower() for word in ("ssl", "tls", "certificate", "handshake", "verification")):
         return Unreachable(
             f"{server} and this command do not accept each other's certificates, or one of the two speaks plain text: "
             f"both need certificates of one authority, and the server's must name the host of {server} ({text})"

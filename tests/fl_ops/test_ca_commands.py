@@ -72,6 +72,18 @@ def test_plain_text_to_a_tls_port(serve: Callable[..., Any], pki: Path, fl: Any)
     assert "certificates" in result.stderr
 
 
+def test_host_that_the_certificate_does_not_name(serve: Callable[..., Any], fl: Any, tmp_path: Path) -> None:
+    """A server reached by another host than its certificate names is not trusted, and the error says so."""
+    fl("ca", "init")
+    fl("ca", "issue", "server", "--host", "fl.example.org")
+    fl("ca", "issue", "admin", "alice")
+    fake = serve(mutual(tmp_path / "pki"))
+    result = fl("run", "list", *as_who(fake, tmp_path / "pki", "admin-alice"))
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "must name the host" in result.stderr
+    assert fake.requests == []
+
+
 def test_permissions(pki: Path) -> None:
     """Private keys are for their owner only, certificates for everybody, and nothing else is left in the folder."""
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in pki.iterdir()}
