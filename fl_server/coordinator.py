@@ -19,7 +19,7 @@ from fl_server.round_work import CARRY_OUT, outcome_of, reattached, start_deadli
 from fl_server.rounds import Phase, evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
-from fl_server.spool import UpdateKey
+from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, RunRecord, StoreError, UpdateRecord
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
@@ -162,7 +162,7 @@ class Coordinator:
         await start_evaluation(run)
 
     def _is_whole(self, update: UpdateRecord) -> bool:
-        key = UpdateKey(update.run_id, update.round, update.exchange, update.client_id)
+        key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
         try:
             return file_digest(self._parts.spool.path(key, update.digest)) == update.digest
         except OSError:

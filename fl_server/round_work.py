@@ -17,7 +17,7 @@ from fl_server.engine import Diverged, Snapshot, StepNorms
 from fl_server.model_line import until_room
 from fl_server.progress import Progress
 from fl_server.rounds import Phase
-from fl_server.spool import UpdateKey
+from fl_server.spool import SpoolKey
 from fl_server.stop_rules import StopPolicy, stop_reason
 from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreFull, UpdateRecord
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -116,7 +116,7 @@ async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
     state, spool = run.state, run.parts.spool
     updates = await accepted_updates(run, accepted)
     paths = [
-        spool.path(UpdateKey(run.id, state.round, state.exchange, update.client_id), update.digest) for update in updates
+        spool.path(SpoolKey(run.id, state.round, state.exchange, update.client_id), update.digest) for update in updates
     ]
     try:
         norms = await run.model.step(updates, paths)

@@ -18,7 +18,7 @@ from fl_server.admission import Gate, Refused, WrongDigest
 from fl_server.errors import InvalidInput, NotNow, UploadBroken
 from fl_server.parts import Parts
 from fl_server.run import Run
-from fl_server.spool import PartBusy, UpdateKey
+from fl_server.spool import PartBusy, SpoolKey
 from fl_server.spool_parts import PartFile
 from fl_server.store.base import UpdateRecord
 from protos.chunks import ChunkError, check_chunk
@@ -87,7 +87,7 @@ class Uploads:
 
     async def kept_bytes(self, key: ExchangeKey, client: str, digest: bytes) -> int:
         """Where an upload of that digest goes on."""
-        return await self._parts.in_io(self._parts.spool.kept, _update_key(key, client), digest)
+        return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
 
     async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
         part = await self._open(header, client)
@@ -111,7 +111,7 @@ class Uploads:
         digest = digest_bytes(header.digest)
         try:
             part = await self._parts.in_io(
-                self._parts.spool.open_part, _update_key(header.key, client), digest, header.size_bytes
+                self._parts.spool.open_part, _spool_key(header.key, client), digest, header.size_bytes
             )
         except PartBusy as busy:
             raise NotNow("an older stream of this update is still open", BUSY_WAIT_S) from busy
@@ -209,8 +209,8 @@ def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
         raise UploadBroken(upload.key, upload.part.kept_bytes, str(error)) from error
 
 
-def _update_key(key: ExchangeKey, client: str) -> UpdateKey:
-    return UpdateKey(key.run_id, key.round, key.exchange, client)
+def _spool_key(key: ExchangeKey, client: str) -> SpoolKey:
+    return SpoolKey(key.run_id, key.round, key.exchange, client)
 
 
 def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refused | None = None) -> UpdateRecord:
