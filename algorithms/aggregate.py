@@ -15,7 +15,6 @@ import torch
 from algorithms import tree
 from algorithms.base import Algorithm, RoundInfo, ServerState, Tensors, UpdateInfo, Weights
 
-
 BLOCK = 2**16
 """Entries in a block that stays in a CPU's cache, scratch included: some ten times as fast as a whole large tensor."""
 

@@ -48,7 +48,7 @@ class LocalResult:
     """Mean of the steps' losses, each before its step."""
 
 
-def train_locally(
+def train_locally(  # noqa: PLR0913, PLR0917 - what every loop of this kind takes
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -79,7 +79,7 @@ def train_locally(
     for inputs, targets in batches:
         value = loss(model(inputs.to(device)), targets.to(device))
         model.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         d = _gradient(model)
         if settings.max_gradient_norm:
             _clip_(d, settings.max_gradient_norm)

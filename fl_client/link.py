@@ -37,7 +37,7 @@ class Backoff:
     def next(self) -> float:
         """Seconds to wait now."""
         wait, self._next = self._next, min(2 * self._next, self._waits.longest)
-        return wait * random.uniform(0.5, 1.0)  # noqa: S311  spreads a fleet, keeps no secret
+        return wait * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from pathlib import Path
 import blake3
 import torch
 
-from protos.codec import digest_bytes, digest_text
+from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text, unpack
 from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, PayloadKind, RefusalReason, UpdateHeader
-from protos.codec import Entry, Layout, LayoutError, unpack
 
 _READ_BYTES = 1 << 20
 
@@ -136,5 +135,3 @@ def _squares(descriptor: int, entry: Entry) -> list[float]:
 
 def _kind_name(kind: int) -> str:
     return PayloadKind.Name(kind) if kind in PayloadKind.values() else str(kind)
-
-

@@ -138,7 +138,7 @@ class Server:
             run.hold()
         self._parts.fleet.push_all(pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down")))
         ends = time.monotonic() + self.config.drain_grace_s
-        while time.monotonic() < ends and self._busy():
+        while time.monotonic() < ends and self._busy():  # noqa: ASYNC110 - two kinds of work, for seconds only
             await asyncio.sleep(0.05)
 
     def _busy(self) -> bool:

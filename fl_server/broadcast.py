@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import algorithms as fl
-from protos.codec import digest_message, digest_of, digest_text, encode_fetch_stream, pack
+from protos.codec import Layout, digest_message, digest_of, digest_text, encode_fetch_stream, pack
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
-from protos.codec import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Broadcast:
 
     @property
     def kind(self) -> str:
-        """"model", "direction" or "frozen"."""
+        """One of "model", "direction" or "frozen"."""
         return ResourceKind.Name(self.resource.kind).removeprefix("RESOURCE_KIND_").lower()
 
     @property
@@ -40,8 +39,6 @@ def make_broadcast(kind: ResourceKind, tensors: fl.Tensors, layout: Layout, chun
     """Pack, name and encode tensors. One copy of them stays: the messages."""
     buffer = pack(tensors, layout)
     digest = digest_of(buffer)
-    resource = Resource(
-        kind=kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN
-    )
+    resource = Resource(kind=kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN)
     messages = encode_fetch_stream(resource, layout.to_manifest(), buffer, chunk_bytes)
     return Broadcast(resource, digest, messages, chunk_bytes)

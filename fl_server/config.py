@@ -78,8 +78,8 @@ class ServerConfig(Section):
             return self
         if not self.insecure:
             raise ValueError(
-                "expected a [tls] section with cert, key and client_ca (`fl ca init` makes them in a minute); for plain "
-                "text on this machine set insecure = true"
+                "expected a [tls] section with cert, key and client_ca (`fl ca init` makes them in a minute); for "
+                "plain text on this machine set insecure = true"
             )
         for name in ("listen", "admin_listen"):
             address = getattr(self, name)
@@ -93,6 +93,6 @@ class ServerConfig(Section):
     def _needs_client_certificates(self) -> None:
         if self.tls is not None and self.tls.client_ca is None and not is_loopback(split_address(self.admin_listen)[0]):
             raise ValueError(
-                f"admin_listen: {self.admin_listen} can be reached by others, and without tls.client_ca everybody would "
-                "be an admin: set tls.client_ca, or listen on 127.0.0.1"
+                f"admin_listen: {self.admin_listen} can be reached by others, and without tls.client_ca everybody "
+                "would be an admin: set tls.client_ca, or listen on 127.0.0.1"
             )

@@ -136,7 +136,9 @@ class Coordinator:
         commit = await run.model.load()
         if commit is not None and commit.round not in run.log.commits:
             # The crash came between the checkpoint and the ledger's line on it.
-            why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
+            why = HistoryRecord(
+                time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered"
+            )
             await self._parts.ledger.do(store.commit, commit, why)
             run.log.add(commit)
         done = run.model.snapshot.round + 1
@@ -256,5 +258,3 @@ def _require(run: Run, what: str, *allowed: str) -> None:
 
 def _why(run: Run, actor: str, event: str, detail: str = "") -> HistoryRecord:
     return HistoryRecord(time.time(), actor, event, run.id, detail)
-
-

@@ -13,8 +13,8 @@
     |- UploadBroken        the bytes are not what was announced
     '- NotNow              try again after a while
 
-Each error carries the message of errors.proto that tells a program what a person reads in the text. `interceptors.py` turns it
-into a status in one place.
+Each error carries the message of errors.proto that tells a program what a person reads in the text. `interceptors.py`
+turns it into a status in one place.
 """
 
 from __future__ import annotations

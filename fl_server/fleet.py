@@ -1,17 +1,17 @@
 """The clients: who is registered, who is here, who may be drawn, and how to reach each of them.
 
-Presence comes from the Attend streams: a lost stream makes a client suspect, and after the grace lost. Everything known about a
-client is also in the ledger, so that a restarted coordinator knows whom to wait for.
+Presence comes from the Attend streams: a lost stream makes a client suspect, and after the grace lost. Everything
+known about a client is also in the ledger, so that a restarted coordinator knows whom to wait for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -211,8 +211,9 @@ class Fleet:
         return sorted(self._records.values(), key=lambda record: record.client_id.encode())
 
     def state(self, client_id: str) -> str:
-        """"present", "suspect" or "lost"."""
-        return self._roster.state_of(client_id).name.lower()
+        """One of "present", "suspect" or "lost"."""
+        presence = self._roster.state_of(client_id)
+        return presence.value if presence is not None else "lost"
 
     def availability(self, client_id: str) -> pb.Availability:
         """What the client last said."""
@@ -294,8 +295,8 @@ _MAY_TRAIN = pb.Availability(may_train=True)
 _background: set[asyncio.Task[None]] = set()
 
 
-def _in_background(work: object) -> None:
-    task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
 

@@ -1,7 +1,7 @@
 """Who is calling: the name and role that a certificate states, kept for the length of a call.
 
-A certificate names its holder by a URI in its subject alternative name: fl://client/edge-3, fl://admin/alice. Without TLS there
-is no identity, and a caller is who it says it is.
+A certificate names its holder by a URI in its subject alternative name: fl://client/edge-3, fl://admin/alice. Without
+TLS there is no identity, and a caller is who it says it is.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def require_name(client_id: str) -> None:
     """Raise Forbidden if the caller's certificate is another client's."""
     who = caller.get()
     if who is not ANYBODY and who.name != client_id:
-        raise Forbidden(str(who), f"a certificate with the name {client_id!r}, or client_id = {who.name!r} in the client")
+        raise Forbidden(
+            str(who), f"a certificate with the name {client_id!r}, or client_id = {who.name!r} in the client"
+        )
 
 
 def actor() -> str:

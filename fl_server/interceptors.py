@@ -46,9 +46,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler | None:
         """Wrap the method's handler, whatever its kind."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
@@ -89,7 +89,6 @@ class _Call:
         if code is None:
             log.error("rpc_failed", rpc=self.name, error=repr(error), exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator failed in {self.name}: see its log")
-            return
         log.info("rpc_refused", rpc=self.name, code=code.name, caller=str(caller.get()), error=str(error))
         detail = error.detail if isinstance(error, errors.ServerError) else None
         await context.abort(code, str(error), status_metadata(code.value[0], str(error), detail))
@@ -97,11 +96,13 @@ class _Call:
 
 def _identity(context: grpc.aio.ServicerContext) -> Identity:
     auth = context.auth_context()
-    if auth.get("transport_security_type", [b""])[0] != b"ssl" or "x509_common_name" not in auth:
+    if b"ssl" not in auth.get("transport_security_type", ()) or "x509_common_name" not in auth:
         return ANYBODY
     found = from_names(auth.get("x509_subject_alternative_name", ()))
     if found is None:
-        raise errors.Forbidden("a certificate without an fl:// name", "a certificate made by `fl ca issue`, or one like it")
+        raise errors.Forbidden(
+            "a certificate without an fl:// name", "a certificate made by `fl ca issue`, or one like it"
+        )
     return found
 
 
@@ -113,7 +114,7 @@ def _wrap_single(call: _Call, inner: Handler) -> Handler:
             return await inner(request, context)
         except grpc.aio.AbortError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
             await call.fail(context, error)
         finally:
@@ -131,7 +132,7 @@ def _wrap_stream(call: _Call, inner: Handler) -> Handler:
                 yield response
         except grpc.aio.AbortError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
             await call.fail(context, error)
         finally:
@@ -140,7 +141,9 @@ def _wrap_stream(call: _Call, inner: Handler) -> Handler:
     return wrapped
 
 
-_PARTS: dict[tuple[bool, bool], tuple[Callable[..., grpc.RpcMethodHandler], str, Callable[[_Call, Handler], Handler]]] = {
+_PARTS: dict[
+    tuple[bool, bool], tuple[Callable[..., grpc.RpcMethodHandler], str, Callable[[_Call, Handler], Handler]]
+] = {
     (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", _wrap_single),
     (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary", _wrap_single),
     (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream", _wrap_stream),

@@ -31,12 +31,18 @@ class Metrics:
         self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")
         self.last_commit = self._gauge("fl_last_commit_timestamp_seconds", "Time of the last commit.", "run")
-        self.evaluation = self._gauge("fl_evaluation", "Latest evaluation on held-out data, by metric.", "run", "metric")
-        self.norm = self._gauge("fl_norm", "L2 norms of the last round: update (mean), aggregate, direction.", "run", "of")
+        self.evaluation = self._gauge(
+            "fl_evaluation", "Latest evaluation on held-out data, by metric.", "run", "metric"
+        )
+        self.norm = self._gauge(
+            "fl_norm", "L2 norms of the last round: update (mean), aggregate, direction.", "run", "of"
+        )
         self.cosine = self._gauge(
             "fl_update_direction_cosine", "Cosine between the aggregate and the direction it was made with.", "run"
         )
-        self.uploads_in_flight = self._gauge("fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete.")
+        self.uploads_in_flight = self._gauge(
+            "fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete."
+        )
         self.loop_lag = self._histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

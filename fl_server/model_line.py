@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -19,6 +20,8 @@ from fl_server.store.base import CommitRecord, HistoryRecord, StoreError, StoreF
 from fl_server.store.checkpoints import INITIAL
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 NO_ROOM_S = 5.0
 """Wait between attempts at writing to a full disk."""
@@ -40,14 +43,12 @@ class ModelLine:
     @property
     def engine(self) -> Engine:
         """What computes. The run must be loaded."""
-        assert self._engine is not None, "the run is not loaded"
-        return self._engine
+        return _loaded(self._engine)
 
     @property
     def snapshot(self) -> Snapshot:
         """The latest committed model. The run must be loaded."""
-        assert self._snapshot is not None, "the run is not loaded"
-        return self._snapshot
+        return _loaded(self._snapshot)
 
     @property
     def loaded(self) -> bool:
@@ -87,10 +88,10 @@ class ModelLine:
     ) -> CommitRecord:
         """Make what `step` computed the latest model: checkpoint first, then the ledger.
 
-        With a full disk it says so through `no_room` and tries again until there is room; until then the old state stays.
+        With a full disk it says so through `no_room` and tries again until there is room; until then the old state
+        stays.
         """
-        assert self._next is not None, "nothing was computed"
-        snapshot, _ = self._next
+        snapshot, _ = _loaded(self._next)
         broadcasts = await self._parts.in_compute(
             self.engine.broadcasts, snapshot, self._parts.config.limits.chunk_bytes
         )
@@ -133,10 +134,13 @@ async def until_room(write: Callable[[], Awaitable[None]], no_room: Callable[[st
     """Try to write until the disk has room; `no_room` is told of each failure. Nothing is lost meanwhile."""
     while True:
         try:
-            await write()
-            return
+            return await write()
         except StoreFull as error:
             await no_room(str(error))
             await asyncio.sleep(NO_ROOM_S)
 
 
+def _loaded(part: T | None) -> T:
+    if part is None:
+        raise RuntimeError("expected a run that is loaded and, for a commit, has computed its step")
+    return part

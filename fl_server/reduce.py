@@ -1,7 +1,7 @@
 """From the spool to sums: updates are read block by block, so memory does not grow with the cohort.
 
-Every block of every update is read once (pread; a mapped file would count as resident memory), in the order of client ids, and
-enters all the sums that the algorithm asked for. Cutting into blocks changes no bit (`algorithms.aggregate`).
+Every block of every update is read once (pread; a mapped file would count as resident memory), in the order of client
+ids, and enters all the sums that the algorithm asked for. Cutting into blocks changes no bit (`algorithms.aggregate`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[f
 def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[float]) -> fl.Tensors:
     """The buffers after a round: floating ones averaged plainly, integers at their maximum."""
 
-    def reduce_blocks(blocks: Iterator[torch.Tensor], floating: bool) -> list[torch.Tensor]:
-        return fl.weighted_sums(blocks, [weights]) if floating else [fl.maximum(blocks)]
+    def mean(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+        return fl.weighted_sums(blocks, [weights])
+
+    def largest(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+        return [fl.maximum(blocks)]
 
     averaged: fl.Tensors = {}
     for entry in layout.entries:
         if not entry.trainable:
-            floating = entry.dtype.is_floating_point
-            pieces = _by_block(paths, entry, lambda blocks, floating=floating: reduce_blocks(blocks, floating))
+            pieces = _by_block(paths, entry, mean if entry.dtype.is_floating_point else largest)
             averaged[entry.name] = torch.cat([piece for (piece,) in pieces]).view(entry.shape)
     return averaged
 

@@ -20,9 +20,9 @@ from fl_server.rounds import Phase
 from fl_server.spool import SpoolKey
 from fl_server.stop_rules import StopPolicy, stop_reason
 from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreFull, UpdateRecord
+from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
-from protos.codec import digest_message
 from tasks import TaskError
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """One run's life: feeds the round state machine with events, and carries out its commands.
 
-Events come from the fleet, from uploads, from operators and from the run's own work; they are taken one at a time. What takes
-long (step, commit, evaluation) runs beside that and comes back as an event. The order of writes is what makes a crash harmless:
-a cohort is in the ledger before anybody is told, an update before it is acknowledged, a checkpoint before its round is announced.
+Events come from the fleet, from uploads, from operators and from the run's own work; they are taken one at a time.
+What takes long (step, commit, evaluation) runs beside that and comes back as an event. The order of writes is what
+makes a crash harmless: a cohort is in the ledger before anybody is told, an update before it is acknowledged, a
+checkpoint before its round is announced.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """"waiting", "running", "paused", "completed", "stopped" or "failed"."""
+        """One of "waiting", "running", "paused", "completed", "stopped" or "failed"."""
         if self.ended and self.state.ending is not None:
             return self.state.ending[0]
         if self.state.paused:
@@ -166,7 +167,7 @@ class Run:
         if timer := self._timers.pop(kind, None):
             timer.cancel()
 
-    def _applies(self, event: ev.Event) -> bool:
+    def _applies(self, event: ev.Event) -> bool:  # noqa: PLR0911 - a table
         """Whether what was posted still means something: the round may have moved on in between."""
         state = self.state
         match event:
@@ -286,4 +287,3 @@ class Run:
             log.info("client_out", run=self.id, round=self.state.round, client=client, state=state, why=why)
             self.watchers.tell(Progress("client_out", f"{client}: {why}"))
             self.post(ev.ClientOut(client))
-

@@ -80,7 +80,8 @@ class RoundSection(_Section):
             )
         if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
             raise ValueError(
-                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), got {self.min_clients}"
+                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
+                f"got {self.min_clients}"
             )
         return self
 

@@ -136,7 +136,7 @@ def _digest(message: object, field: str) -> bytes:
 
 
 def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
-    """The service's methods as the generated code registers them, but for FetchModel, whose messages are bytes already."""
+    """The service's methods as the generated code has them, but for FetchModel: its messages are bytes already."""
     one, up, down = (
         grpc.unary_unary_rpc_method_handler,
         grpc.stream_unary_rpc_method_handler,
@@ -158,5 +158,5 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-def _method(make, behaviour, request, response):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _method(make, behaviour, request, response):  # type: ignore[no-untyped-def]
     return make(behaviour, request_deserializer=request.FromString, response_serializer=response.SerializeToString)

@@ -67,7 +67,7 @@ class Sessions:
         """The session. Raises UnknownSessionError."""
         session = self._by_id.get(session_id)
         if session is None:
-            raise UnknownSessionError()
+            raise UnknownSessionError
         return session
 
     def of(self, client_id: str) -> Session | None:

@@ -1,8 +1,8 @@
 """The way of an update from the wire to the ledger: header, chunks, trailer; whole or not at all.
 
-The header is judged before a byte of tensors is taken. Each chunk is written once, where it belongs. At the trailer the whole is
-checked, moved into the spool and entered in the ledger; only then is it acknowledged. The first word on a (run, round,
-exchange, client) stands: a repeat gets it again.
+The header is judged before a byte of tensors is taken. Each chunk is written once, where it belongs. At the trailer
+the whole is checked, moved into the spool and entered in the ledger; only then is it acknowledged. The first word on
+a (run, round, exchange, client) stands: a repeat gets it again.
 """
 
 from __future__ import annotations
@@ -178,7 +178,9 @@ class Uploads:
             return _refusal(header, refusal.reason, str(refusal))
         reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
         self._parts.metrics.updates_refused.labels(run.id, reason).inc()
-        log.warning("update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal))
+        log.warning(
+            "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
+        )
         record = _record(header, client, refusal=refusal)
         receipt = await self._enter(run, record)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
@@ -234,8 +236,7 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refus
 
 
 def _receipt(key: ExchangeKey, record: UpdateRecord) -> Receipt:
-    reason = RefusalReason.Value(record.reason) if record.reason else RefusalReason.REFUSAL_REASON_UNSPECIFIED
-    receipt = Receipt(key=key, admitted=record.admitted, reason=reason, detail=record.detail)
+    receipt = Receipt(key=key, admitted=record.admitted, reason=record.reason or None, detail=record.detail)
     if len(record.digest) == 32:
         receipt.digest.CopyFrom(digest_message(record.digest))
     return receipt

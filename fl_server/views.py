@@ -20,7 +20,7 @@ def run_status(run: Run) -> pb.RunStatus:
     status = pb.RunStatus(
         run_id=run.id,
         spec=to_spec(run.config),
-        state=pb.RunState.Value(f"RUN_STATE_{run.status.upper()}"),
+        state=f"RUN_STATE_{run.status.upper()}",
         reason=state.ending[1] if run.ended and state.ending else run.waiting_for,
         rounds_done=len(log.commits),
         phase="" if state.phase is Phase.ENDED else state.phase.value,
@@ -71,7 +71,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
     ]
     return pb.ClientStatus(
         client_id=record.client_id,
-        state=pb.ClientState.Value(f"CLIENT_STATE_{fleet.state(record.client_id).upper()}"),
+        state=f"CLIENT_STATE_{fleet.state(record.client_id).upper()}",
         banned=record.banned,
         draining=record.draining,
         availability=fleet.availability(record.client_id),

@@ -22,7 +22,7 @@ def count_steps(num_examples: int, batch_size: int, *, epochs: int | None = None
     return steps if steps is not None else (epochs or 0) * -(-num_examples // batch_size)
 
 
-def batches(  # noqa: PLR0913 - epochs and steps are one argument in two units
+def batches(  # noqa: PLR0913 - as an epoch of data is asked for everywhere
     examples: Examples, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Shuffled (inputs, targets) batches on the device of `examples`, augmented, for either `epochs` or `steps`.

@@ -1,8 +1,8 @@
 """What the coordinator remembers, and the one interface through which it does.
 
-A `Store` keeps the ledger: runs, attempts, admitted updates, accepted lists, commits, clients and history. Its methods are
-blocking and are called from one worker thread; each call is one transaction and is durable against SIGKILL when it returns.
-Tensor bytes are not here: updates lie in the spool and committed models in checkpoints.
+A `Store` keeps the ledger: runs, attempts, admitted updates, accepted lists, commits, clients and history. Its
+methods are blocking and are called from one worker thread; each call is one transaction and is durable against
+SIGKILL when it returns. Tensor bytes are not here: updates lie in the spool and committed models in checkpoints.
 """
 
 from __future__ import annotations
@@ -190,7 +190,10 @@ class Store(Protocol):
         ...
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange. A second, different list is a StoreError."""
+        """Write down, once and for all, which (client, digest) make the exchange.
+
+        Another list for the same exchange is a StoreError.
+        """
         ...
 
     def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:

@@ -133,7 +133,7 @@ class SqlStore:
         query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange)
         return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
 
-    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:  # noqa: PLR0913, PLR0917
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Take back the line of an update whose file is torn or gone, so that it can be sent again.
 
         Where there is no such line nothing is done, and nothing is explained.

@@ -196,14 +196,14 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     # the service
 
-    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:  # noqa: N802
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """Open session number n."""
         await self._note("Register", request)
         await self._fail("Register", context)
         limits = pb.Limits(chunk_bytes=self.chunk_bytes)
         return pb.RegisterResponse(session_id=f"s{len(self.calls['Register'])}", protocol=1, limits=limits)
 
-    async def Attend(self, request: pb.AttendRequest, context: Any) -> AsyncIterator[pb.AttendResponse]:  # noqa: N802
+    async def Attend(self, request: pb.AttendRequest, context: Any) -> AsyncIterator[pb.AttendResponse]:
         """Attached, what is outstanding, then whatever is pushed."""
         await self._fail("Attend", context)
         stream = self.streams[request.session_id] = asyncio.Queue()
@@ -214,7 +214,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         while (pushed := await stream.get()) is not None:
             yield pushed
 
-    async def FetchModel(self, request: pb.FetchModelRequest, context: Any) -> AsyncIterator[pb.FetchModelResponse]:  # noqa: N802
+    async def FetchModel(self, request: pb.FetchModelRequest, context: Any) -> AsyncIterator[pb.FetchModelResponse]:
         """The bundle from the chunk border at or below the offset. A fault is a number of chunks before the cut."""
         await self._note("FetchModel", request)
         resource, layout, data = self.bundles[request.digest.value]
@@ -232,7 +232,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 chunk.data = bytes(length)[:-1] + b"\x01"
             yield pb.FetchModelResponse(chunk=chunk)
 
-    async def QueryUpload(self, request: pb.QueryUploadRequest, context: Any) -> pb.QueryUploadResponse:  # noqa: N802
+    async def QueryUpload(self, request: pb.QueryUploadRequest, context: Any) -> pb.QueryUploadResponse:
         """What is kept, or the receipt."""
         await self._note("QueryUpload", request)
         await self._fail("QueryUpload", context)
@@ -240,7 +240,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             kept_bytes=len(self.kept[request.digest.value]), receipt=self.receipts.get(str(request.key))
         )
 
-    async def SubmitUpdate(self, requests: AsyncIterator[Any], context: Any) -> pb.SubmitUpdateResponse:  # noqa: N802
+    async def SubmitUpdate(self, requests: AsyncIterator[Any], context: Any) -> pb.SubmitUpdateResponse:
         """Keep every chunk; a fault is a number of chunks before the cut."""
         cut = self.faults["cut_upload"].pop(0) if self.faults["cut_upload"] else None
         header, chunks = training_pb2.UpdateHeader(), 0
@@ -264,12 +264,12 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         await self._note("admitted", header)
         return pb.SubmitUpdateResponse(receipt=receipt)
 
-    async def ReportStatus(self, request: pb.ReportStatusRequest, context: Any) -> pb.ReportStatusResponse:  # noqa: N802
+    async def ReportStatus(self, request: pb.ReportStatusRequest, context: Any) -> pb.ReportStatusResponse:
         """Note it."""
         await self._note("ReportStatus", request)
         return pb.ReportStatusResponse()
 
-    async def ReportEvaluation(self, request: pb.ReportEvaluationRequest, context: Any) -> pb.ReportEvaluationResponse:  # noqa: N802
+    async def ReportEvaluation(self, request: pb.ReportEvaluationRequest, context: Any) -> pb.ReportEvaluationResponse:
         """Note it."""
         await self._note("ReportEvaluation", request)
         return pb.ReportEvaluationResponse()
@@ -311,7 +311,7 @@ class Running:
     async def until(self, true: Callable[[], Any]) -> None:
         """Wait until something in the daemon is so."""
         async with asyncio.timeout(PATIENCE):
-            while not true():  # noqa: ASYNC110  what is waited for changes in other threads too
+            while not true():
                 await asyncio.sleep(0.005)
 
     def count(self, name: str, **labels: str) -> float:

@@ -24,7 +24,7 @@ from protos.fl.v1 import coordinator_pb2_grpc
 class Register(coordinator_pb2_grpc.CoordinatorServicer):
     """Answers every registration."""
 
-    async def Register(self, request, context):  # noqa: N802
+    async def Register(self, request, context):
         """The session's id is the client's."""
         return pb.RegisterResponse(session_id=request.client_id)
 

@@ -83,7 +83,7 @@ print(draw_fixed("abcdefgh", 3, draw), draw_bernoulli("abcdefgh", 0.3, draw), tr
 
 
 def test_tickets_stay_what_they_are() -> None:
-    """A ticket is the big-endian BLAKE2b-64 of its parts: another version that drew otherwise would break restarts.
+    r"""A ticket is the big-endian BLAKE2b-64 of its parts: another version that drew otherwise would break restarts.
 
     Made by `printf 'fixed\\x1f7\\x1f0\\x1f0\\x1fa' | b2sum -l 64`.
     """

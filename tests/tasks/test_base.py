@@ -51,7 +51,7 @@ def test_a_task_needs_no_base_class(tiny):
 def test_what_a_tasks_code_raises_is_named_and_kept():
     """An exception inside task_code becomes a TaskError with the place in its message and the exception as cause."""
     with pytest.raises(TaskError, match=r"^the loss raised ZeroDivisionError: ") as caught, task_code("the loss"):
-        1 / 0  # noqa: B018 - raises on purpose
+        1 / 0
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
