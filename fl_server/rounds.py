@@ -1,7 +1,7 @@
 """The life of a run's rounds as a state machine without I/O: event in, (state, commands) out.
 
     SELECTING --draw--> COLLECTING --closes--> STEPPING --> COMMITTING --> (EVALUATING) --> SELECTING
-                          |    ^                                                      \\-> ENDED
+                          |    ^                                                      '-> ENDED
                           |    '--reduced-- REDUCING <--closes, and the method has another exchange--.
                           '--------------------------------------------------------------------------'
 
