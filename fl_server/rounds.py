@@ -42,6 +42,7 @@ from fl_server.events import (
     Extended,
     OpenAttempt,
     PauseRequested,
+    PickedUp,
     ReduceExchange,
     ResumeRequested,
     RetryDue,
@@ -168,12 +169,15 @@ def _select(state: RoundState) -> Result:
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":
         cohort = draw_bernoulli(state.eligible, policy.rate, draw)
-        goal = len(cohort)
     else:
         cohort = draw_fixed(state.eligible, _cohort_size(policy, policy.clients_per_round), draw)
-        goal = min(policy.clients_per_round, len(cohort))
-    state = replace(state, phase=Phase.COLLECTING, goal=goal, drawn=frozenset(cohort))
+    state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
+    """Updates wanted in a round whose first attempt drew this cohort."""
+    return len(cohort) if policy.sampling == "bernoulli" else min(policy.clients_per_round, len(cohort))
 
 
 def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
@@ -232,6 +236,12 @@ def _close_if_done(state: RoundState) -> Result:
     if state.outstanding:
         return state, ()
     return _close(state) if count >= state.quorum else _next_attempt(state)
+
+
+def _picked_up(state: RoundState, event: PickedUp) -> Result:
+    """Go on where the ledger says: an exchange that has all it needs is closed."""
+    del event
+    return _close_if_done(state)
 
 
 def _deadline(state: RoundState, event: DeadlinePassed) -> Result:
@@ -302,14 +312,22 @@ def _stepped(state: RoundState, event: Stepped) -> Result:
 
 def _committed(state: RoundState, event: Committed) -> Result:
     del event
-    policy = state.policy
-    last = state.round + 1 >= state.rounds or state.ending is not None
-    evaluate = policy.evaluate_every > 0 and (last or (state.round + 1) % policy.evaluate_every == 0)
+    evaluate = evaluation_due(state, state.round)
     announce = Announce(state.round, state.accepted, state.drawn, evaluate)
-    if evaluate and (last or policy.await_evaluation):
+    if evaluate and (_is_last(state, state.round) or state.policy.await_evaluation):
         return replace(_next_round(state), phase=Phase.EVALUATING), (announce,)
     state, commands = _go_on(_next_round(state))
     return state, (announce, *commands)
+
+
+def evaluation_due(state: RoundState, round: int) -> bool:
+    """Whether a committed round is to be evaluated: every so many, and the last."""
+    every = state.policy.evaluate_every
+    return every > 0 and (_is_last(state, round) or (round + 1) % every == 0)
+
+
+def _is_last(state: RoundState, round: int) -> bool:
+    return round + 1 >= state.rounds or state.ending is not None
 
 
 def _evaluated(state: RoundState, event: Evaluated) -> Result:
@@ -394,6 +412,7 @@ RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, RetryDue): _retry,
     (Phase.SELECTING, ClientBack): _client_returns,
     (Phase.COLLECTING, UpdateAdmitted): _admit,
+    (Phase.COLLECTING, PickedUp): _picked_up,
     (Phase.COLLECTING, ClientOut): _client_out,
     (Phase.COLLECTING, ClientBack): _client_back,
     (Phase.COLLECTING, DeadlinePassed): _deadline,
