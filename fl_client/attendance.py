@@ -8,7 +8,16 @@ from contextlib import aclosing
 import structlog
 
 from fl_client.desk import Desk
-from fl_client.errors import Fenced, NotAllowed, ProtocolMismatch, Refused, SessionLost, TransportError
+from fl_client.errors import (
+    ClientError,
+    Fenced,
+    NotAllowed,
+    ProtocolMismatch,
+    Refused,
+    SessionLost,
+    StartError,
+    TransportError,
+)
 from fl_client.link import Backoff, Link, Session
 from fl_client.transport import Connect, Connection
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -43,14 +52,14 @@ class Attendance:
                     raise
                 self._session = None
                 wait, why = backoff.next(), str(error)
-            except (ProtocolMismatch, NotAllowed, Refused) as error:
+            except (ProtocolMismatch, NotAllowed, Refused, StartError) as error:
                 self._session = None
                 wait, why = self._link.waits.blocked, str(error)
                 log.error("refused", reason=why, todo=_TODO[type(error)])
             except TransportError as error:
                 wait, why = (backoff.next() if error.wait is None else error.wait), str(error)
             log.warning("disconnected", server=self._server, reason=why, next_try_seconds=round(wait, 1))
-            desk.disconnected(why)
+            desk.disconnected()
             await asyncio.sleep(wait)
 
     async def _attend(self, desk: Desk, backoff: Backoff) -> tuple[float | None, str]:
@@ -81,7 +90,7 @@ class Attendance:
     async def _register(self, connection: Connection, desk: Desk) -> pb.RegisterResponse:
         request = pb.RegisterRequest()
         request.CopyFrom(self._hello)
-        request.pending.extend(desk.pending())
+        request.pending.extend(await asyncio.to_thread(desk.pending))
         response = await connection.register(request)
         log.info("registered", client=request.client_id, protocol=response.protocol)
         for outcome in response.outcomes:
@@ -96,8 +105,9 @@ def _session_of(response: pb.RegisterResponse, connection: Connection) -> Sessio
     return Session(response.session_id, connection, best, largest)
 
 
-_TODO: dict[type[TransportError], str] = {
+_TODO: dict[type[ClientError], str] = {
     ProtocolMismatch: "upgrade the older side; this daemon tries again meanwhile",
     NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",
+    StartError: "put the file back; this daemon tries again meanwhile",
     Refused: "compare this daemon's configuration and version with the coordinator's",
 }

@@ -54,7 +54,7 @@ class Desk:
 
     def pending(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the updates whose outcome has not been heard."""
-        return self._updates.keys()
+        return self._updates.unsettled()
 
     def attached(self) -> None:
         """The coordinator's stream is open."""
@@ -62,11 +62,11 @@ class Desk:
         self._metrics.connects.labels("attached").inc()
         self._say_idle("waiting for work")
 
-    def disconnected(self, why: str) -> None:
+    def disconnected(self) -> None:
         """The stream is closed. Work goes on."""
         self._metrics.attached.set(0)
         self._metrics.connects.labels("failed").inc()
-        self._say_idle(f"disconnected: {why}")
+        self._say_idle("not connected, trying again")
 
     def clear(self) -> None:
         """End all work; nothing is reported."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 import structlog
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 from structlog.types import Processor
 
@@ -22,7 +23,7 @@ class Progress:
     def say(self, state: str) -> None:
         """Show a state: "waiting for work", "round 3: step 4 of 40, loss 0.31"."""
         if self._status is not None:
-            self._status.update(state)
+            self._status.update(escape(state))
 
 
 @contextmanager

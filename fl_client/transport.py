@@ -231,8 +231,11 @@ _WORDS = (
     ("Invalid private key", "tls.key is not the private key of tls.cert"),
     ("DNS resolution failed", "the host name is not known"),
     ("Domain name not found", "the host name is not known"),
-    ("UNIMPLEMENTED", "what answers there is not a coordinator"),
-    ("failed to connect.*Socket closed", "what answers closes the connection; does it speak TLS, and know this device's CA?"),
+    ("Method not found|unimplemented", "what answers there is not a coordinator"),
+    (
+        "failed to connect.*Socket closed",
+        "what answers closes the connection; does it speak TLS, and know this device's CA?",
+    ),
     ("Trying to connect an http1.x server", "what answers there is not a coordinator, or it speaks TLS only"),
 )
 

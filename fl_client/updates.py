@@ -94,7 +94,7 @@ class PendingUpdates:
         with suppress(FileNotFoundError):
             self._path(key).unlink()
 
-    def keys(self) -> list[training_pb2.ExchangeKey]:
+    def unsettled(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the updates kept, oldest first."""
         return [update.header.key for update in map(_read, self._files()) if update is not None]
 

@@ -11,7 +11,7 @@ import structlog
 
 from fl_client import uploads
 from fl_client.bundles import BundleCache
-from fl_client.errors import NotAllowed, Refused, ResourceGone, WorkFailed
+from fl_client.errors import NotAllowed, Refused, ResourceGone, TransportError, WorkFailed
 from fl_client.link import Link, Session
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
@@ -150,7 +150,7 @@ class Work:
         async def report(session: Session) -> None:
             await session.connection.report_status(pb.ReportStatusRequest(session_id=session.id, failures=[told]))
 
-        with suppress(Refused, NotAllowed):
+        with suppress(TransportError):
             await self._tools.link.patiently(report)
 
     def _on_step(self, key: Key, check: Callable[[], None]) -> OnStep:

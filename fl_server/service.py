@@ -15,7 +15,8 @@ from fl_server.uploads import Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
-from protos.fl.v1.training_pb2 import FailureReason, Receipt, RefusalReason
+from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.fl.v1.training_pb2 import Receipt, RefusalReason
 from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
 
 log = structlog.get_logger()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fl_client.app import Instruments, build
 from fl_client.config import ClientConfig
-from fl_client.errors import Fenced
 from fl_client.data import LocalTask
+from fl_client.errors import Fenced
 from fl_client.link import Waits
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
@@ -56,7 +56,7 @@ class TinyModel(nn.Module):
 
 
 class TinyTask:
-    """Inputs 1 and 2 with targets 2 and 4. Tells when a step has begun, and raises when it is told to."""
+    """Inputs 1 and 2 with targets 2 and 4. Tells when a step has begun; blocks or raises when it is told to."""
 
     version = "1"
 
@@ -65,6 +65,7 @@ class TinyTask:
         self.steps = 0
         self.started = threading.Event()
         self.error: Exception | None = None
+        self.block: threading.Event | None = None
 
     def model(self) -> nn.Module:
         """w of `size` numbers."""
@@ -74,6 +75,8 @@ class TinyTask:
         """Mean square error."""
         self.steps += 1
         self.started.set()
+        if self.block is not None:
+            self.block.wait()
         if self.error is not None:
             raise self.error
         return ((output - target) ** 2).mean()
@@ -150,7 +153,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.outstanding.append(pb.AttendResponse(assignment=assignment))
         self.push(assignment=assignment)
 
-    def publish(self, kind: tensor_pb2.ResourceKind, tensors: dict[str, Tensor], trainable: set[str]) -> tensor_pb2.Resource:
+    def publish(
+        self, kind: tensor_pb2.ResourceKind, tensors: dict[str, Tensor], trainable: set[str]
+    ) -> tensor_pb2.Resource:
         """Make a bundle that can be fetched."""
         layout = codec.Layout.of(tensors, trainable)
         data = bytes(codec.pack(tensors, layout))
@@ -306,7 +311,7 @@ class Running:
     async def until(self, true: Callable[[], Any]) -> None:
         """Wait until something in the daemon is so."""
         async with asyncio.timeout(PATIENCE):
-            while not true():
+            while not true():  # noqa: ASYNC110  what is waited for changes in other threads too
                 await asyncio.sleep(0.005)
 
     def count(self, name: str, **labels: str) -> float:
@@ -364,9 +369,9 @@ def silent_coordinator() -> FakeCoordinator:
 
 
 @pytest.fixture
-def fleet(coordinator: FakeCoordinator, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(coordinator: FakeCoordinator, tmp_path: Path) -> Fleet:
     """Daemons of the coordinator."""
-    yield Fleet(coordinator, tmp_path / "state")
+    return Fleet(coordinator, tmp_path / "state")
 
 
 @pytest.fixture

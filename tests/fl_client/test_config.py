@@ -78,7 +78,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_plain_text_over_a_network_can_be_asked_for_by_two_names(tmp_path):
     """insecure and insecure_remote together are taken as meant."""
-    text = GOOD.replace("127.0.0.1:7070", "10.1.2.3:7070").replace("insecure = true", "insecure = true\ninsecure_remote = true")
+    text = GOOD.replace("127.0.0.1:7070", "10.1.2.3:7070").replace(
+        "insecure = true", "insecure = true\ninsecure_remote = true"
+    )
     assert load(tmp_path, text).server == "10.1.2.3:7070"
 
 

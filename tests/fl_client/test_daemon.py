@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def values(update):
 
 
 async def test_an_assignment_becomes_an_update(fleet, coordinator):
-    """One step from w = 0: gradient mean(2x(wx - t)) = ((-4) + (-16))/2 = -10, so delta = 0.1; seen goes from 5 to 6."""
+    """From w = 0 the gradient mean(2x(wx - t)) is ((-4) + (-16))/2 = -10, so delta = 0.1; seen goes from 5 to 6."""
     async with fleet.daemon():
         coordinator.assign(coordinator.assignment())
         await coordinator.until(lambda: coordinator.calls["Attend"])
@@ -91,6 +92,18 @@ async def test_stopping_ends_training_and_says_so(fleet, coordinator):
     (status,) = coordinator.calls["ReportStatus"]
     assert status.availability.reason == pb.UNAVAILABLE_REASON_STOPPING
     assert not coordinator.updates
+
+
+async def test_a_step_that_does_not_end_does_not_keep_the_daemon(fleet, coordinator):
+    """Told to stop while a step hangs, the daemon leaves and says that its thread is not idle."""
+    fleet.task.block = threading.Event()
+    async with fleet.daemon() as daemon:
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.push(assignment=coordinator.assignment())
+        await asyncio.to_thread(fleet.task.started.wait)
+        daemon.stop.set()
+        assert await daemon.task is False
+        fleet.task.block.set()
 
 
 async def test_another_daemon_with_the_identity_ends_this_one(fleet, coordinator):

@@ -112,7 +112,7 @@ async def test_an_upload_that_never_will_be_taken_is_dropped(fleet, coordinator)
         await coordinator.until(lambda: coordinator.calls["SubmitUpdate"])
         coordinator.assign(coordinator.assignment(1))
         await coordinator.until(lambda: 1 in coordinator.updates)
-    assert PendingUpdates(fleet.folder / "pending").keys() == [coordinator.updates[1][0].key]
+    assert PendingUpdates(fleet.folder / "pending").unsettled() == [coordinator.updates[1][0].key]
 
 
 async def test_a_restarted_coordinator_gets_the_same_work(silent_coordinator, make_fleet):
@@ -183,11 +183,11 @@ async def test_an_outcome_settles_the_kept_update(fleet, coordinator, counted):
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.assign(coordinator.assignment(0))
         await coordinator.until(lambda: coordinator.updates)
-        assert PendingUpdates(fleet.folder / "pending").keys() == [coordinator.updates[0][0].key]
+        assert PendingUpdates(fleet.folder / "pending").unsettled() == [coordinator.updates[0][0].key]
         coordinator.push(outcome=training_pb2.Outcome(key=coordinator.updates[0][0].key, counted=counted))
         coordinator.assign(coordinator.assignment(1))
         await coordinator.until(lambda: 1 in coordinator.updates)
-    assert PendingUpdates(fleet.folder / "pending").keys() == [coordinator.updates[1][0].key]
+    assert PendingUpdates(fleet.folder / "pending").unsettled() == [coordinator.updates[1][0].key]
 
 
 async def test_the_retry_window_of_a_stream_is_kept(fleet, coordinator):

@@ -158,3 +158,15 @@ async def test_tls_to_a_plain_text_coordinator_is_told(pki, coordinator):
     """The message says on which side to change what."""
     with pytest.raises(Unreachable, match="speaks plain text, this daemon TLS"):
         await register(coordinator.port, TlsFiles(pki / "ca.pem", pki / "edge.pem", pki / "edge.key"))
+
+
+async def test_another_kind_of_server_is_told(pki):
+    """A grpc server without the Coordinator service."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        with pytest.raises(Unreachable, match="is not a coordinator"):
+            await register(port, None)
+    finally:
+        await server.stop(None)

@@ -48,7 +48,7 @@ def start(tmp_path, free_port):
     started = []
 
     def start(*arguments):
-        process = subprocess.Popen(  # noqa: S603  our own program
+        process = subprocess.Popen(
             [sys.executable, "-m", "fl_client", *(arguments or ("--config", "client.toml"))],
             cwd=tmp_path,
             env={"PYTHONPATH": str(ROOT), "PATH": ""},
