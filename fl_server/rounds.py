@@ -183,7 +183,7 @@ def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
 def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
     if policy.close == "cohort":
         return wanted
-    # 50 * 1.1 is 55.00000000000001 in floating point, and means 11.
+    # 50 * 1.1 is 55.00000000000001 in floating point, and means 55.
     return math.ceil(round(wanted * policy.over_selection, 6))
 
 

@@ -25,6 +25,7 @@ from fl_server.events import (
     Extended,
     OpenAttempt,
     PauseRequested,
+    PickedUp,
     ReduceExchange,
     ResumeRequested,
     RetryDue,
@@ -56,7 +57,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
     st.builds(ClientOut, clients),
     st.builds(ClientBack, clients),
-    st.sampled_from((DeadlinePassed(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated())),
+    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated())),
     st.sampled_from((PauseRequested(), ResumeRequested())),
     st.builds(Extended, st.integers(0, 6)),
 )
@@ -212,7 +213,7 @@ def expected_next(state: RoundState) -> Event:
     }[state.phase]
 
 
-class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, name-defined]
+class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
     """Some 10,000 events in any order break no invariant, and each run that they lead to can end."""
 
     settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
