@@ -108,8 +108,8 @@ class EndRequested:
 
 
 Event = (
-    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced |
-    Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
+    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced
+    | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-r"""The life of a run's rounds as a state machine without I/O: event in, (state, commands) out.
+"""The life of a run's rounds as a state machine without I/O: event in, (state, commands) out.
 
     SELECTING --draw--> COLLECTING --closes--> STEPPING --> COMMITTING --> (EVALUATING) --> SELECTING
-                          |    ^                                                      \-> ENDED
+                          |    ^                                                      '-> ENDED
                           |    '--reduced-- REDUCING <--closes, and the method has another exchange--.
                           '--------------------------------------------------------------------------'
 
@@ -183,7 +183,7 @@ def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
 def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
     if policy.close == "cohort":
         return wanted
-    # 50 * 1.1 is 55.00000000000001 in floating point, and means 11.
+    # 50 * 1.1 is 55.00000000000001 in floating point, and means 55.
     return math.ceil(round(wanted * policy.over_selection, 6))
 
 

@@ -181,7 +181,7 @@ class Run:
             case ev.DeadlinePassed():
                 return state.phase is Phase.COLLECTING
             case ev.RetryDue():
-                return state.phase is Phase.SELECTING
+                return state.phase is Phase.SELECTING and state.goal > 0
             case ev.Evaluated():
                 return state.phase is Phase.EVALUATING
         return not self.ended

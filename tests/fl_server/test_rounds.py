@@ -25,6 +25,7 @@ from fl_server.events import (
     Extended,
     OpenAttempt,
     PauseRequested,
+    PickedUp,
     ReduceExchange,
     ResumeRequested,
     RetryDue,
@@ -87,8 +88,8 @@ SAMPLES = {
 """Of the cohort a, b, c of a run of one round, a has delivered, c is out and b still works."""
 EVENTS: tuple[Event, ...] = (
     RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientOut("b"), ClientBack("c"),
-    DeadlinePassed(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated(), PauseRequested(),
-    ResumeRequested(), Extended(9), STOP,
+    DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated(),
+    PauseRequested(), ResumeRequested(), Extended(9), STOP,
 )  # fmt: skip
 NEXT = {
     (Phase.SELECTING, RosterChanged): Phase.COLLECTING,
@@ -99,6 +100,7 @@ NEXT = {
     (Phase.COLLECTING, ClientOut): Phase.SELECTING,
     (Phase.COLLECTING, ClientBack): Phase.COLLECTING,
     (Phase.COLLECTING, DeadlinePassed): Phase.COLLECTING,
+    (Phase.COLLECTING, PickedUp): Phase.COLLECTING,
     (Phase.COLLECTING, EndRequested): Phase.ENDED,
     (Phase.REDUCING, ExchangeReduced): Phase.COLLECTING,
     (Phase.REDUCING, EndRequested): Phase.ENDED,
@@ -185,9 +187,8 @@ def test_no_replacement_is_drawn_before_the_roster_is_settled() -> None:
 
 def test_a_first_draw_waits_for_min_clients() -> None:
     """Below min_clients the run says how many are missing; with enough it draws."""
-    start = RoundState(RoundPolicy(seed=7, min_clients=3, clients_per_round=2), rounds=1)
-    state, commands = play(start, RosterChanged(("a", "b"), settled=True))
-    assert (state.phase, commands) == (Phase.SELECTING, [AwaitClients(needed=3, present=2)])
+    state = collecting("ab", min_clients=3, clients_per_round=2)
+    assert advance(state, ResumeRequested()) == (state, (AwaitClients(needed=3, present=2),))
     assert len(advance(state, RosterChanged(("a", "b", "c"), settled=True))[0].drawn) == 2
 
 
@@ -206,8 +207,8 @@ def test_bernoulli_draws_a_goal_of_its_own_size() -> None:
 @pytest.mark.parametrize(("wanted", "factor", "drawn"), [(10, 1.3, 13), (50, 1.1, 55), (4, 1.3, 6), (3, 1.0, 3)])
 def test_over_selection_rounds_up_once(wanted: int, factor: float, drawn: int) -> None:
     """ceil(wanted * factor) clients are drawn: 4 * 1.3 = 5.2 -> 6, and 50 * 1.1 is 55 although floats make it more."""
-    clients = "".join(map(chr, range(0x100, 0x100 + 60)))
-    state = collecting(clients, clients_per_round=wanted, close="goal", over_selection=factor)
+    many = "".join(map(chr, range(256, 320)))
+    state = collecting(many, clients_per_round=wanted, close="goal", over_selection=factor)
     assert (state.goal, len(state.drawn)) == (wanted, drawn)
 
 
@@ -319,6 +320,11 @@ def test_a_retry_needs_a_round_that_was_drawn() -> None:
     """A retry timer that outlives its round is refused: it would change which cohort the next round draws."""
     with pytest.raises(UnexpectedEvent, match="has not been drawn"):
         advance(RoundState(RoundPolicy(seed=7), rounds=1), RetryDue())
+
+
+def test_a_round_that_is_picked_up_complete_is_closed() -> None:
+    """After a restart the ledger may hold all that was wanted: no event but the restart itself would close it."""
+    assert advance(replace(collecting(), admitted=accepted("cab")), PickedUp())[1] == (Step(accepted("abc")),)
 
 
 # Exchanges.
@@ -462,8 +468,7 @@ def test_only_a_completed_run_can_be_extended(status: Any) -> None:
 def test_a_stop_waits_for_the_commit_under_way(phase: Phase) -> None:
     """What was collected is not thrown away: the round is committed and evaluated, then the run ends as it was told."""
     state = replace(SAMPLES[phase], rounds=9)
-    rest = COMMIT if phase is Phase.STEPPING else COMMIT[1:]
-    state, commands = play(state, STOP, *rest, Evaluated())
+    state, commands = play(state, STOP, *COMMIT[phase is Phase.COMMITTING :], Evaluated())
     assert (state.round, commands[-1]) == (1, End("stopped", "an operator said so"))
 
 

@@ -1,0 +1,219 @@
+"""The round state machine under any order of events: what holds after each of them, and that every run can end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fl_server.events import (
+    Accepted,
+    Announce,
+    Cancel,
+    ClientBack,
+    ClientOut,
+    Command,
+    Commit,
+    Committed,
+    DeadlinePassed,
+    EndRequested,
+    Evaluated,
+    Event,
+    ExchangeReduced,
+    Extended,
+    OpenAttempt,
+    PauseRequested,
+    PickedUp,
+    ReduceExchange,
+    ResumeRequested,
+    RetryDue,
+    RosterChanged,
+    Step,
+    Stepped,
+    UpdateAdmitted,
+)
+from fl_server.rounds import RULES, Phase, RoundPolicy, RoundState, UnexpectedEvent, advance
+from fl_server.sampling import by_id
+
+CLIENTS = ("a", "B", "c", "é", "z", "10")
+P = Phase
+MOVES = {
+    P.SELECTING: {P.SELECTING, P.COLLECTING, P.ENDED},
+    P.COLLECTING: {P.SELECTING, P.COLLECTING, P.REDUCING, P.STEPPING, P.ENDED},
+    P.REDUCING: {P.REDUCING, P.COLLECTING, P.ENDED},
+    P.STEPPING: {P.STEPPING, P.COMMITTING, P.ENDED},
+    P.COMMITTING: {P.COMMITTING, P.SELECTING, P.COLLECTING, P.EVALUATING, P.ENDED},
+    P.EVALUATING: {P.EVALUATING, P.SELECTING, P.COLLECTING, P.ENDED},
+    P.ENDED: {P.ENDED, P.SELECTING, P.COLLECTING},
+}
+"""Where one event may lead from each phase."""
+
+clients = st.sampled_from(CLIENTS)
+rosters = st.builds(RosterChanged, st.lists(clients, unique=True).map(tuple), settled=st.booleans())
+events: st.SearchStrategy[Event] = st.one_of(
+    rosters,
+    st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
+    st.builds(ClientOut, clients),
+    st.builds(ClientBack, clients),
+    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated())),
+    st.sampled_from((PauseRequested(), ResumeRequested())),
+    st.builds(Extended, st.integers(0, 6)),
+)
+ends = st.builds(EndRequested, st.sampled_from(("completed", "stopped", "failed")), st.just("why"))
+policies = st.builds(
+    RoundPolicy,
+    seed=st.integers(0, 3),
+    sampling=st.sampled_from(("fixed", "bernoulli")),
+    clients_per_round=st.integers(1, 5),
+    rate=st.sampled_from((0.2, 0.7, 1.0)),
+    min_clients=st.integers(1, 3),
+    close=st.sampled_from(("cohort", "goal")),
+    quorum=st.integers(1, 4),
+    over_selection=st.sampled_from((1.0, 1.5, 3.0)),
+    exchanges=st.integers(1, 3),
+    evaluate_every=st.integers(0, 2),
+    await_evaluation=st.booleans(),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A run that is told anything at any time, and beside it what its driver would have written down."""
+
+    @initialize(policy=policies, rounds=st.integers(1, 4))
+    def create(self, policy: RoundPolicy, rounds: int) -> None:
+        self.state = RoundState(policy, rounds)
+        self.opened: set[tuple[int, int, int]] = set()
+        self.stepped: Accepted = ()
+        self.committing: list[int] = []
+        self.announced: list[int] = []
+
+    # What happens.
+
+    @rule(event=events)
+    def anything(self, event: Event) -> None:
+        self.tell(event)
+
+    @rule(event=ends)
+    @precondition(lambda self: self.state.round > 0)
+    def end(self, event: Event) -> None:
+        self.tell(event)
+
+    @rule(data=st.data(), kind=st.sampled_from((UpdateAdmitted, UpdateAdmitted, ClientOut)))
+    @precondition(lambda self: self.state.outstanding)
+    def somebody_is_done(self, data: st.DataObject, kind: type) -> None:
+        client = data.draw(st.sampled_from(by_id(self.state.outstanding)))
+        self.tell(ClientOut(client) if kind is ClientOut else UpdateAdmitted(client, client.encode()))
+
+    @rule()
+    def go_on(self) -> None:
+        self.tell(expected_next(self.state))
+
+    def tell(self, event: Event) -> None:
+        before, copy = self.state, replace(self.state)
+        legal = (before.phase, type(event)) in RULES
+        try:
+            self.state, commands = advance(before, event)
+        except UnexpectedEvent:
+            assert self.state is before
+        else:
+            assert legal
+            assert self.state.phase in MOVES[before.phase]
+            for command in commands:
+                self.note(command, before)
+        assert before == copy
+
+    def note(self, command: Command, before: RoundState) -> None:
+        if isinstance(command, OpenAttempt):
+            self.note_attempt(command)
+        elif isinstance(command, Cancel):
+            assert command.clients
+            assert command.clients == by_id(before.outstanding - {c for c, _ in self.state.admitted})
+        elif isinstance(command, ReduceExchange | Step):
+            self.stepped = command.accepted
+        elif isinstance(command, Commit):
+            self.committing.append(before.round)
+        elif isinstance(command, Announce):
+            assert command.accepted == self.stepped
+            assert {client for client, _ in command.accepted} <= command.drawn
+            self.announced.append(command.round)
+
+    def note_attempt(self, opened: OpenAttempt) -> None:
+        key = (opened.round, opened.exchange, opened.attempt)
+        assert key not in self.opened
+        self.opened.add(key)
+        assert opened.cohort == by_id(set(opened.cohort))
+        assert set(opened.cohort) <= self.state.outstanding
+        if opened.exchange:
+            assert opened.cohort == tuple(client for client, _ in self.stepped)
+        elif opened.cohort:
+            assert self.state.settled
+            assert set(opened.cohort) <= set(self.state.eligible)
+
+    # What holds.
+
+    @invariant()
+    def no_round_is_committed_twice(self) -> None:
+        assert self.announced == list(range(self.state.round))
+        assert self.committing in (self.announced, [*self.announced, self.state.round])
+
+    @invariant()
+    def everybody_drawn_is_in_one_place(self) -> None:
+        state = self.state
+        delivered = [client for client, _ in state.admitted]
+        assert len(delivered) + len(state.out) + len(state.outstanding) == len(state.drawn)
+        assert {*delivered, *state.out, *state.outstanding} == state.drawn
+
+    @invariant()
+    def only_a_collecting_run_has_work_out(self) -> None:
+        assert bool(self.state.outstanding) == (self.state.phase is Phase.COLLECTING)
+
+    @invariant()
+    def the_accepted_are_drawn_in_order_and_at_most_the_goal(self) -> None:
+        state = self.state
+        if state.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING):
+            accepted = [client for client, _ in state.accepted]
+            assert accepted == list(by_id(set(accepted) & state.drawn))
+            assert state.quorum <= len(accepted) <= state.goal
+
+    @invariant()
+    def a_run_is_within_its_rounds_and_ends_for_a_reason(self) -> None:
+        assert self.state.round <= self.state.rounds
+        assert self.state.phase is not Phase.ENDED or self.state.ending is not None
+
+    # That it can end.
+
+    def teardown(self) -> None:
+        """From wherever this led, clients that are there and deliver bring the run to its end."""
+        if not hasattr(self, "state"):
+            return
+        self.tell(ResumeRequested())
+        self.tell(RosterChanged(CLIENTS, settled=True))
+        limit = 200
+        while self.state.phase is not Phase.ENDED and limit:
+            self.tell(expected_next(self.state))
+            self.no_round_is_committed_twice()
+            limit -= 1
+        assert self.state.phase is Phase.ENDED
+
+
+def expected_next(state: RoundState) -> Event:
+    """What a driver whose clients all deliver would say next."""
+    if state.phase is Phase.COLLECTING:
+        client = by_id(state.outstanding)[-1]
+        return UpdateAdmitted(client, client.encode())
+    return {
+        Phase.SELECTING: RetryDue() if state.goal else ResumeRequested(),
+        Phase.REDUCING: ExchangeReduced(),
+        Phase.STEPPING: Stepped(),
+        Phase.COMMITTING: Committed(),
+        Phase.EVALUATING: Evaluated(),
+        Phase.ENDED: Extended(state.rounds + 1),
+    }[state.phase]
+
+
+class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
+    """Some 10,000 events in any order break no invariant, and each run that they lead to can end."""
+
+    settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
