@@ -49,7 +49,10 @@ def test_a_new_directory_is_made_and_marked(folder: Path) -> None:
     """The marker says whose it is, the lock file who has it."""
     with lock_directory(folder) as lock:
         assert lock.path == folder
-        assert json.loads((folder / "impetus-state.json").read_text()) == {"program": "impetus-coordinator", "format": 1}
+        assert json.loads((folder / "impetus-state.json").read_text()) == {
+            "program": "impetus-coordinator",
+            "format": 1,
+        }
         assert json.loads((folder / "lock").read_text())["pid"] == os.getpid()
 
 
@@ -101,7 +104,7 @@ def test_a_directory_of_other_things_is_refused(folder: Path) -> None:
     (folder / "thesis.tex").touch()
     with pytest.raises(StateDirectoryError, match=r"it holds thesis.tex and no impetus-state.json; name an empty"):
         lock_directory(folder)
-    assert os.listdir(folder) == ["thesis.tex"]
+    assert [each.name for each in folder.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,9 @@ def test_an_unwritable_directory_is_refused_in_words(folder: Path, monkeypatch: 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(lock_module.os, "open", refuse)
-    with pytest.raises(StateDirectoryError, match=rf"cannot write in the state directory {folder} \(Permission denied\)"):
+    with pytest.raises(
+        StateDirectoryError, match=rf"cannot write in the state directory {folder} \(Permission denied\)"
+    ):
         lock_directory(folder)
 
 
