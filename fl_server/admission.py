@@ -12,7 +12,7 @@ import torch
 
 from protos.codec import digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, PayloadKind, RefusalReason, UpdateHeader
-from protos.layout import Entry, Layout, LayoutError, unpack
+from protos.codec import Entry, Layout, LayoutError, unpack
 
 _READ_BYTES = 1 << 20
 

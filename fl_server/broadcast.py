@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import algorithms as fl
 from protos.codec import digest_message, digest_of, digest_text, encode_fetch_stream, pack
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
-from protos.layout import Layout
+from protos.codec import Layout
 
 
 @dataclass(frozen=True, slots=True)

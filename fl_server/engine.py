@@ -23,7 +23,7 @@ from fl_server.run_config import RunConfig
 from fl_server.sampling import initial_model_seed
 from fl_server.store.checkpoints import Checkpoint
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
-from protos.layout import Layout
+from protos.codec import Layout
 from tasks import Examples, Task
 from tasks.evaluation import evaluate
 

@@ -53,6 +53,11 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class PickedUp:
+    """The round under way was read back from the ledger after a restart."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetryDue:
     """The wait that RetryLater asked for is over."""
 
@@ -103,7 +108,7 @@ class EndRequested:
 
 
 Event = (
-    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | RetryDue | ExchangeReduced | Stepped
+    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced | Stepped
     | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip
 

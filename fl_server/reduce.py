@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import algorithms as fl
-from protos.layout import Entry, Layout, unpack
+from protos.codec import Entry, Layout, unpack
 
 BLOCK_BYTES = 256 << 10
 """One block of one update: it stays in a CPU's cache together with its sums."""

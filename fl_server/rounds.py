@@ -42,6 +42,7 @@ from fl_server.events import (
     Extended,
     OpenAttempt,
     PauseRequested,
+    PickedUp,
     ReduceExchange,
     ResumeRequested,
     RetryDue,
@@ -153,11 +154,6 @@ def advance(state: RoundState, event: Event) -> Result:
     return rule(state, event)
 
 
-def pick_up(state: RoundState) -> Result:
-    """Go on with a state that was read back from the ledger: an exchange that has all it needs is closed."""
-    return _close_if_done(state) if state.phase is Phase.COLLECTING and state.admitted else (state, ())
-
-
 # Drawing.
 
 
@@ -242,6 +238,12 @@ def _close_if_done(state: RoundState) -> Result:
     return _close(state) if count >= state.quorum else _next_attempt(state)
 
 
+def _picked_up(state: RoundState, event: PickedUp) -> Result:
+    """Go on where the ledger says: an exchange that has all it needs is closed."""
+    del event
+    return _close_if_done(state)
+
+
 def _deadline(state: RoundState, event: DeadlinePassed) -> Result:
     del event
     if len(state.admitted) >= state.quorum:
@@ -310,14 +312,22 @@ def _stepped(state: RoundState, event: Stepped) -> Result:
 
 def _committed(state: RoundState, event: Committed) -> Result:
     del event
-    policy = state.policy
-    last = state.round + 1 >= state.rounds or state.ending is not None
-    evaluate = policy.evaluate_every > 0 and (last or (state.round + 1) % policy.evaluate_every == 0)
+    evaluate = evaluation_due(state, state.round)
     announce = Announce(state.round, state.accepted, state.drawn, evaluate)
-    if evaluate and (last or policy.await_evaluation):
+    if evaluate and (_is_last(state, state.round) or state.policy.await_evaluation):
         return replace(_next_round(state), phase=Phase.EVALUATING), (announce,)
     state, commands = _go_on(_next_round(state))
     return state, (announce, *commands)
+
+
+def evaluation_due(state: RoundState, round: int) -> bool:
+    """Whether a committed round is to be evaluated: every so many, and the last."""
+    every = state.policy.evaluate_every
+    return every > 0 and (_is_last(state, round) or (round + 1) % every == 0)
+
+
+def _is_last(state: RoundState, round: int) -> bool:
+    return round + 1 >= state.rounds or state.ending is not None
 
 
 def _evaluated(state: RoundState, event: Evaluated) -> Result:
@@ -402,6 +412,7 @@ RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, RetryDue): _retry,
     (Phase.SELECTING, ClientBack): _client_returns,
     (Phase.COLLECTING, UpdateAdmitted): _admit,
+    (Phase.COLLECTING, PickedUp): _picked_up,
     (Phase.COLLECTING, ClientOut): _client_out,
     (Phase.COLLECTING, ClientBack): _client_back,
     (Phase.COLLECTING, DeadlinePassed): _deadline,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -30,28 +30,34 @@ from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a run is given to do its work with."""
+
+    fingerprint: tuple[str, str]
+    """(version, source) of the task that clients must have."""
+    make_engine: Callable[[], Engine]
+    carry_out: Mapping[type, Callable[[Run, Any], Awaitable[None]]]
+    """Command -> what does it."""
+
+
 class Run:
     """A run's state and its loop. Lives on the event loop; `round_work.py` does what the commands say."""
 
-    def __init__(
-        self, parts: Parts, record: RunRecord, config: RunConfig, fingerprint: tuple[str, str],
-        make_engine: Callable[[], Engine],
-    ) -> None:  # fmt: skip
+    def __init__(self, parts: Parts, record: RunRecord, config: RunConfig, behaviour: Behaviour) -> None:
         self.parts = parts
         self.record = record
         self.config = config
-        self.fingerprint = fingerprint
+        self.behaviour = behaviour
         self.watchers = Watchers()
         self.log = RoundLog(config.stop.metric)
-        self.model = ModelLine(parts, record.run_id, make_engine)
+        self.model = ModelLine(parts, record.run_id, behaviour.make_engine)
         self.state = RoundState(config.policy(), config.stop.rounds)
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
         self.attempt_ends = 0.0
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
-        self.extended_at = 0
-        """Committed rounds when it was last extended: stop rules look at later evaluations only."""
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -195,7 +201,7 @@ class Run:
         if self.state.phase is not before.phase:
             self._phase_changed(before.phase)
         for command in commands:
-            await CARRY_OUT[type(command)](self, command)
+            await self.behaviour.carry_out[type(command)](self, command)
         if isinstance(event, ev.UpdateAdmitted):
             self.watchers.tell(Progress("admitted", event.client))
         if self.record.state != self.status:
@@ -248,7 +254,7 @@ class Run:
 
     def eligible(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
-        version, source = self.fingerprint
+        version, source = self.behaviour.fingerprint
         task = {"name": self.config.task.name, "version": version, "source": source}
         return self.parts.fleet.eligible(self.id, task, self.config.labels)
 
@@ -281,5 +287,3 @@ class Run:
             self.watchers.tell(Progress("client_out", f"{client}: {why}"))
             self.post(ev.ClientOut(client))
 
-
-from fl_server.round_work import CARRY_OUT  # noqa: E402

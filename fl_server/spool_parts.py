@@ -49,6 +49,11 @@ class PartFile:
         self._open()
 
     @property
+    def path(self) -> Path:
+        """Where the bytes lie now, for checks before `seal`."""
+        return self._paths.final if self._notes is None else self._paths.part
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes that are here from the start, without a gap."""
         return self._kept

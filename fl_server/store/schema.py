@@ -86,6 +86,7 @@ runs = Table(
     Column("ended_at", Double),
     Column("elapsed_s", Double, nullable=False),
     _number("state_epoch"),
+    _number("extended_at"),
 )
 
 attempts = Table(

@@ -63,6 +63,7 @@ def _coordinator() -> None:
         sa.Column("ended_at", sa.Double()),
         _column("elapsed_s", sa.Double()),
         _column("state_epoch", sa.Integer()),
+        _column("extended_at", sa.Integer()),
         sa.PrimaryKeyConstraint("run_id"),
     )
     op.create_table(
