@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import re
 import threading
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fl_server.spool_parts import Checksum, PartFile, PartPaths, PartRules, kept_prefix, noted_update
+from fl_server.spool_parts import PartFile, PartPaths, kept_prefix, noted_update
 from fl_server.store.base import StoreError
 from fl_server.store.files import Durability, check_id, disk_errors, make_folders, remove_folder, run_folder
 
@@ -93,18 +92,16 @@ class UpdateFile:
 class Spool:
     """All updates of one coordinator. Blocking and thread-safe; raises StoreError, and StoreFull when there is no room.
 
-    `checksum` guards single chunks; a spool written with another one is taken for damaged, and asked for again.
+    With durability "power" a sealed update survives a power cut.
     """
 
-    def __init__(
-        self, directory: Path | str, durability: Durability = "process", checksum: Checksum = zlib.crc32
-    ) -> None:
+    def __init__(self, directory: Path | str, durability: Durability = "process") -> None:
         self._directory = Path(directory)
-        self._rules = PartRules(durable=durability == "power", checksum=checksum)
+        self._durable = durability == "power"
         self._lock = threading.Lock()
         self._parts: dict[SpoolKey, PartFile | None] = {}
         with disk_errors(f"open the spool {self._directory}"):
-            make_folders(self._directory, durable=self._rules.durable)
+            make_folders(self._directory, durable=self._durable)
 
     def open_part(self, key: SpoolKey, digest: bytes, size: int) -> PartFile:
         """Begin an upload of `size` bytes, or go on with one of the same digest and size; another digest starts over.
@@ -119,8 +116,8 @@ class Spool:
         part = None
         try:
             with disk_errors(f"open {paths.part}"):
-                make_folders(paths.part.parent, durable=self._rules.durable)
-            part = PartFile(paths, digest, size, self._rules)
+                make_folders(paths.part.parent, durable=self._durable)
+            part = PartFile(paths, digest, size, durable=self._durable)
             return part
         finally:
             with self._lock:
@@ -140,7 +137,7 @@ class Spool:
             if paths.final.exists():
                 return paths.final.stat().st_size
             noted = noted_update(paths.notes)
-            return kept_prefix(paths, *noted, self._rules.checksum)[0] if noted and noted[0] == digest else 0
+            return kept_prefix(paths, *noted)[0] if noted and noted[0] == digest else 0
 
     def path(self, key: SpoolKey, digest: bytes) -> Path:
         """Where the whole update lies, or will lie when it is sealed."""

@@ -7,18 +7,15 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from fl_server.store.base import StoreError
 from fl_server.store.files import disk_errors, fsync_path
 
-Checksum = Callable[[bytes | memoryview], int]
-"""A 32-bit checksum of a chunk."""
-
 _NOTE = struct.Struct("<QI")
-"""A chunk that arrived: its end offset and its checksum."""
+"""A chunk that arrived: its end offset and its CRC-32."""
 _PIECE = 1 << 20
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -37,22 +34,13 @@ class PartPaths:
         self.part.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class PartRules:
-    """What holds for every upload of a spool."""
-
-    durable: bool
-    """Whether a sealed update survives a power cut."""
-    checksum: Checksum
-
-
 class PartFile:
     """One update on its way to the disk, for one writer at a time; made by `Spool.open_part`. Blocking, thread-safe."""
 
-    def __init__(self, paths: PartPaths, digest: bytes, size: int, rules: PartRules) -> None:
+    def __init__(self, paths: PartPaths, digest: bytes, size: int, *, durable: bool) -> None:
         self.digest = digest
         self.size_bytes = size
-        self._paths, self._rules = paths, rules
+        self._paths, self._durable = paths, durable
         self._lock = threading.Lock()
         self._notes: int | None = None
         self._file: int | None = None
@@ -109,12 +97,16 @@ class PartFile:
                     f"the update has {self._kept} of {self.size_bytes} bytes: send the rest before sealing it"
                 )
             with disk_errors(f"seal {self._paths.final}"):
-                if self._rules.durable:
+                if self._durable:
                     os.fsync(file)
                 if self._notes is not None:
                     self._paths.part.rename(self._paths.final)
-                    self._paths.notes.unlink()
-                if self._rules.durable:
+                    os.close(self._notes)
+                    self._notes = (
+                        None  # it is a whole one from here on: should the rest fail, sealing goes on from here
+                    )
+                    self._paths.notes.unlink(missing_ok=True)
+                if self._durable:
                     fsync_path(self._paths.final.parent)
             self._close()
             return self._paths.final
@@ -140,7 +132,7 @@ class PartFile:
             if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before anybody knew
                 self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
                 return
-            self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes, self._rules.checksum)
+            self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes)
             try:
                 self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
                 self._prepare(self._file, noted)
@@ -167,7 +159,7 @@ class PartFile:
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            _write_all(self._notes, _NOTE.pack(end, self._rules.checksum(piece)), self._at)
+            _write_all(self._notes, _NOTE.pack(end, crc32(piece)), self._at)
             self._at += _NOTE.size
         self._kept = end
 
@@ -183,7 +175,7 @@ class PartFile:
         self._file = self._notes = None
 
 
-def kept_prefix(paths: PartPaths, digest: bytes, size: int, checksum: Checksum) -> tuple[int, int]:
+def kept_prefix(paths: PartPaths, digest: bytes, size: int) -> tuple[int, int]:
     """Bytes of an unfinished upload whose noted checksums hold, and how many notes that is; 0, 0 for another update."""
     header = _header(digest, size)
     try:
@@ -196,7 +188,7 @@ def kept_prefix(paths: PartPaths, digest: bytes, size: int, checksum: Checksum) 
         if notes.startswith(header):
             body = notes[len(header) :]
             for end, expected in _NOTE.iter_unpack(body[: len(body) // _NOTE.size * _NOTE.size]):
-                if not kept < end <= min(size, kept + _PIECE) or not _holds(file, (kept, end), expected, checksum):
+                if not kept < end <= min(size, kept + _PIECE) or not _holds(file, (kept, end), expected):
                     break
                 kept, count = end, count + 1
         return kept, count
@@ -214,10 +206,10 @@ def noted_update(notes: Path) -> tuple[bytes, int] | None:
         return None
 
 
-def _holds(file: int, span: tuple[int, int], expected: int, checksum: Checksum) -> bool:
+def _holds(file: int, span: tuple[int, int], expected: int) -> bool:
     start, end = span
     data = os.pread(file, end - start, start)
-    return len(data) == end - start and checksum(data) == expected
+    return len(data) == end - start and crc32(data) == expected
 
 
 def _header(digest: bytes, size: int) -> bytes:

@@ -27,7 +27,14 @@ def an_update(client_id: str = "a", **changes: object) -> UpdateRecord:
 
 def a_commit(round: int = 0, model_digest: str = "blake3:00", **changes: object) -> CommitRecord:
     """A committed round of r1."""
-    values = {"committed_at": 20.0, "seconds": 3.0, "attempts": 1, "accepted": 2, "dropped": 0, "training_loss": 0.5}
+    values: dict[str, object] = {
+        "committed_at": 20.0,
+        "seconds": 3.0,
+        "attempts": 1,
+        "accepted": 2,
+        "dropped": 0,
+        "training_loss": 0.5,
+    }
     values |= {"bytes_down": 2**40, "bytes_up": 7, **changes}
     return CommitRecord("r1", round, model_digest=model_digest, **values)  # type: ignore[arg-type]
 

@@ -116,7 +116,7 @@ def test_the_level_of_a_transaction_is_what_sqlite_uses(store: SqlStore) -> None
 
 def test_the_log_is_write_ahead(store: SqlStore) -> None:
     """In WAL a reader never waits for the writer, and a commit is one append."""
-    with store._transaction("look") as db:
+    with store._reads.begin() as db:
         assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 
 
@@ -174,21 +174,26 @@ def test_a_folder_that_cannot_be_written_is_full(path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("pragma", ["max_page_count=1", "query_only=ON"], ids=["disk full", "read-only"])
 def test_no_room_is_store_full_and_loses_nothing(store: SqlStore, pragma: str) -> None:
+<<<<<<< HEAD
     """SQLite at its size limit fails as on a full disk; what was stored stays, and writing goes on with room."""
     with store._transaction("set the limit") as db:
+=======
+    """At its size limit SQLite fails as on a full disk; what was stored stays, and writing goes on with room."""
+    with store._reads.begin() as db:
+>>>>>>> store
         db.exec_driver_sql(f"PRAGMA {pragma}")
     big = why("x" * 100_000)
     with pytest.raises(StoreFull, match="could not write history: .*; make room"):
         store.add_history(big)
     assert [entry.event for entry in store.history()] == ["created"]
-    with store._transaction("lift the limit") as db:
+    with store._reads.begin() as db:
         db.exec_driver_sql("PRAGMA max_page_count=100000")
         db.exec_driver_sql("PRAGMA query_only=OFF")
     store.add_history(big)
     assert len(store.history()) == 2
 
 
-def test_a_failed_write_leaves_nothing_behind(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing_behind(store: SqlStore) -> None:
     """A method is one transaction: when its history cannot be written, its change is not there either."""
     with store._transaction("break the history") as db:
         db.exec_driver_sql("ALTER TABLE history RENAME TO gone")
@@ -198,7 +203,11 @@ def test_a_failed_write_leaves_nothing_behind(store: SqlStore, monkeypatch: pyte
 
 
 def test_two_ledgers_of_memory_are_two(tmp_path: Path) -> None:
+<<<<<<< HEAD
     """A ledger in memory is one of its own each time, and no file."""
+=======
+    """The name ":memory:" is a ledger of its own each time, and no file."""
+>>>>>>> store
     first, second = open_sqlite(":memory:"), open_sqlite(":memory:")
     assert first.coordinator_id != second.coordinator_id
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -101,10 +102,10 @@ def test_an_update_comes_back_as_it_was_written(store: Store) -> None:
 
 
 @pytest.mark.parametrize("second", [{"digest": b"\2" * 32}, {"admitted": False, "reason": "NON_FINITE"}, {}])
-def test_the_first_word_on_an_update_stands(store: Store, second: dict[str, object]) -> None:
+def test_the_first_word_on_an_update_stands(store: Store, second: dict[str, Any]) -> None:
     """A second line for the same (run, round, exchange, client) changes nothing and is answered with the first."""
     first = store.record_update(an_update())
-    assert store.record_update(an_update(**second)) == first
+    assert store.record_update(replace(an_update(), **second)) == first
     assert store.updates("r1", 0, 0) == [first]
     assert counters(store) == (0, 0)
 
