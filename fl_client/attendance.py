@@ -51,6 +51,8 @@ class Attendance:
                 if isinstance(error, Fenced) and error.by_other_instance:
                     raise
                 self._session = None
+                if isinstance(error, SessionLost):
+                    backoff.reset()  # it is there again, and only started anew
                 wait, why = backoff.next(), str(error)
             except (ProtocolMismatch, NotAllowed, Refused, StartError) as error:
                 self._session = None

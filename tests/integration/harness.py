@@ -116,10 +116,10 @@ class Process:
 
         return eventually(probe, f"{self.name} logs {event} {fields}")[0]
 
-    def tail(self, lines: int = 40) -> str:
+    def tail(self, lines: int = 12) -> str:
         """The end of what it wrote, for a failed test's report."""
         texts = [path.read_text().splitlines()[-lines:] for path in (self._out, self._err) if path.exists()]
-        return "\n".join(line[:400] for text in texts for line in text)
+        return "\n".join(line[:250] for text in texts for line in text)
 
 
 class Coordinator(Process):
@@ -340,11 +340,12 @@ DEFAULTS: dict[str, Any] = {
 
 
 def run_spec(name: str, **sections: Any) -> admin_pb2.RunSpec:
-    """A run of a few short rounds; a section's keys replace the defaults' one by one, the algorithm's all at once."""
+    """A run of a few short rounds. A section's keys replace the defaults' one by one (None: none), the algorithm's all."""
     merged: dict[str, Any] = {"name": name, **DEFAULTS}
     for key, value in sections.items():
         whole = key == "algorithm" or not isinstance(value, dict)
-        merged[key] = value if whole else {**DEFAULTS.get(key, {}), **value}
+        both = {} if whole else {**DEFAULTS.get(key, {}), **value}
+        merged[key] = value if whole else {name: each for name, each in both.items() if each is not None}
     return parse_run(merged)
 
 

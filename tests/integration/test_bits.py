@@ -46,6 +46,7 @@ def test_a_killed_coordinator_goes_on_as_if_nothing_had_happened(fleet, undistur
     run = fleet.server.create(f"killed-{event}-{detail or 'any'}".strip("-"))
     kill_at(fleet.server, run, event, detail)
     assert undisturbed == fleet.server.digests(run)
+    assert all(summary.seconds > 0 for summary in fleet.server.rounds(run))
 
 
 def test_what_was_acknowledged_before_a_kill_is_not_sent_again(fleet, undisturbed):
