@@ -15,7 +15,6 @@ import torch
 from algorithms import tree
 from algorithms.base import Algorithm, RoundInfo, ServerState, Tensors, UpdateInfo, Weights
 
-
 BLOCK = 2**16
 """Entries in a block that stays in a CPU's cache, scratch included: some ten times as fast as a whole large tensor."""
 
@@ -75,7 +74,7 @@ def weighted_sums_of_tensors(updates: Sequence[Tensors], coefficients: Sequence[
     """`weighted_sums` of whole updates that are in memory: for each row the sums by name."""
     results: list[Tensors] = [{} for _ in coefficients]
     for name, like in _layout_of(updates).items():
-        cuts = zip(*(update[name].flatten().split(BLOCK) for update in updates), strict=True)
+        cuts = zip(*(torch.split(update[name].flatten(), BLOCK) for update in updates), strict=True)
         pieces = [weighted_sums(blocks, coefficients) for blocks in cuts]
         for result, row in zip(results, zip(*pieces, strict=True), strict=True):
             result[name] = torch.cat(row).reshape(like.shape)

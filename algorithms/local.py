@@ -48,12 +48,13 @@ class LocalResult:
     """Mean of the steps' losses, each before its step."""
 
 
-def train_locally(
+def train_locally(  # noqa: PLR0913 - the loop and all that it depends on
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     loss: Callable[[Tensor, Tensor], Tensor],
     rule: LocalRule,
     settings: LocalSettings,
+    *,
     on_step: Callable[[int], object] | None = None,
 ) -> LocalResult:
     """Train `model` in place from the values it has, one step for each batch.
