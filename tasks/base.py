@@ -7,12 +7,29 @@ configurations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
+
+
+class TaskError(ValueError):
+    """A task, its options, its data or its partition is not as it must be; the message says what to change."""
+
+
+@contextmanager
+def task_code(what: str) -> Iterator[None]:
+    """Run code of the task's author: what it raises becomes a TaskError that names `what` and keeps the cause."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -29,10 +46,18 @@ class Examples:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(f"expected as many inputs as targets, got {len(self.inputs)} and {len(self.targets)}")
+            raise TaskError(f"expected as many inputs as targets, got {len(self.inputs)} and {len(self.targets)}")
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __getitem__(self, which: Tensor | slice) -> Examples:
+        """The examples that an index tensor, a mask or a slice names; `examples[:0]` is none of them."""
+        return Examples(self.inputs[which], self.targets[which], self.augment)
+
+    def to(self, device: torch.device | str) -> Examples:
+        """The same examples on a device."""
+        return Examples(self.inputs.to(device), self.targets.to(device), self.augment)
 
 
 @dataclass(frozen=True)
@@ -46,15 +71,30 @@ class Shard:
     folder: Path | None = None
 
     def of(self, examples: Examples) -> Examples:
-        """The part of `examples` that the indices name; all of them without indices."""
+        """The part of `examples` that the indices name; all of them without indices.
+
+        Raises TaskError for an index that the examples do not have, and for a folder: only the task knows its files.
+        """
+        if self.folder is not None:
+            raise TaskError(f"this task brings its own data, so a shard must be indices, got the folder {self.folder}")
         if self.indices is None:
             return examples
-        return Examples(examples.inputs[self.indices], examples.targets[self.indices], examples.augment)
+        if len(self.indices) and not 0 <= int(self.indices.min()) <= int(self.indices.max()) < len(examples):
+            raise TaskError(
+                f"expected indices from 0 to {len(examples) - 1}, got {int(self.indices.min())} to"
+                f" {int(self.indices.max())}: the partition was made for other data"
+            )
+        return examples[self.indices]
 
 
 @runtime_checkable
 class Task(Protocol):
-    """One learning problem. Metrics are averaged over examples, so a metric returns one value for each example."""
+    """One learning problem. Metrics are averaged over examples, so a metric returns one value for each example.
+
+    Two members more are used where a task has them: `held_out`, a line of text that says what `eval_data(None)` is, is
+    shown beside results; `train_labels()`, the class numbers [M] of the whole training set, is asked when data is dealt,
+    for `train_data(Shard())` costs the memory of all inputs and may lack a held-out part.
+    """
 
     version: str
     """Raised by the author when clients of the older code must not take part any more."""
@@ -78,5 +118,3 @@ class Task(Protocol):
     def metrics(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
         """Values by name, one for each example of the batch, shape [batch]: {"loss": ..., "accuracy": ...}."""
         ...
-
-

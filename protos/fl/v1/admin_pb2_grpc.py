@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Missing associated documentation comment in .proto file."""
+    """What an operator can see and do. Every call that changes something leaves a line in the history.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -112,7 +113,8 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What an operator can see and do. Every call that changes something leaves a line in the history.
+    """
 
     def CreateRun(self, request, context):
         """Checks everything that can be checked, then stores the run; it starts by itself when enough clients are there.
@@ -122,13 +124,15 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every run there ever was, the oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One run; with all its committed rounds, if asked.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -148,7 +152,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Undoes PauseRun.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -168,7 +173,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListClients(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every client that ever registered and was not forgotten, in order of id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -181,7 +187,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnbanClient(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Undoes BanClient; the client may register again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -301,7 +308,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Missing associated documentation comment in .proto file."""
+    """What an operator can see and do. Every call that changes something leaves a line in the history.
+    """
 
     @staticmethod
     def CreateRun(request,

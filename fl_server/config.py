@@ -1,0 +1,98 @@
+"""The coordinator's settings: server.toml, read and checked once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from protos.settings import Address, Section, is_loopback, split_address
+from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
+
+
+class TlsConfig(Section):
+    """Files in PEM."""
+
+    cert: Path
+    """The coordinator's certificate."""
+    key: Path
+    """Its private key."""
+    client_ca: Path | None = None
+    """Who signs the certificates of clients and admins. None: TLS without client certificates, names are as claimed."""
+
+
+class LimitsConfig(Section):
+    """What one client may take."""
+
+    max_update_mib: int = Field(default=2048, ge=1)
+    """Largest update."""
+    chunk_bytes: int = Field(default=CHUNK_BYTES, ge=64 << 10, le=MAX_CHUNK_BYTES)
+    """Size of the chunks sent, and the best size of those received."""
+    reattach_grace_s: float = Field(default=20.0, gt=0)
+    """How long a lost stream is waited for, and the roster after a start."""
+    stall_s: float = Field(default=60.0, gt=0)
+    """An upload that brings nothing for so long is ended."""
+    max_clients: int = Field(default=20_000, ge=1)
+    """Sessions open at once."""
+
+
+class ServerConfig(Section):
+    """All that a coordinator is told; runs are created later, by `fl run create`."""
+
+    state_dir: Path
+    """Ledger, checkpoints and spool; one coordinator at a time."""
+    listen: Address = "127.0.0.1:7070"
+    """For clients. Port 0: any free one; the log says which."""
+    admin_listen: Address = "127.0.0.1:7071"
+    """For operators."""
+    metrics_listen: Address | None = "127.0.0.1:7072"
+    """For Prometheus. "": none."""
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    """Speak plain text, on this machine only."""
+    insecure_remote: bool = False
+    """Speak plain text over a network where everyone can read and change it."""
+    limits: LimitsConfig = LimitsConfig()
+    durability: Literal["process", "power"] = "process"
+    """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""
+    drain_grace_s: float = Field(default=30.0, ge=0)
+    """How long SIGTERM waits for uploads and a commit under way."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """torch threads for steps and evaluations."""
+    log: Literal["auto", "json", "pretty"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_none(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("metrics_listen") == "":
+            return {**values, "metrics_listen": None}
+        return values
+
+    @model_validator(mode="after")
+    def _plain_text_by_name(self) -> Self:
+        if self.tls is not None:
+            if self.insecure or self.insecure_remote:
+                raise ValueError("insecure and [tls] contradict each other: remove one of them")
+            self._needs_client_certificates()
+            return self
+        if not self.insecure:
+            raise ValueError(
+                "expected a [tls] section with cert, key and client_ca (`fl ca init` makes them in a minute); for plain "
+                "text on this machine set insecure = true"
+            )
+        for name in ("listen", "admin_listen"):
+            address = getattr(self, name)
+            if not is_loopback(split_address(address)[0]) and not self.insecure_remote:
+                raise ValueError(
+                    f"{name}: plain text on {address}, which others can reach, is refused: add [tls], or set "
+                    "insecure_remote = true as well where everyone on the network may read and change what is sent"
+                )
+        return self
+
+    def _needs_client_certificates(self) -> None:
+        if self.tls is not None and self.tls.client_ca is None and not is_loopback(split_address(self.admin_listen)[0]):
+            raise ValueError(
+                f"admin_listen: {self.admin_listen} can be reached by others, and without tls.client_ca everybody would "
+                "be an admin: set tls.client_ca, or listen on 127.0.0.1"
+            )

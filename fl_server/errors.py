@@ -1,0 +1,139 @@
+"""What can go wrong at the caller's side of the wire, as one tree.
+
+    ServerError
+    |- InvalidInput        a value that no state of the coordinator would accept
+    |- UnknownSessionError  register again
+    |- Fenced              a newer session of the same identity is open
+    |- NoCommonProtocol    upgrade the older side
+    |- Forbidden           the certificate or the ban list says no
+    |- NoSuchResource      not sent out any more
+    |- NoSuchRun, RunExists
+    |- NoSuchClient
+    |- WrongState          not from this state of the run
+    |- UploadBroken        the bytes are not what was announced
+    '- NotNow              try again after a while
+
+Each error carries the message of errors.proto that tells a program what a person reads in the text. `interceptors.py` turns it
+into a status in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from google.protobuf.message import Message
+
+from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
+
+
+class ServerError(Exception):
+    """A call that is refused. `str()` says what was expected, what came and what to do."""
+
+    detail: Message | None = None
+
+
+class InvalidInput(ServerError):
+    """A field whose value no state would accept."""
+
+    def __init__(self, field: str, expected: str, came: object) -> None:
+        super().__init__(f"{field}: expected {expected}, got {came}")
+        self.field = field
+        self.detail = errors_pb2.InvalidField(field=field, expected=expected, came=str(came)[:1000])
+
+
+class UnknownSessionError(ServerError):
+    """The session is not open."""
+
+    def __init__(self) -> None:
+        super().__init__("no session of this id is open: register again")
+        self.detail = errors_pb2.UnknownSession()
+
+
+class Fenced(ServerError):
+    """A newer session of the identity was opened."""
+
+    def __init__(self, client_id: str, by_other_instance: bool) -> None:
+        cause = "another daemon uses the same identity: end one of the two" if by_other_instance else "it reconnected"
+        super().__init__(f"a newer session of {client_id!r} is open: {cause}")
+        self.detail = errors_pb2.SessionFenced(by_other_instance=by_other_instance)
+
+
+class NoCommonProtocol(ServerError):
+    """Two ranges of protocol versions that do not overlap."""
+
+    def __init__(self, client: tuple[int, int], server: tuple[int, int]) -> None:
+        older = "client" if client[1] < server[0] else "coordinator"
+        super().__init__(
+            f"no protocol version in common: the client speaks {client[0]} to {client[1]}, the coordinator {server[0]} "
+            f"to {server[1]}; upgrade the {older}"
+        )
+        self.detail = errors_pb2.ProtocolMismatch(
+            client=coordinator_pb2.ProtocolRange(min=client[0], max=client[1]),
+            server=coordinator_pb2.ProtocolRange(min=server[0], max=server[1]),
+        )
+
+
+class Forbidden(ServerError):
+    """The caller may not do this; retrying does not help."""
+
+    def __init__(self, identity: str, needed: str) -> None:
+        super().__init__(f"{identity or 'a caller without certificate'} is not allowed to do this; needed: {needed}")
+        self.detail = errors_pb2.NotAllowed(identity=identity, needed=needed)
+
+
+class NoSuchResource(ServerError):
+    """A bundle that is not sent out any more."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"no resource {digest} is being sent out: its round is over; wait for a new assignment")
+        self.detail = errors_pb2.UnknownResource()
+
+
+class NoSuchRun(ServerError):
+    """No run of that id."""
+
+    def __init__(self, run_id: str, what: str = "") -> None:
+        super().__init__(what or f"no run {run_id!r}; `fl run list` shows those there are")
+        self.detail = errors_pb2.UnknownRun(run_id=run_id)
+
+
+class RunExists(ServerError):
+    """The name is taken."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"a run {run_id!r} exists already; choose another name")
+        self.detail = errors_pb2.UnknownRun(run_id=run_id)
+
+
+class NoSuchClient(ServerError):
+    """No client of that name ever registered."""
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(f"no client {client_id!r} has registered; `fl clients list` shows those that have")
+        self.detail = errors_pb2.UnknownClient(client_id=client_id)
+
+
+class WrongState(ServerError):
+    """The run cannot do this from the state it is in."""
+
+    def __init__(self, run_id: str, state: str, allowed: Sequence[str], what: str) -> None:
+        super().__init__(f"run {run_id!r} is {state}; {what} needs it to be {' or '.join(allowed)}")
+        self.detail = errors_pb2.WrongRunState(run_id=run_id, state=state, allowed_states=allowed)
+
+
+class UploadBroken(ServerError):
+    """The bytes of an upload are not what was announced; resume at `kept_bytes`."""
+
+    def __init__(self, key: training_pb2.ExchangeKey, kept_bytes: int, why: str) -> None:
+        super().__init__(f"{why}; {kept_bytes} bytes are kept: query the upload and resume there")
+        self.detail = errors_pb2.BrokenUpload(key=key, kept_bytes=kept_bytes)
+
+
+class NotNow(ServerError):
+    """Not now; the same call may succeed after a while."""
+
+    def __init__(self, why: str, wait_s: float) -> None:
+        super().__init__(f"{why}; try again in {wait_s:g} s")
+        self.detail = errors_pb2.RetryLater()
+        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))

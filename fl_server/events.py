@@ -1,0 +1,181 @@
+"""What the round state machine is told, and what it asks for: frozen values, compared by content.
+
+An event says what happened to one run; a command says what its driver has to do. `rounds.py` turns the one into the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+EndStatus = Literal["completed", "stopped", "failed"]
+Accepted = tuple[tuple[str, bytes], ...]
+"""(client, digest) of the updates that make an exchange, in the order of id bytes."""
+
+
+# Events: what happened.
+
+
+@dataclass(frozen=True, slots=True)
+class RosterChanged:
+    """Who could be drawn now. `settled`: the roster is complete, or was waited for long enough."""
+
+    eligible: tuple[str, ...]
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAdmitted:
+    """A client's update is in the spool and in the ledger."""
+
+    client: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOut:
+    """An outstanding client will not deliver: lost, failed, refused, banned."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBack:
+    """A client that was out can deliver again."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The attempt's time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue:
+    """The wait that RetryLater asked for is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeReduced:
+    """What an exchange collected has been reduced; the next exchange can go out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The server step is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The new model is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The evaluation that was waited for is there, or has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """No new round until ResumeRequested."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Rounds go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The run is to have this many committed rounds."""
+
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequested:
+    """The run is to end: by a stop rule, an operator, or an error."""
+
+    status: EndStatus
+    reason: str
+
+
+Event = (
+    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | RetryDue | ExchangeReduced | Stepped
+    | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
+)  # fmt: skip
+
+
+# Commands: what is to be done, in order.
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAttempt:
+    """Write the cohort down, then push assignments to it, then start the deadline."""
+
+    round: int
+    exchange: int
+    attempt: int
+    cohort: tuple[str, ...]
+    """Clients that are new in this attempt; may be empty when only the deadline is renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitClients:
+    """Too few clients for a draw: say so."""
+
+    needed: int
+    present: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Nobody is left to draw; give those who failed another chance after a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Tell clients that their work is not wanted any more."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceExchange:
+    """Fix the accepted list, reduce it, make what the next exchange sends."""
+
+    accepted: Accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Fix the accepted list, reduce it, compute the server step."""
+
+    accepted: Accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make the new model durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """The round is committed: tell its clients the outcome, tidy up, start the evaluation if one is due."""
+
+    round: int
+    accepted: Accepted
+    drawn: frozenset[str]
+    evaluate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over."""
+
+    status: EndStatus
+    reason: str
+
+
+Command = OpenAttempt | AwaitClients | RetryLater | Cancel | ReduceExchange | Step | Commit | Announce | End

@@ -1,0 +1,340 @@
+"""The clients: who is registered, who is here, who may be drawn, and how to reach each of them.
+
+Presence comes from the Attend streams: a lost stream makes a client suspect, and after the grace lost. Everything known about a
+client is also in the ledger, so that a restarted coordinator knows whom to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from fl_server.config import LimitsConfig
+from fl_server.errors import Forbidden, InvalidInput, NoCommonProtocol, NoSuchClient, NotNow
+from fl_server.identity import require_name
+from fl_server.ledger import Ledger
+from fl_server.metrics import Metrics
+from fl_server.roster import Roster
+from fl_server.sessions import Session, Sessions, Stream
+from fl_server.store.base import ClientRecord, HistoryRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN, check_id
+
+log = structlog.get_logger()
+
+
+class FleetListener(Protocol):
+    """Who is told about comings and goings."""
+
+    def client_attached(self, client_id: str) -> None:
+        """The client can be reached; push what it still has to do."""
+
+    def client_gone(self, client_id: str, reason: str) -> None:
+        """The client is lost, banned or forgotten: do not wait for it."""
+
+    def fleet_changed(self) -> None:
+        """Who may be drawn may have changed."""
+
+
+class Fleet:
+    """All clients of one coordinator. Lives on the event loop."""
+
+    def __init__(self, ledger: Ledger, limits: LimitsConfig, metrics: Metrics) -> None:
+        self._ledger = ledger
+        self._limits = limits
+        self._metrics = metrics
+        self._sessions = Sessions()
+        self._roster = Roster(limits.reattach_grace_s)
+        self._records: dict[str, ClientRecord] = {}
+        self._availability: dict[str, pb.Availability] = {}
+        self._working_for: dict[str, str] = {}
+        self.listener: FleetListener | None = None
+        self.version = 0
+        """Goes up whenever somebody's eligibility may have changed."""
+
+    async def start(self) -> None:
+        """Read the roster back; who was here before is waited for."""
+        for record in await self._ledger.do(self._ledger.store.clients):
+            self._records[record.client_id] = record
+        expected = [record.client_id for record in self._records.values() if record.present and not record.banned]
+        self._roster.expect(expected, time.monotonic())
+        if expected:
+            log.info("roster_awaited", clients=len(expected), grace_s=self._limits.reattach_grace_s)
+        self._changed()
+
+    # Sessions.
+
+    async def register(self, request: pb.RegisterRequest) -> tuple[Session, int]:
+        """Open a session; returns it and the protocol version to speak."""
+        client_id = request.client_id
+        try:
+            check_id("client_id", client_id)
+        except ValueError as error:
+            raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
+        require_name(client_id)
+        protocol = common_protocol(request.protocol)
+        if not request.tasks:
+            raise InvalidInput("tasks", "at least one task that the client can train", "none")
+        known = self._records.get(client_id)
+        if known is not None and known.banned:
+            raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
+        if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
+            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
+        session, older = self._sessions.open(client_id, request.instance_id)
+        await self._remember(record_of(request, known), self._registration(session, older))
+        self._availability[client_id] = request.availability if request.HasField("availability") else _MAY_TRAIN
+        self._metrics.sessions.set(len(self._sessions))
+        return session, protocol
+
+    def _registration(self, session: Session, older: Session | None) -> HistoryRecord | None:
+        client_id = session.client_id
+        if older is not None and older.instance_id != session.instance_id and older.stream is not None:
+            log.warning("client_fenced", client=client_id, older=older.instance_id, newer=session.instance_id)
+            return _history(client_id, "client_fenced", f"{older.instance_id} by {session.instance_id}")
+        if client_id not in self._records:
+            log.info("client_registered", client=client_id)
+            return _history(client_id, "client_registered", session.instance_id)
+        return None
+
+    def session(self, session_id: str) -> Session:
+        """An open session, for a call made in it. Raises UnknownSessionError, Forbidden."""
+        session = self._sessions.get(session_id)
+        require_name(session.client_id)
+        return session
+
+    async def attend(self, session_id: str) -> AsyncIterator[pb.AttendResponse]:
+        """The client is present for as long as this is read; yields what is pushed to it."""
+        session = self.session(session_id)
+        if session.stream is not None:
+            session.stream.end()
+        stream = session.stream = Stream()
+        stream.push(pb.AttendResponse(attached=pb.Attached()))
+        client_id = session.client_id
+        self._roster.attached(client_id, time.monotonic())
+        log.debug("client_attached", client=client_id)
+        try:
+            await self._set_present(client_id, True)
+            if self.listener is not None:
+                self.listener.client_attached(client_id)
+            self._changed()
+            async for message in stream:
+                yield message
+        finally:
+            if session.stream is stream:
+                session.stream = None
+                self._stream_lost(client_id)
+
+    def _stream_lost(self, client_id: str) -> None:
+        if self._sessions.of(client_id) is not None or client_id in self._records:
+            self._roster.stream_lost(client_id, time.monotonic())
+            self._count()
+            # Behind the grace by a little, so that the roster's own clock agrees that it is over.
+            with suppress(RuntimeError):
+                asyncio.get_running_loop().call_later(self._limits.reattach_grace_s + 0.02, self.tick)
+
+    def tick(self) -> None:
+        """Give up those whose grace is over."""
+        lost = self._roster.tick(time.monotonic())
+        for client_id in lost:
+            log.info("client_lost", client=client_id, grace_s=self._limits.reattach_grace_s)
+            _in_background(self._set_present(client_id, False))
+            self._gone(client_id, "lost")
+        self._changed()
+
+    def push(self, client_id: str, message: pb.AttendResponse) -> bool:
+        """Push to a client that is attached; others are told when they attach."""
+        return self._sessions.push(client_id, message)
+
+    def push_all(self, message: pb.AttendResponse) -> None:
+        """Push to everybody who is attached."""
+        self._sessions.push_all(message)
+
+    def attached(self, client_id: str) -> bool:
+        """Whether the client can be reached now."""
+        session = self._sessions.of(client_id)
+        return session is not None and session.stream is not None
+
+    # Who may be drawn.
+
+    @property
+    def settled(self) -> bool:
+        """False after a start until everybody who was here is back or was waited for."""
+        return self._roster.settled
+
+    def eligible(self, run_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Clients that run `run_id` may draw now, in the order of id bytes.
+
+        task: name and source of the fingerprint that a client must have.
+        """
+        return tuple(
+            client_id
+            for client_id in self._roster.present()
+            if self._working_for.get(client_id, run_id) == run_id
+            and self._availability.get(client_id, _MAY_TRAIN).may_train
+            and _fits(self._records[client_id], task, labels)
+        )
+
+    def work_for(self, run_id: str, clients: frozenset[str]) -> None:
+        """From now on exactly these clients work for the run."""
+        before = {client for client, run in self._working_for.items() if run == run_id}
+        for client_id in before - clients:
+            del self._working_for[client_id]
+        for client_id in clients:
+            self._working_for[client_id] = run_id
+        if before != clients:
+            self._changed()
+
+    def set_availability(self, client_id: str, availability: pb.Availability) -> None:
+        """What the client says about itself."""
+        if self._availability.get(client_id) != availability:
+            self._availability[client_id] = availability
+            log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
+            self._changed()
+
+    # Operators.
+
+    def record(self, client_id: str) -> ClientRecord:
+        """What is known of a client. Raises NoSuchClient."""
+        record = self._records.get(client_id)
+        if record is None:
+            raise NoSuchClient(client_id)
+        return record
+
+    def records(self) -> list[ClientRecord]:
+        """All clients in the order of id bytes."""
+        return sorted(self._records.values(), key=lambda record: record.client_id.encode())
+
+    def state(self, client_id: str) -> str:
+        """"present", "suspect" or "lost"."""
+        return self._roster.state_of(client_id).name.lower()
+
+    def availability(self, client_id: str) -> pb.Availability:
+        """What the client last said."""
+        return self._availability.get(client_id, _MAY_TRAIN)
+
+    def run_of(self, client_id: str) -> str:
+        """The run it works for now; empty for none."""
+        return self._working_for.get(client_id, "")
+
+    async def ban(self, client_id: str, reason: str, actor: str) -> None:
+        """Refuse the client from now on, and end what it is doing."""
+        record = replace(self.record(client_id), banned=True, note=reason, present=False)
+        await self._remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
+        self._sessions.close(client_id, Forbidden(f"client:{client_id}", f"to be unbanned (banned: {reason})"))
+        self._roster.forget(client_id)
+        self._gone(client_id, "banned")
+
+    async def unban(self, client_id: str, actor: str) -> None:
+        """Let the client register again."""
+        record = replace(self.record(client_id), banned=False, note="")
+        await self._remember(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
+
+    async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
+        """The client gets nothing new, or takes work again."""
+        event = "client_undrained" if undo else "client_drained"
+        record = replace(self.record(client_id), draining=not undo, note="" if undo else reason)
+        await self._remember(record, HistoryRecord(time.time(), actor, event, client_id, reason))
+        if not undo:
+            self.push(client_id, pb.AttendResponse(drain=pb.Drain(reason=reason)))
+
+    async def forget(self, client_id: str, actor: str) -> None:
+        """Nobody waits for the client any more."""
+        self.record(client_id)
+        why = HistoryRecord(time.time(), actor, "client_forgotten", client_id)
+        await self._ledger.do(self._ledger.store.forget_client, client_id, why)
+        self._sessions.close(client_id, Forbidden(f"client:{client_id}", "to register again: it was forgotten here"))
+        self._roster.forget(client_id)
+        self._records.pop(client_id, None)
+        self._gone(client_id, "forgotten")
+
+    async def note(self, client_id: str, text: str) -> None:
+        """Keep a word on a client for operators to see: its last failure."""
+        record = self._records.get(client_id)
+        if record is not None and record.note != text:
+            await self._remember(replace(record, note=text), None)
+
+    # Inside.
+
+    async def _remember(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+        self._records[record.client_id] = record
+        await self._ledger.do(self._ledger.store.put_client, record, why)
+        self._changed()
+
+    async def _set_present(self, client_id: str, present: bool) -> None:
+        record = self._records.get(client_id)
+        if record is not None and record.present != present:
+            await self._remember(replace(record, present=present, last_seen=time.time()), None)
+
+    def _gone(self, client_id: str, reason: str) -> None:
+        if self.listener is not None:
+            self.listener.client_gone(client_id, reason)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._count()
+        if self.listener is not None:
+            self.listener.fleet_changed()
+
+    def _count(self) -> None:
+        present = self._roster.present()
+        attached = sum(self.attached(client_id) for client_id in present)
+        self._metrics.clients.labels("present").set(attached)
+        self._metrics.clients.labels("suspect").set(len(present) - attached)
+        self._metrics.sessions.set(len(self._sessions))
+
+
+_MAY_TRAIN = pb.Availability(may_train=True)
+_background: set[asyncio.Task[None]] = set()
+
+
+def _in_background(work: object) -> None:
+    task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+def common_protocol(client: pb.ProtocolRange) -> int:
+    """The highest version that both speak. Raises NoCommonProtocol."""
+    highest = min(client.max, PROTOCOL_MAX)
+    if highest < max(client.min, PROTOCOL_MIN) or client.min > client.max:
+        raise NoCommonProtocol((client.min, client.max), (PROTOCOL_MIN, PROTOCOL_MAX))
+    return highest
+
+
+def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> ClientRecord:
+    """What a registration says of a client, beside what operators have said of it before."""
+    now = time.time()
+    base = known or ClientRecord(request.client_id, registered_at=now, last_seen=now)
+    return replace(
+        base,
+        last_seen=now,
+        instance_id=request.instance_id,
+        software=request.software,
+        labels=dict(request.labels),
+        device={
+            "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
+        },
+        tasks=[
+            {
+                "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
+                "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+            }
+            for offer in request.tasks
+        ],
+    )  # fmt: skip
+
+
+def _fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    offers = any(all(offer.get(key) == value for key, value in task.items()) for offer in record.tasks)
+    return offers and not record.draining and not record.banned and labels.items() <= record.labels.items()
+
+
+def _history(client_id: str, event: str, detail: str) -> HistoryRecord:
+    return HistoryRecord(time.time(), f"client:{client_id}", event, client_id, detail)

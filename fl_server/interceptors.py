@@ -1,0 +1,147 @@
+"""Around every call: who is calling, how long it took, and errors turned into statuses, each in one place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from fl_server import errors
+from fl_server.identity import ANYBODY, Identity, caller, from_names, require_role
+from fl_server.metrics import Metrics
+from fl_server.store.base import StoreFull
+from protos.status import status_metadata
+
+log = structlog.get_logger()
+
+CODES: dict[type[Exception], grpc.StatusCode] = {
+    errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnknownSessionError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Fenced: grpc.StatusCode.ABORTED,
+    errors.NoCommonProtocol: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NoSuchResource: grpc.StatusCode.NOT_FOUND,
+    errors.NoSuchRun: grpc.StatusCode.NOT_FOUND,
+    errors.RunExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NoSuchClient: grpc.StatusCode.NOT_FOUND,
+    errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UploadBroken: grpc.StatusCode.DATA_LOSS,
+    errors.NotNow: grpc.StatusCode.UNAVAILABLE,
+}
+"""Error to status code. An exception that is not here is a fault of ours: INTERNAL, with the cause in the log only."""
+
+_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Admin/": "admin"}
+Handler = Callable[[Any, grpc.aio.ServicerContext], Any]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Identity, role, metrics and errors of every call."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Wrap the method's handler, whatever its kind."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith("/fl.v1."):
+            return handler
+        call = _Call(method, self._metrics)
+        make, inner, wrap = _PARTS[handler.request_streaming, handler.response_streaming]
+        return make(
+            wrap(call, getattr(handler, inner)),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class _Call:
+    """What is known of a method, for the wrappers."""
+
+    def __init__(self, method: str, metrics: Metrics) -> None:
+        self.name = method.rsplit("/", 1)[-1]
+        self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
+        self.metrics = metrics
+
+    def enter(self, context: grpc.aio.ServicerContext) -> float:
+        """Set the caller and check its role; returns the start time."""
+        caller.set(_identity(context))
+        require_role(self.role)
+        return time.monotonic()
+
+    def leave(self, started: float, code: grpc.StatusCode) -> None:
+        """Count the call."""
+        self.metrics.rpc_seconds.labels(self.name, code.name).observe(time.monotonic() - started)
+
+    async def fail(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
+        """End the call with the status that the error stands for."""
+        code = CODES.get(type(error))
+        if isinstance(error, StoreFull):
+            error, code = errors.NotNow(f"the coordinator cannot write: {error}", 5.0), grpc.StatusCode.UNAVAILABLE
+        if code is None:
+            log.error("rpc_failed", rpc=self.name, error=repr(error), exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator failed in {self.name}: see its log")
+            return
+        log.info("rpc_refused", rpc=self.name, code=code.name, caller=str(caller.get()), error=str(error))
+        detail = error.detail if isinstance(error, errors.ServerError) else None
+        await context.abort(code, str(error), status_metadata(code.value[0], str(error), detail))
+
+
+def _identity(context: grpc.aio.ServicerContext) -> Identity:
+    auth = context.auth_context()
+    if auth.get("transport_security_type", [b""])[0] != b"ssl" or "x509_common_name" not in auth:
+        return ANYBODY
+    found = from_names(auth.get("x509_subject_alternative_name", ()))
+    if found is None:
+        raise errors.Forbidden("a certificate without an fl:// name", "a certificate made by `fl ca issue`, or one like it")
+    return found
+
+
+def _wrap_single(call: _Call, inner: Handler) -> Handler:
+    async def wrapped(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        started, code = time.monotonic(), grpc.StatusCode.OK
+        try:
+            call.enter(context)
+            return await inner(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
+            await call.fail(context, error)
+        finally:
+            call.leave(started, code)
+
+    return wrapped
+
+
+def _wrap_stream(call: _Call, inner: Handler) -> Handler:
+    async def wrapped(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        started, code = time.monotonic(), grpc.StatusCode.OK
+        try:
+            call.enter(context)
+            async for response in inner(request, context):
+                yield response
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
+            await call.fail(context, error)
+        finally:
+            call.leave(started, code)
+
+    return wrapped
+
+
+_PARTS: dict[tuple[bool, bool], tuple[Callable[..., grpc.RpcMethodHandler], str, Callable[[_Call, Handler], Handler]]] = {
+    (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", _wrap_single),
+    (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary", _wrap_single),
+    (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream", _wrap_stream),
+}

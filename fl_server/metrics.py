@@ -1,0 +1,49 @@
+"""Every metric of the coordinator, declared once. Base units; a client's id is never a label."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
+
+
+class Metrics:
+    """The coordinator's metrics in a registry of their own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.rounds = self._counter("fl_rounds", "Rounds by how they ended: committed, abandoned.", "run", "outcome")
+        self.attempts = self._counter("fl_attempts", "Attempts at filling a round.", "run")
+        self.assignments = self._counter(
+            "fl_assignments", "Assignments by final state: admitted, refused, failed, lost, cancelled.", "run", "state"
+        )
+        self.updates_refused = self._counter("fl_updates_refused", "Updates refused, by reason.", "run", "reason")
+        self.update_conflicts = self._counter(
+            "fl_update_conflicts", "Repeats of an update with another digest than the first.", "run"
+        )
+        self.uploads_resumed = self._counter("fl_uploads_resumed", "Uploads that went on where one had stopped.")
+        self.bytes = self._counter("fl_transfer_bytes", "Tensor bytes by direction and kind.", "direction", "kind")
+        self.phase_seconds = self._histogram("fl_phase_seconds", "Time spent in a phase of a round.", "run", "phase")
+        self.round_seconds = self._histogram("fl_round_seconds", "From the first draw to the commit.", "run")
+        self.rpc_seconds = self._histogram("fl_rpc_seconds", "Duration of calls.", "rpc", "code")
+        self.fsync_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
+        self.clients = self._gauge("fl_clients", "Clients by state: present, suspect.", "state")
+        self.sessions = self._gauge("fl_sessions", "Open sessions.")
+        self.round = self._gauge("fl_round", "Committed rounds.", "run")
+        self.last_commit = self._gauge("fl_last_commit_timestamp_seconds", "Time of the last commit.", "run")
+        self.evaluation = self._gauge("fl_evaluation", "Latest evaluation on held-out data, by metric.", "run", "metric")
+        self.norm = self._gauge("fl_norm", "L2 norms of the last round: update (mean), aggregate, direction.", "run", "of")
+        self.cosine = self._gauge(
+            "fl_update_direction_cosine", "Cosine between the aggregate and the direction it was made with.", "run"
+        )
+        self.uploads_in_flight = self._gauge("fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete.")
+        self.loop_lag = self._histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, registry=self.registry, buckets=_SECONDS)

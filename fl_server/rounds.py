@@ -1,0 +1,388 @@
+"""The life of a run's rounds as a state machine without I/O: event in, (state, commands) out.
+
+    SELECTING --draw--> COLLECTING --closes--> STEPPING --stepped--> COMMITTING --committed--> (EVALUATING) --> SELECTING
+                          |    ^                                                                             \\-> ENDED
+                          |    '--reduced-- REDUCING <--closes, and the method has another exchange--.
+                          '--------------------------------------------------------------------------'
+
+Two rules. All that decides what happens next in a run lives in `RoundState`; whoever drives it keeps no flags of its own.
+And this file knows no clock, store, network or tensor: what must be done is returned as commands, in the order in which to
+do them, and what happened comes back as events.
+
+A round closes at its goal; or when nobody outstanding can still deliver and the quorum holds; or at the deadline with the
+quorum. Below quorum the next attempt keeps what was admitted (x_t has not moved, so it is still exact), lets stragglers go on
+and draws replacements only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal
+
+from fl_server.events import (
+    Accepted,
+    Announce,
+    AwaitClients,
+    Cancel,
+    ClientBack,
+    ClientOut,
+    Command,
+    Commit,
+    Committed,
+    DeadlinePassed,
+    End,
+    EndRequested,
+    EndStatus,
+    Evaluated,
+    Event,
+    ExchangeReduced,
+    Extended,
+    OpenAttempt,
+    PauseRequested,
+    ReduceExchange,
+    ResumeRequested,
+    RetryDue,
+    RetryLater,
+    RosterChanged,
+    Step,
+    Stepped,
+    UpdateAdmitted,
+)
+from fl_server.sampling import Draw, Sampling, by_id, draw_bernoulli, draw_fixed
+
+
+class Phase(Enum):
+    """What a run is doing."""
+
+    SELECTING = "selecting"
+    COLLECTING = "collecting"
+    REDUCING = "reducing"
+    STEPPING = "stepping"
+    COMMITTING = "committing"
+    EVALUATING = "evaluating"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPolicy:
+    """How a run's rounds are filled and closed; fixed for its life."""
+
+    seed: int
+    sampling: Sampling = "fixed"
+    clients_per_round: int = 1
+    """m of fixed-size sampling."""
+    rate: float = 0.0
+    """p of Bernoulli sampling."""
+    min_clients: int = 1
+    """Clients that must be eligible before the first draw of a round."""
+    close: Literal["cohort", "goal"] = "cohort"
+    quorum: int = 1
+    """Fewest updates that may close a round; a smaller cohort needs all of itself."""
+    deadline_s: float = 600.0
+    over_selection: float = 1.3
+    """Clients drawn for each update wanted, with close = "goal"."""
+    exchanges: int = 1
+    """Collections in a round."""
+    evaluate_every: int = 1
+    """Rounds between evaluations; 0: never."""
+    await_evaluation: bool = False
+    """The next round waits for the evaluation: stop rules that look at metrics need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """Where a run stands. Everything that decides what happens next."""
+
+    policy: RoundPolicy
+    rounds: int
+    """The run is complete after this many committed rounds."""
+    round: int = 0
+    attempt: int = 0
+    exchange: int = 0
+    phase: Phase = Phase.SELECTING
+    paused: bool = False
+    eligible: tuple[str, ...] = ()
+    """Clients that could be drawn now, as last told."""
+    settled: bool = False
+    """False after a start until the roster is back, or was waited for: nothing is drawn before."""
+    goal: int = 0
+    """Updates wanted in this round; 0 before its first draw."""
+    drawn: frozenset[str] = frozenset()
+    """Everyone who may deliver in this exchange."""
+    out: frozenset[str] = frozenset()
+    """Of those, the ones not expected to deliver any more: lost, failed, refused."""
+    admitted: Accepted = ()
+    """(client, digest) in order of arrival."""
+    accepted: Accepted = ()
+    """What closed the last exchange, in the order of id bytes."""
+    ending: tuple[EndStatus, str] | None = None
+    """Set when the run is to end after the step under way; and why it ended."""
+
+    @property
+    def outstanding(self) -> frozenset[str]:
+        """Clients that work for this exchange now."""
+        return self.drawn - self.out - {client for client, _ in self.admitted}
+
+    @property
+    def quorum(self) -> int:
+        """Fewest updates that may close this round."""
+        return min(self.policy.quorum, self.goal)
+
+
+Result = tuple[RoundState, tuple[Command, ...]]
+Rule = Callable[[RoundState, Any], Result]
+
+
+class UnexpectedEvent(Exception):
+    """An event that the phase has no rule for; nothing was changed. It is a fault of whoever drives the machine."""
+
+    def __init__(self, event: Event, state: RoundState, why: str = "no rule for it") -> None:
+        super().__init__(f"{type(event).__name__} in phase {state.phase.value} of round {state.round}: {why}")
+        self.event = event
+        self.state = state
+
+
+def advance(state: RoundState, event: Event) -> Result:
+    """Apply one event. An event that its phase has no rule for raises UnexpectedEvent and changes nothing."""
+    rule = RULES.get((state.phase, type(event)))
+    if rule is None:
+        raise UnexpectedEvent(event, state)
+    return rule(state, event)
+
+
+# Drawing.
+
+
+def _select(state: RoundState) -> Result:
+    """Draw if the run may and can; else stay in SELECTING and say what is missing. A pause holds no open round up."""
+    if not state.settled or (state.paused and not state.goal):
+        return state, ()
+    if state.goal:
+        return _draw_replacements(state)
+    if len(state.eligible) < state.policy.min_clients:
+        return state, (AwaitClients(state.policy.min_clients, len(state.eligible)),)
+    policy = state.policy
+    draw = Draw(policy.seed, state.round, state.attempt)
+    if policy.sampling == "bernoulli":
+        cohort = draw_bernoulli(state.eligible, policy.rate, draw)
+        goal = len(cohort)
+    else:
+        cohort = draw_fixed(state.eligible, _cohort_size(policy, policy.clients_per_round), draw)
+        goal = min(policy.clients_per_round, len(cohort))
+    state = replace(state, phase=Phase.COLLECTING, goal=goal, drawn=frozenset(cohort))
+    return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
+    return math.ceil(wanted * policy.over_selection) if policy.close == "goal" else wanted
+
+
+def _draw_replacements(state: RoundState) -> Result:
+    """The next attempt of a round below quorum: what was admitted stays, stragglers go on, replacements are drawn."""
+    pool = set(state.eligible) - state.drawn
+    missing = state.goal - len(state.admitted)
+    cohort = draw_fixed(pool, _cohort_size(state.policy, missing), Draw(state.policy.seed, state.round, state.attempt))
+    if not cohort and not state.outstanding:
+        waiting = replace(state, phase=Phase.SELECTING)
+        return waiting, (AwaitClients(missing, len(pool)), RetryLater())
+    state = replace(state, phase=Phase.COLLECTING, drawn=state.drawn | set(cohort))
+    return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+# Collecting.
+
+
+def _admit(state: RoundState, event: UpdateAdmitted) -> Result:
+    if event.client not in state.drawn:
+        raise UnexpectedEvent(event, state, f"{event.client} is not of this round's cohort")
+    if any(client == event.client for client, _ in state.admitted):
+        raise UnexpectedEvent(event, state, f"{event.client} was admitted before")
+    admitted = (*state.admitted, (event.client, event.digest))
+    return _close_if_done(replace(state, admitted=admitted, out=state.out - {event.client}))
+
+
+def _client_out(state: RoundState, event: ClientOut) -> Result:
+    if event.client not in state.outstanding:
+        raise UnexpectedEvent(event, state, f"{event.client} is not outstanding")
+    return _close_if_done(replace(state, out=state.out | {event.client}))
+
+
+def _client_back(state: RoundState, event: ClientBack) -> Result:
+    if event.client not in state.out:
+        raise UnexpectedEvent(event, state, f"{event.client} is not out")
+    return replace(state, out=state.out - {event.client}), ()
+
+
+def _client_returns(state: RoundState, event: ClientBack) -> Result:
+    """Nobody was left to draw, and one of the cohort came back: the attempt goes on with it."""
+    state, _ = _client_back(state, event)
+    return replace(state, phase=Phase.COLLECTING), (OpenAttempt(state.round, state.exchange, state.attempt, ()),)
+
+
+def _close_if_done(state: RoundState) -> Result:
+    count = len(state.admitted)
+    if count >= state.goal:
+        return _close(state)
+    if state.outstanding:
+        return state, ()
+    return _close(state) if count >= state.quorum else _next_attempt(state)
+
+
+def _deadline(state: RoundState, event: DeadlinePassed) -> Result:
+    del event
+    return _close(state) if len(state.admitted) >= state.quorum else _next_attempt(state)
+
+
+def _next_attempt(state: RoundState) -> Result:
+    if state.exchange:
+        # The cohort of a later exchange is the accepted set of the one before: nobody can replace it.
+        return _restart_round(state)
+    return _draw_replacements(replace(state, attempt=state.attempt + 1))
+
+
+def _restart_round(state: RoundState) -> Result:
+    """Give up what the round's exchanges collected and draw it anew."""
+    cancel = Cancel(by_id(state.outstanding))
+    fresh = replace(_next_round(state), round=state.round, attempt=state.attempt + 1)
+    state, commands = _select(fresh)
+    return state, (cancel, *commands)
+
+
+def _close(state: RoundState) -> Result:
+    """At most `goal` updates, the first to arrive, in the order of id bytes; who still works is told to stop."""
+    accepted = tuple(sorted(state.admitted[: state.goal], key=lambda entry: entry[0].encode()))
+    cancel = (Cancel(by_id(state.outstanding)),) if state.outstanding else ()
+    state = replace(state, accepted=accepted)
+    if state.exchange + 1 < state.policy.exchanges:
+        return replace(state, phase=Phase.REDUCING), (*cancel, ReduceExchange(accepted))
+    return replace(state, phase=Phase.STEPPING), (*cancel, Step(accepted))
+
+
+def _next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
+    del event
+    cohort = tuple(client for client, _ in state.accepted)
+    state = replace(
+        state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
+        out=frozenset(), admitted=(),
+    )  # fmt: skip
+    return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+# Step, commit, evaluate.
+
+
+def _stepped(state: RoundState, event: Stepped) -> Result:
+    del event
+    return replace(state, phase=Phase.COMMITTING), (Commit(),)
+
+
+def _committed(state: RoundState, event: Committed) -> Result:
+    del event
+    policy = state.policy
+    last = state.round + 1 >= state.rounds or state.ending is not None
+    evaluate = policy.evaluate_every > 0 and (last or (state.round + 1) % policy.evaluate_every == 0)
+    announce = Announce(state.round, state.accepted, state.drawn, evaluate)
+    if evaluate and (last or policy.await_evaluation):
+        return replace(_next_round(state), phase=Phase.EVALUATING), (announce,)
+    state, commands = _go_on(_next_round(state))
+    return state, (announce, *commands)
+
+
+def _evaluated(state: RoundState, event: Evaluated) -> Result:
+    del event
+    return _go_on(state)
+
+
+def _next_round(state: RoundState) -> RoundState:
+    return replace(
+        state, round=state.round + 1, attempt=0, exchange=0, phase=Phase.SELECTING, goal=0, drawn=frozenset(),
+        out=frozenset(), admitted=(), accepted=(),
+    )  # fmt: skip
+
+
+def _go_on(state: RoundState) -> Result:
+    """Between two rounds: end if the run is to end, else select."""
+    if state.ending is not None:
+        return replace(state, phase=Phase.ENDED), (End(*state.ending),)
+    if state.round >= state.rounds:
+        ending: tuple[EndStatus, str] = ("completed", f"{state.rounds} rounds are done")
+        return replace(state, phase=Phase.ENDED, ending=ending), (End(*ending),)
+    return _select(replace(state, phase=Phase.SELECTING))
+
+
+# What operators and the roster say.
+
+
+def _roster(state: RoundState, event: RosterChanged) -> Result:
+    state = replace(state, eligible=by_id(event.eligible), settled=event.settled)
+    return _select(state) if state.phase is Phase.SELECTING else (state, ())
+
+
+def _retry(state: RoundState, event: RetryDue) -> Result:
+    del event
+    return _select(replace(state, drawn=state.drawn - state.out, out=frozenset(), attempt=state.attempt + 1))
+
+
+def _pause(state: RoundState, event: PauseRequested) -> Result:
+    del event
+    return replace(state, paused=True), ()
+
+
+def _resume(state: RoundState, event: ResumeRequested) -> Result:
+    del event
+    state = replace(state, paused=False)
+    return _select(state) if state.phase is Phase.SELECTING else (state, ())
+
+
+def _extend(state: RoundState, event: Extended) -> Result:
+    if event.rounds <= state.round:
+        raise UnexpectedEvent(event, state, f"expected more than the {state.round} rounds that are done")
+    return replace(state, rounds=event.rounds), ()
+
+
+def _reopen(state: RoundState, event: Extended) -> Result:
+    if state.ending is None or state.ending[0] != "completed":
+        raise UnexpectedEvent(event, state, "only a completed run can be extended")
+    state, _ = _extend(state, event)
+    return _go_on(replace(state, ending=None))
+
+
+def _end_now(state: RoundState, event: EndRequested) -> Result:
+    """The round under way is given up."""
+    cancel = (Cancel(by_id(state.outstanding)),) if state.outstanding else ()
+    ended = replace(state, phase=Phase.ENDED, ending=(event.status, event.reason))
+    return ended, (*cancel, End(event.status, event.reason))
+
+
+def _end_later(state: RoundState, event: EndRequested) -> Result:
+    """A step under way is finished and committed first; an error cannot wait for that."""
+    if event.status == "failed":
+        return _end_now(state, event)
+    return replace(state, ending=(event.status, event.reason)), ()
+
+
+_OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
+_STEPPING = (Phase.STEPPING, Phase.COMMITTING)
+
+RULES: dict[tuple[Phase, type], Rule] = {
+    (Phase.SELECTING, RetryDue): _retry,
+    (Phase.SELECTING, ClientBack): _client_returns,
+    (Phase.COLLECTING, UpdateAdmitted): _admit,
+    (Phase.COLLECTING, ClientOut): _client_out,
+    (Phase.COLLECTING, ClientBack): _client_back,
+    (Phase.COLLECTING, DeadlinePassed): _deadline,
+    (Phase.REDUCING, ExchangeReduced): _next_exchange,
+    (Phase.STEPPING, Stepped): _stepped,
+    (Phase.COMMITTING, Committed): _committed,
+    (Phase.EVALUATING, Evaluated): _evaluated,
+    (Phase.ENDED, Extended): _reopen,
+    **{(phase, RosterChanged): _roster for phase in Phase},
+    **{(phase, PauseRequested): _pause for phase in _OPEN},
+    **{(phase, ResumeRequested): _resume for phase in _OPEN},
+    **{(phase, Extended): _extend for phase in _OPEN},
+    **{(phase, EndRequested): _end_later if phase in _STEPPING else _end_now for phase in _OPEN},
+}
+"""What each phase does about each event. A pair that is not here is refused."""

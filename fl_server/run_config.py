@@ -1,0 +1,183 @@
+"""A run's configuration: field for field RunSpec of admin.proto, with defaults and checks.
+
+The same names stand in a run's TOML file, on the wire and here; RunSpec carries presence, this carries meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fl_server.errors import InvalidInput
+from fl_server.rounds import RoundPolicy
+from protos.fl.v1 import admin_pb2
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TaskSection(_Section):
+    """What is learned."""
+
+    name: str = Field(min_length=1)
+    options: dict[str, Any] = {}
+
+
+class AlgorithmSection(_Section):
+    """Which method, and its own parameters."""
+
+    name: str = "fedcm"
+    parameters: dict[str, float | str | bool] = {}
+
+
+class LocalSection(_Section):
+    """A client's work in a round."""
+
+    learning_rate: float = Field(default=0.1, gt=0)
+    learning_rate_decay: float = Field(default=1.0, gt=0, le=1)
+    epochs: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_gradient_norm: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_kind_of_work(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("epochs") and values.get("steps"):
+            raise ValueError("expected epochs or steps, got both: remove one")
+        if not values.get("epochs") and not values.get("steps"):
+            return {**values, "epochs": 1}
+        return values
+
+    def learning_rate_in(self, round: int) -> float:
+        """eta_l(t) = eta_l * r^t, constant inside a round."""
+        return self.learning_rate * self.learning_rate_decay**round
+
+
+class RoundSection(_Section):
+    """Who takes part in a round, and when it closes."""
+
+    sampling: Literal["fixed", "bernoulli"] = "fixed"
+    clients_per_round: int = Field(default=2, ge=1)
+    rate: float = Field(default=0.1, gt=0, le=1)
+    min_clients: int | None = Field(default=None, ge=1)
+    close: Literal["cohort", "goal"] = "cohort"
+    quorum: int | None = Field(default=None, ge=1)
+    deadline_s: float = Field(default=600.0, gt=0)
+    over_selection: float = Field(default=1.3, ge=1, le=4)
+    max_update_norm: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.quorum is not None and self.sampling == "fixed" and self.quorum > self.clients_per_round:
+            raise ValueError(
+                f"expected quorum to be at most clients_per_round ({self.clients_per_round}), got {self.quorum}"
+            )
+        if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
+            raise ValueError(
+                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), got {self.min_clients}"
+            )
+        return self
+
+
+class StopSection(_Section):
+    """When the run ends by itself."""
+
+    rounds: int = Field(default=100, ge=1)
+    metric: str = "accuracy"
+    target: float | None = None
+    patience: int = Field(default=0, ge=0)
+    wall_time_s: float = Field(default=0.0, ge=0)
+
+
+class EvaluationSection(_Section):
+    """How often the held-out data are looked at."""
+
+    every: int = Field(default=1, ge=0)
+    batch_size: int = Field(default=512, ge=1)
+
+
+class RunConfig(_Section):
+    """A whole run."""
+
+    name: str = Field(default="", pattern=r"^[a-z0-9._-]{0,64}$")
+    task: TaskSection
+    algorithm: AlgorithmSection = AlgorithmSection()
+    local: LocalSection = LocalSection()
+    round: RoundSection = RoundSection()
+    stop: StopSection = StopSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    labels: dict[str, str] = {}
+    population: int = Field(default=0, ge=0)
+    initial_model: str = ""
+    keep_checkpoints: int = Field(default=2, ge=1)
+
+    @model_validator(mode="after")
+    def _metric_rules_need_evaluations(self) -> Self:
+        if (self.stop.target is not None or self.stop.patience) and not self.evaluation.every:
+            raise ValueError("expected evaluation.every over 0 with stop.target or stop.patience, got 0")
+        return self
+
+    def policy(self) -> RoundPolicy:
+        """The part that the round state machine looks at."""
+        section = self.round
+        floor = section.clients_per_round if section.sampling == "fixed" else 1
+        return RoundPolicy(
+            seed=self.seed,
+            sampling=section.sampling,
+            clients_per_round=section.clients_per_round,
+            rate=section.rate,
+            min_clients=section.min_clients or floor,
+            close=section.close,
+            quorum=section.quorum or max(1, (floor + 1) // 2),
+            deadline_s=section.deadline_s,
+            over_selection=section.over_selection,
+            evaluate_every=self.evaluation.every,
+            await_evaluation=self.stop.target is not None or self.stop.patience > 0,
+        )
+
+    def base_id(self) -> str:
+        """The id the run gets if it is free."""
+        return self.name or re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())[:56]
+
+
+def from_values(values: dict[str, Any]) -> RunConfig:
+    """Check plain values, as a TOML file or the store has them. Raises InvalidInput for the first field at fault."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "run"
+        raise InvalidInput(field, expected(first), shown(first["input"])) from None
+
+
+def expected(error: Any) -> str:
+    """What pydantic wanted, in our words."""
+    message: str = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return "no field of this name"
+    if error["type"] == "missing":
+        return "a value"
+    return message.removeprefix("Input should be ").removeprefix("expected ")
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: short."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
+    """Wire -> checked configuration. Raises InvalidInput."""
+    return from_values(MessageToDict(spec, preserving_proto_field_name=True))
+
+
+def to_spec(config: RunConfig) -> admin_pb2.RunSpec:
+    """Configuration -> wire, with every default filled in."""
+    return ParseDict(config.model_dump(exclude_none=True), admin_pb2.RunSpec())

@@ -1,0 +1,110 @@
+"""Chunks: a bundle cut into pieces that fit a message, each with its own checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import google_crc32c
+import numpy as np
+
+from protos.fl.v1 import coordinator_pb2, tensor_pb2
+
+Buffer = bytes | bytearray | memoryview
+
+# Field number and wire type 2 (length-delimited): `bytes data = 2` of Chunk, and `Chunk chunk = 2` of the messages that
+# carry one. tests/protos/test_chunks.py holds them to the descriptors.
+_CHUNK_DATA_TAG = b"\x12"
+_STREAM_CHUNK_TAG = b"\x12"
+
+
+class ChunkError(ValueError):
+    """A piece of a bundle is not the one that was expected, or it is damaged. Says which."""
+
+
+def make_chunk(buffer: Buffer, offset: int, length: int) -> tensor_pb2.Chunk:
+    """The piece of a bundle at [offset, offset + length), with its CRC-32C."""
+    data = bytes(_span(buffer, offset, length))
+    return tensor_pb2.Chunk(offset=offset, data=data, crc32c=google_crc32c.value(data))
+
+
+def check_chunk(chunk: tensor_pb2.Chunk, expected_offset: int, max_bytes: int, total: int) -> bytes:
+    """The chunk's data, if it is the one that comes next.
+
+    Args:
+        chunk: as it came.
+        expected_offset: bytes of the bundle that are here already.
+        max_bytes: largest chunk that is taken.
+        total: bytes of the whole bundle.
+
+    Raises:
+        ChunkError: it is empty, at another offset, too long, past the end, or damaged.
+    """
+    data = chunk.data
+    if not data:
+        raise ChunkError(f"expected bytes at offset {expected_offset}, got an empty chunk")
+    if chunk.offset != expected_offset:
+        raise ChunkError(f"expected a chunk at offset {expected_offset}, got offset {chunk.offset}")
+    if len(data) > max_bytes:
+        raise ChunkError(f"expected at most {max_bytes} bytes in a chunk, got {len(data)}")
+    if chunk.offset + len(data) > total:
+        raise ChunkError(f"expected the bundle to end at byte {total}, got bytes up to {chunk.offset + len(data)}")
+    if (crc := google_crc32c.value(data)) != chunk.crc32c:
+        raise ChunkError(
+            f"expected crc32c {chunk.crc32c:#010x} at offset {chunk.offset}, got {crc:#010x}: send it again"
+        )
+    return data
+
+
+def chunk_spans(size: int, chunk_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """(offset, length) of the chunks that cover [start, size); nothing when start is size."""
+    if chunk_bytes < 1:
+        raise ValueError(f"expected at least 1 byte in a chunk, got {chunk_bytes}")
+    if not 0 <= start <= size:
+        raise ValueError(f"expected a start from 0 to {size}, got {start}")
+    for offset in range(start, size, chunk_bytes):
+        yield offset, min(chunk_bytes, size - offset)
+
+
+def encode_chunk(buffer: Buffer, offset: int, length: int) -> bytes:
+    """Wire bytes of a stream message that holds this chunk.
+
+    The same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse: all three say `Chunk chunk = 2`. These
+    are the bytes that protobuf itself would write, but the data is copied once, not thrice (chunk, message, output).
+    """
+    data = _span(buffer, offset, length)
+    before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
+    # google_crc32c takes no memoryview, but an array over the same memory.
+    after = tensor_pb2.Chunk(crc32c=google_crc32c.value(np.frombuffer(data, np.uint8))).SerializeToString()
+    size = _varint(len(before) + length + len(after))
+    return b"".join((_STREAM_CHUNK_TAG, size, before, data, after))
+
+
+def encode_fetch_stream(
+    resource: tensor_pb2.Resource, manifest: tensor_pb2.Manifest, buffer: Buffer, chunk_bytes: int
+) -> tuple[bytes, ...]:
+    """Serialized FetchModelResponse messages of a whole bundle: the header, then its chunks by rising offset.
+
+    They are the wire bytes: a server hands them out through an identity serializer and all its streams share them.
+    """
+    header = coordinator_pb2.ResourceHeader(resource=resource, manifest=manifest)
+    first = coordinator_pb2.FetchModelResponse(header=header).SerializeToString()
+    spans = chunk_spans(memoryview(buffer).nbytes, chunk_bytes)
+    return (first, *(encode_chunk(buffer, offset, length) for offset, length in spans))
+
+
+def _span(buffer: Buffer, offset: int, length: int) -> memoryview:
+    """The bytes at [offset, offset + length), uncopied. Raises ValueError unless they are there, and at least one."""
+    view = memoryview(buffer).cast("B")
+    if offset < 0 or length < 1 or offset + length > len(view):
+        raise ValueError(f"expected a piece inside {len(view)} bytes, got {length} bytes at offset {offset}")
+    return view[offset : offset + length]
+
+
+def _varint(value: int) -> bytes:
+    """A length as protobuf writes it: seven bits a byte, the low ones first, the high bit set on all but the last."""
+    groups = bytearray()
+    while value >> 7:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)

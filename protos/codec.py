@@ -1,0 +1,114 @@
+"""Tensors to bytes and back: with layout.py the only code that knows dtype and byte order.
+
+A bundle is one little-endian buffer: each tensor lies, contiguous and in C order, at the first offset behind the one
+before that is a multiple of its element's size; bytes between two tensors are zero. Sizes and offsets are in bytes.
+
+This is the front door: layouts, chunks and digests are imported from here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protos.chunks import (
+    Buffer,
+    ChunkError,
+    check_chunk,
+    chunk_spans,
+    encode_chunk,
+    encode_fetch_stream,
+    make_chunk,
+)
+from protos.digests import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
+from protos.layout import Entry, Layout, LayoutError
+
+__all__ = [
+    "Buffer",
+    "ChunkError",
+    "Entry",
+    "Layout",
+    "LayoutError",
+    "check_chunk",
+    "chunk_spans",
+    "digest_bytes",
+    "digest_message",
+    "digest_of",
+    "digest_text",
+    "encode_chunk",
+    "encode_fetch_stream",
+    "make_chunk",
+    "pack",
+    "parse_digest_text",
+    "unpack",
+]
+
+
+def pack(tensors: Mapping[str, Tensor], layout: Layout) -> bytearray:
+    """Write tensors, on any device and with any strides, into one new buffer of `layout.size_bytes` bytes.
+
+    Raises:
+        LayoutError: the tensors are not those of the layout. Their order in the mapping does not matter.
+    """
+    _require_little_endian()
+    in_order = {entry.name: tensors[entry.name] for entry in layout.entries if entry.name in tensors} | dict(tensors)
+    trainable = [entry.name for entry in layout.entries if entry.trainable and entry.name in tensors]
+    if difference := layout.difference(Layout.of(in_order, trainable)):
+        raise LayoutError(difference)
+    buffer = bytearray(layout.size_bytes)
+    for name, target in unpack(buffer, layout).items():
+        target.copy_(tensors[name].detach())
+    return buffer
+
+
+def unpack(buffer: Buffer, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a bundle as CPU views on `buffer`: nothing is copied, and the views keep the buffer alive.
+
+    Views on a read-only buffer must not be written to; clone what is to change.
+
+    Raises:
+        LayoutError: the buffer has not the layout's size, or a bool tensor holds a byte other than 0 and 1.
+    """
+    _require_little_endian()
+    size = memoryview(buffer).nbytes
+    if size != layout.size_bytes:
+        raise LayoutError(f"expected a buffer of {layout.size_bytes} bytes, got {size}")
+    whole = torch.from_numpy(np.asarray(_AnyBuffer(buffer)))
+    return {entry.name: _view(whole, entry) for entry in layout.entries}
+
+
+class _AnyBuffer:
+    """Lends a buffer to numpy as if it could be written, and keeps it alive.
+
+    torch has no read-only tensors: it warns about read-only arrays, once and from wherever it happens first.
+    """
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.memory = np.frombuffer(buffer, np.uint8)
+        address = self.memory.ctypes.data
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": self.memory.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _view(whole: Tensor, entry: Entry) -> Tensor:
+    raw = whole[entry.offset : entry.end]
+    if entry.dtype == torch.bool and entry.nbytes and int(raw.max()) > 1:
+        raise LayoutError(f"tensor {entry.name!r}: expected bytes 0 and 1 for bool, got {int(raw.max())}")
+    if entry.nbytes == 0:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return raw.view(entry.dtype).view(entry.shape)
+
+
+def _require_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise RuntimeError(
+            "expected a little-endian machine: the wire is little-endian and values are not swapped here"
+        )

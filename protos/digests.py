@@ -1,0 +1,49 @@
+"""Digests: the names of byte strings, on the wire, on disk and in print."""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from protos.fl.v1 import tensor_pb2
+
+_DIGEST_BYTES = 32
+_DIGEST_PREFIX = "blake3:"
+
+
+def digest_of(*buffers: bytes | bytearray | memoryview) -> bytes:
+    """BLAKE3-256 of the buffers, as if they were one: 32 bytes."""
+    hasher = blake3()
+    for buffer in buffers:
+        hasher.update(buffer)
+    return hasher.digest()
+
+
+def digest_message(raw: bytes) -> tensor_pb2.Digest:
+    """A digest as a message; the other way is `digest_bytes`. Raises ValueError unless it has 32 bytes."""
+    return tensor_pb2.Digest(algorithm=tensor_pb2.DIGEST_ALGORITHM_BLAKE3_256, value=_checked_digest(raw))
+
+
+def digest_bytes(digest: tensor_pb2.Digest) -> bytes:
+    """The 32 bytes of a BLAKE3-256 digest. Raises ValueError for other algorithms and lengths."""
+    if digest.algorithm != tensor_pb2.DIGEST_ALGORITHM_BLAKE3_256:
+        raise ValueError(f"expected digest algorithm BLAKE3_256, got number {digest.algorithm}")
+    return _checked_digest(digest.value)
+
+
+def digest_text(raw: bytes) -> str:
+    """A digest for people, files and tables: "blake3:" and 64 hex digits."""
+    return _DIGEST_PREFIX + _checked_digest(raw).hex()
+
+
+def parse_digest_text(text: str) -> bytes:
+    """The 32 bytes that `digest_text` wrote. Raises ValueError for any other text."""
+    digits = text.removeprefix(_DIGEST_PREFIX)
+    if text.startswith(_DIGEST_PREFIX) and len(digits) == 2 * _DIGEST_BYTES and set(digits) <= set("0123456789abcdef"):
+        return bytes.fromhex(digits)
+    raise ValueError(f"expected {_DIGEST_PREFIX!r} and 64 lower-case hex digits, got {text[:80]!r}")
+
+
+def _checked_digest(raw: bytes) -> bytes:
+    if len(raw) != _DIGEST_BYTES:
+        raise ValueError(f"expected a digest of {_DIGEST_BYTES} bytes, got {len(raw)}")
+    return raw

@@ -1,0 +1,202 @@
+"""Layouts: how the tensors of a bundle lie in its bytes, and the manifests that say so on the wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protos.fl.v1 import tensor_pb2
+
+_DTYPES: dict[tensor_pb2.DType, torch.dtype] = {
+    tensor_pb2.DTYPE_FLOAT32: torch.float32,
+    tensor_pb2.DTYPE_FLOAT64: torch.float64,
+    tensor_pb2.DTYPE_FLOAT16: torch.float16,
+    tensor_pb2.DTYPE_BFLOAT16: torch.bfloat16,
+    tensor_pb2.DTYPE_INT64: torch.int64,
+    tensor_pb2.DTYPE_INT32: torch.int32,
+    tensor_pb2.DTYPE_INT16: torch.int16,
+    tensor_pb2.DTYPE_INT8: torch.int8,
+    tensor_pb2.DTYPE_UINT8: torch.uint8,
+    tensor_pb2.DTYPE_BOOL: torch.bool,
+}
+_WIRE_DTYPES = {dtype: number for number, dtype in _DTYPES.items()}
+
+_MAX_TENSORS = 100_000
+_MAX_NAME_CHARS = 512
+_MAX_DIMENSIONS = 64  # what torch itself can hold
+_MAX_ADDRESSABLE = 2**63 - 1  # torch counts elements and strides in int64
+
+
+class LayoutError(ValueError):
+    """Tensors, a manifest and a buffer do not belong together. Says what was expected and what came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor's place in a bundle. offset: bytes from the start; trainable: moved by training and server steps."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    trainable: bool
+
+    @property
+    def numel(self) -> int:
+        """Elements: the product of the shape, 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind the tensor."""
+        return self.offset + self.nbytes
+
+    def __str__(self) -> str:
+        return f"{self.shape} {_dtype_name(self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a bundle's tensors lie: entries by rising offset, and the bytes of the whole."""
+
+    entries: tuple[Entry, ...]
+    size_bytes: int
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor], trainable: Collection[str] = ()) -> Layout:
+        """The layout of named tensors, in the order given.
+
+        Raises:
+            LayoutError: a dtype that the wire has no name for, or a trainable name that is not among the tensors.
+        """
+        moved = set(trainable)
+        if missing := sorted(moved - tensors.keys()):
+            raise LayoutError(f"expected every trainable name among the tensors, got {missing[0]!r} besides")
+        entries: list[Entry] = []
+        end = 0
+        for name, tensor in tensors.items():
+            if tensor.dtype not in _WIRE_DTYPES:
+                raise LayoutError(f"tensor {name!r}: expected a dtype of {_known_dtypes()}, got {tensor.dtype}")
+            offset = _align(end, tensor.dtype.itemsize)
+            entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset, name in moved))
+            end = entries[-1].end
+        return Layout(tuple(entries), end)
+
+    def to_manifest(self) -> tensor_pb2.Manifest:
+        """The layout as a message, plainly encoded."""
+        specs = [
+            tensor_pb2.TensorSpec(
+                name=entry.name,
+                dtype=_WIRE_DTYPES[entry.dtype],
+                shape=entry.shape,
+                offset=entry.offset,
+                trainable=entry.trainable,
+            )
+            for entry in self.entries
+        ]
+        return tensor_pb2.Manifest(tensors=specs, size_bytes=self.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)
+
+    @staticmethod
+    def from_manifest(manifest: tensor_pb2.Manifest, max_bytes: int) -> Layout:
+        """Read a manifest that anybody may have sent; no memory is taken for its tensors.
+
+        Args:
+            manifest: as it came.
+            max_bytes: largest bundle that is taken, in bytes.
+
+        Raises:
+            LayoutError: any field that `Layout.to_manifest` would not have written, or a bundle over `max_bytes`.
+        """
+        _check_manifest(manifest, max_bytes)
+        entries: list[Entry] = []
+        names: set[str] = set()
+        end = 0
+        for spec in manifest.tensors:
+            entry = _entry_of(spec, end)
+            if entry.name in names:
+                raise LayoutError(f"tensor {entry.name!r}: expected every name once, got it twice")
+            if entry.end > max_bytes:
+                raise LayoutError(f"tensor {entry.name!r}: expected an end within {max_bytes} bytes, got {entry.end}")
+            names.add(entry.name)
+            entries.append(entry)
+            end = entry.end
+        if manifest.size_bytes != end:
+            raise LayoutError(f"expected size_bytes {end} (the last tensor's end), got {manifest.size_bytes}")
+        return Layout(tuple(entries), end)
+
+    def difference(self, other: Layout) -> str | None:
+        """The first thing in which `other` is not what this layout expects, in words; None if they are equal."""
+        mine = {entry.name: entry for entry in self.entries}
+        theirs = {entry.name: entry for entry in other.entries}
+        for name, entry in mine.items():
+            if name not in theirs:
+                return f"tensor {name!r}: expected shape {entry}, but it is missing"
+        for name, entry in theirs.items():
+            if name not in mine:
+                return f"tensor {name!r}: not expected, got shape {entry}"
+        for position, (expected, came) in enumerate(zip(self.entries, other.entries, strict=True)):
+            if expected.name != came.name:
+                return f"order: expected tensor {expected.name!r} at position {position}, got {came.name!r}"
+            if (expected.shape, expected.dtype) != (came.shape, came.dtype):
+                return f"tensor {expected.name!r}: expected shape {expected}, got {came}"
+            if expected.trainable != came.trainable:
+                return f"tensor {expected.name!r}: expected trainable = {expected.trainable}, got {came.trainable}"
+        return None
+
+
+def _check_manifest(manifest: tensor_pb2.Manifest, max_bytes: int) -> None:
+    if manifest.encoding != tensor_pb2.ENCODING_PLAIN:
+        raise LayoutError(f"expected encoding PLAIN ({tensor_pb2.ENCODING_PLAIN}), got number {manifest.encoding}")
+    if manifest.size_bytes > max_bytes:
+        raise LayoutError(f"expected at most {max_bytes} bytes, got size_bytes {manifest.size_bytes}")
+    if len(manifest.tensors) > _MAX_TENSORS:
+        raise LayoutError(f"expected at most {_MAX_TENSORS} tensors, got {len(manifest.tensors)}")
+
+
+def _entry_of(spec: tensor_pb2.TensorSpec, end: int) -> Entry:
+    """One spec, checked; `end` is where the tensor before it ended."""
+    if not 1 <= len(spec.name) <= _MAX_NAME_CHARS:
+        raise LayoutError(f"expected a name of 1 to {_MAX_NAME_CHARS} characters, got {len(spec.name)}")
+    dtype = _DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise LayoutError(f"tensor {spec.name!r}: expected a dtype of {_known_dtypes()}, got number {spec.dtype}")
+    _check_shape(spec, dtype)
+    if spec.offset != (expected := _align(end, dtype.itemsize)):
+        raise LayoutError(
+            f"tensor {spec.name!r}: expected offset {expected} (behind the tensor before, aligned), got {spec.offset}"
+        )
+    return Entry(spec.name, dtype, tuple(spec.shape), spec.offset, spec.trainable)
+
+
+def _check_shape(spec: tensor_pb2.TensorSpec, dtype: torch.dtype) -> None:
+    if len(spec.shape) > _MAX_DIMENSIONS:
+        raise LayoutError(f"tensor {spec.name!r}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(spec.shape)}")
+    if any(size < 0 for size in spec.shape):
+        raise LayoutError(f"tensor {spec.name!r}: expected sizes of 0 and more, got shape {tuple(spec.shape)}")
+    # Zeros count as one: torch computes strides from the other sizes, also when there is no element.
+    if math.prod(max(size, 1) for size in spec.shape) * dtype.itemsize > _MAX_ADDRESSABLE:
+        raise LayoutError(
+            f"tensor {spec.name!r}: expected a size that a machine can hold, got shape {tuple(spec.shape)}"
+        )
+
+
+def _align(offset: int, itemsize: int) -> int:
+    """The first multiple of `itemsize` at or behind `offset`."""
+    return -(-offset // itemsize) * itemsize
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _known_dtypes() -> str:
+    return ", ".join(_dtype_name(dtype) for dtype in _WIRE_DTYPES)

@@ -1,0 +1,64 @@
+"""The task of the demo: 1,797 scans of handwritten digits that come with scikit-learn, so nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import Tensor, nn
+
+from tasks.base import Examples, Shard, TaskError
+from tasks.classifier import Classifier
+from tasks.held_out import checked_fraction, split_shard
+from tasks.models import digits_cnn
+
+HELD_OUT_EVERY = 5
+"""One in five scans of each digit is held out: the same 360 for everybody, whatever a run's seed."""
+
+
+class Digits(Classifier):
+    """8x8 grey scans of ten digits, [n, 1, 8, 8] in [0, 1]: 1,437 to train on, 360 held out.
+
+    client_eval_fraction: part of each shard, in [0, 1), kept from training for evaluation on clients.
+    """
+
+    held_out = "360 of the 1,797 scans, every fifth of each digit"
+
+    def __init__(self, client_eval_fraction: float = 0.0) -> None:
+        self.client_eval_fraction = checked_fraction(client_eval_fraction)
+        self._train, self._held_out = _split(*_scans())
+
+    def model(self) -> nn.Module:
+        """A CNN of 21,546 parameters."""
+        return digits_cnn()
+
+    def train_data(self, shard: Shard) -> Examples:
+        """The shard without its held-out part."""
+        return split_shard(shard.of(self._train), self.client_eval_fraction)[0]
+
+    def train_labels(self) -> Tensor:
+        """Labels of the whole training set, to deal it."""
+        return self._train.targets
+
+    def eval_data(self, shard: Shard | None = None) -> Examples:
+        """The 360 scans held out from everybody, or a shard's own held-out part."""
+        if shard is None:
+            return self._held_out
+        return split_shard(shard.of(self._train), self.client_eval_fraction)[1]
+
+
+def _scans() -> tuple[Tensor, Tensor]:
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ImportError as error:
+        raise TaskError("the digits task needs scikit-learn: pip install impetus-fl[demo]") from error
+    scans = datasets.load_digits()
+    return torch.tensor(scans.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(scans.target)
+
+
+def _split(images: Tensor, labels: Tensor) -> tuple[Examples, Examples]:
+    by_digit = labels.argsort(stable=True)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    held_out[by_digit[::HELD_OUT_EVERY]] = True
+    everything = Examples(images, labels)
+    return everything[~held_out], everything[held_out]

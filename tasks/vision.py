@@ -1,0 +1,109 @@
+"""Image tasks whose files torchvision reads, and downloads when it is allowed to: Fashion-MNIST and CIFAR-10."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tasks.augment import flip_and_crop
+from tasks.base import Examples, Shard, TaskError
+from tasks.classifier import Classifier
+from tasks.held_out import checked_fraction, split_shard
+from tasks.models import ResNet18, grey_cnn, lenet
+from tasks.vision_files import Images, cifar10, cifar10_holds_out_batch_5, fashion_mnist
+
+
+class Vision(Classifier, ABC):
+    """What the image tasks share. Nothing is read before data are asked for, and only the shard asked for is kept.
+
+    data_root: a torchvision folder. download: fetch files that are missing. model: one of MODELS.
+    client_eval_fraction: part of each shard, in [0, 1), kept from training for evaluation on clients.
+    """
+
+    MODELS: ClassVar[Mapping[str, Callable[[], nn.Module]]]
+    MEAN: ClassVar[tuple[float, ...]]
+    STD: ClassVar[tuple[float, ...]]
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def __init__(
+        self, data_root: str = "data", download: bool = False, model: str = "cnn", client_eval_fraction: float = 0.0
+    ) -> None:
+        if model not in self.MODELS:
+            raise TaskError(f'expected the option model to be one of {", ".join(self.MODELS)}, got "{model}"')
+        if not isinstance(download, bool):
+            raise TaskError(f"expected the option download to be true or false, got {download!r}")
+        self.data_root = Path(data_root).expanduser()
+        self.download = download
+        self.client_eval_fraction = checked_fraction(client_eval_fraction)
+        self._model = self.MODELS[model]
+
+    def model(self) -> nn.Module:
+        """A new model of the kind that the options name."""
+        return self._model()
+
+    def train_data(self, shard: Shard) -> Examples:
+        """The shard without its held-out part, normalised."""
+        return self._normalised(self._shard_parts(shard)[0])
+
+    def eval_data(self, shard: Shard | None = None) -> Examples:
+        """The images held out from everybody, or a shard's own held-out part, normalised."""
+        return self._normalised(Examples(*self._read(train=False)) if shard is None else self._shard_parts(shard)[1])
+
+    def train_labels(self) -> Tensor:
+        """Labels of the whole training set, without its images."""
+        return self._read(train=True)[1]
+
+    @abstractmethod
+    def _read(self, train: bool) -> Images:
+        """All images of the training or the held-out set."""
+
+    def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
+        images, labels = self._read(train=True)
+        return split_shard(shard.of(Examples(images, labels, self.augment)), self.client_eval_fraction)
+
+    def _normalised(self, images: Examples) -> Examples:
+        # After the shard is cut out: a float is four times a byte.
+        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (self.MEAN, self.STD))
+        return Examples((images.inputs / 255).sub_(mean).div_(std), images.targets, images.augment)
+
+
+class FashionMnist(Vision):
+    """Fashion-MNIST (Xiao et al., 2017): ten kinds of clothes, [n, 1, 28, 28], 60,000 images to train on."""
+
+    MODELS = MappingProxyType({"cnn": grey_cnn})
+    MEAN, STD = (0.2860,), (0.3530,)
+    held_out = "the official test set, 10,000 images"
+
+    def _read(self, train: bool) -> Images:
+        return fashion_mnist(self.data_root, train, self.download)
+
+
+class Cifar10(Vision):
+    """CIFAR-10 (Krizhevsky, 2009): ten kinds of things, [n, 3, 32, 32], mirrored and cropped at random in training.
+
+    In a folder without the official test batch, batch 5 is held out and the 40,000 images of batches 1 to 4 are left to
+    train on; `held_out` says which it is.
+    """
+
+    MODELS = MappingProxyType(
+        {"cnn": lenet, "resnet18-gn": ResNet18, "resnet18-gn-cifar": partial(ResNet18, cifar_stem=True)}
+    )
+    MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
+    augment = staticmethod(flip_and_crop)
+
+    @property
+    def held_out(self) -> str:
+        """What `eval_data(None)` is, for logs and results."""
+        if cifar10_holds_out_batch_5(self.data_root):
+            return "training batch 5, 10,000 images, NOT the official test set; trained on batches 1 to 4"
+        return "the official test set, 10,000 images"
+
+    def _read(self, train: bool) -> Images:
+        return cifar10(self.data_root, train, self.download)

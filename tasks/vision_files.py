@@ -1,0 +1,77 @@
+"""The files of the image data sets, read through torchvision as bytes, with errors that say what is missing where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.base import TaskError
+from tasks.torchvision_compat import import_torchvision
+
+Images = tuple[Tensor, Tensor]
+"""uint8 [n, channels, height, width] and int64 labels [n]."""
+
+CIFAR_FOLDER = "cifar-10-batches-py"
+CIFAR_OFFICIAL_TEST = "test_batch"
+
+CIFAR_SHORT_BYTES = 30_740_222
+CIFAR_SHORT_MD5 = {
+    "data_batch_1": "d46ec4c9ee3ee9e99e11d85c33cf907d",
+    "data_batch_2": "b59052152463b1ca2854db63c8851ec4",
+    "data_batch_3": "d898a7faaf1991199b2be2d48a89acc1",
+    "data_batch_4": "05a96f02fd0ef7a2205a873680b2f6b1",
+    "data_batch_5": "a25fbf3484c0105d16d9217846fae6a7",
+}
+"""The same images and labels in files that end before the list of the images' file names."""
+
+
+def fashion_mnist(root: Path, train: bool, download: bool) -> Images:
+    """60,000 training or 10,000 test images, [n, 1, 28, 28]."""
+    kind = import_torchvision().datasets.FashionMNIST
+    prefix = "train" if train else "t10k"
+    files = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+    data = _open(lambda: kind(root, train=train, download=download), root / "FashionMNIST" / "raw", files)
+    return data.data.unsqueeze(1), data.targets
+
+
+def cifar10(root: Path, train: bool, download: bool) -> Images:
+    """50,000 training or 10,000 test images, [n, 3, 32, 32]; 40,000 and batch 5 in a folder without the test batch."""
+    official = import_torchvision().datasets.CIFAR10
+    folder = root / CIFAR_FOLDER
+    names = [name for name, _ in official.train_list]
+    if download and not all((folder / name).exists() for name in names):
+        _open(lambda: official(root, download=True), folder, [*names, CIFAR_OFFICIAL_TEST])
+    batches = [_entry(folder, name, md5) for name, md5 in official.train_list]
+    kind = official
+    if cifar10_holds_out_batch_5(root):
+        kind = type("Cifar10HeldOut", (official,), {"train_list": batches[:4], "test_list": batches[4:]})
+    data = _open(lambda: kind(root, train=train), folder, names)
+    return torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+
+
+def cifar10_holds_out_batch_5(root: Path) -> bool:
+    """Whether the training batches are there and the official test batch is not."""
+    folder = root / CIFAR_FOLDER
+    return folder.exists() and not (folder / CIFAR_OFFICIAL_TEST).exists()
+
+
+def _entry(folder: Path, name: str, md5: str) -> list[str]:
+    path = folder / name
+    short = path.exists() and path.stat().st_size == CIFAR_SHORT_BYTES
+    return [name, CIFAR_SHORT_MD5[name] if short else md5]
+
+
+def _open(read: Callable[[], Any], folder: Path, files: list[str]) -> Any:
+    try:
+        return read()
+    except (RuntimeError, OSError) as error:
+        missing = [name for name in files if not (folder / name).exists()]
+        state = f"is missing {', '.join(missing)}" if missing else f"has files that are not the originals: {error}"
+        raise TaskError(
+            f"expected {', '.join(files)} in {folder}, which {state}. Set the task's options data_root to the folder"
+            " above, or download = true to fetch them"
+        ) from error

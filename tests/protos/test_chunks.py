@@ -1,0 +1,90 @@
+"""Chunks: pieces that are checked one by one, and encoded as protobuf would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.codec import ChunkError, check_chunk, chunk_spans, encode_chunk, encode_fetch_stream, make_chunk
+from protos.fl.v1.admin_pb2 import ExportModelResponse
+from protos.fl.v1.coordinator_pb2 import FetchModelResponse, SubmitUpdateRequest
+from protos.fl.v1.tensor_pb2 import Chunk, Manifest, Resource
+
+DATA = bytes(range(100))
+
+DAMAGE: dict[str, tuple[Callable[[Chunk], object], str]] = {
+    "empty": (lambda c: c.ClearField("data"), "expected bytes at offset 40, got an empty chunk"),
+    "repeated": (lambda c: setattr(c, "offset", 30), "expected a chunk at offset 40, got offset 30"),
+    "ahead": (lambda c: setattr(c, "offset", 50), "got offset 50"),
+    "too long": (lambda c: setattr(c, "data", bytes(21)), "at most 20 bytes in a chunk, got 21"),
+    "past the end": (lambda c: setattr(c, "data", bytes(16)), "to end at byte 55, got bytes up to 56"),
+    "flipped bit": (lambda c: setattr(c, "data", b"\x29" + c.data[1:]), "expected crc32c 0x.* at offset 40, got 0x"),
+    "no crc": (lambda c: c.ClearField("crc32c"), "expected crc32c 0x00000000"),
+}
+
+
+def test_the_crc_is_castagnoli() -> None:
+    """RFC 3720 B.4: the CRC-32C of 32 zero bytes is aa 36 91 8a, least byte first."""
+    assert make_chunk(bytes(32), 0, 32).crc32c == 0x8A9136AA
+
+
+def test_a_good_chunk_gives_its_data() -> None:
+    """At the offset expected, within the limits, undamaged."""
+    assert check_chunk(make_chunk(DATA, 40, 10), expected_offset=40, max_bytes=10, total=50) == DATA[40:50]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_wrong_chunk_is_refused_in_words(damage: Callable[[Chunk], object], words: str) -> None:
+    """The sentence says which of its properties is wrong."""
+    chunk = make_chunk(DATA, 40, 10)
+    damage(chunk)
+    with pytest.raises(ChunkError, match=words):
+        check_chunk(chunk, expected_offset=40, max_bytes=20, total=55)
+
+
+@given(st.integers(0, 200), st.integers(1, 50), st.data())
+def test_spans_cover_the_rest_without_gap_or_overlap(size: int, chunk_bytes: int, data: st.DataObject) -> None:
+    """Laid one behind the other they are [start, size), and only the last may be short."""
+    start = data.draw(st.integers(0, size))
+    spans = list(chunk_spans(size, chunk_bytes, start))
+    assert [byte for offset, length in spans for byte in range(offset, offset + length)] == list(range(start, size))
+    assert all(length == chunk_bytes for _, length in spans[:-1])
+
+
+@pytest.mark.parametrize(("chunk_bytes", "start"), [(0, 0), (-1, 0), (1, -1), (1, 11)])
+def test_spans_that_make_no_sense_are_refused(chunk_bytes: int, start: int) -> None:
+    """No endless loop and no start behind the end."""
+    with pytest.raises(ValueError, match="expected"):
+        list(chunk_spans(10, chunk_bytes, start))
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 2), (0, 0), (0, 101), (100, 1)])
+def test_a_piece_outside_the_bundle_is_refused(offset: int, length: int) -> None:
+    """Slicing would silently give a shorter piece."""
+    with pytest.raises(ValueError, match="expected a piece inside 100 bytes"):
+        make_chunk(DATA, offset, length)
+
+
+@pytest.mark.parametrize("message", [FetchModelResponse, SubmitUpdateRequest, ExportModelResponse])
+@pytest.mark.parametrize(("offset", "length"), [(0, 1), (1, 127), (200, 128), (70_000, 20_000)])
+def test_the_fast_encoding_is_protobufs_own(message: Callable[..., Message], offset: int, length: int) -> None:
+    """For lengths of one, two and three varint bytes, at the start (where proto3 leaves out the offset) and later."""
+    data = DATA * 1000
+    expected = message(chunk=make_chunk(data, offset, length)).SerializeToString()
+    assert encode_chunk(data, offset, length) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 30, 100], ids=lambda size: f"{size} bytes")
+def test_a_fetch_stream_is_a_header_and_the_whole_bundle(size: int) -> None:
+    """Parsed and joined, the messages give back resource, manifest and bytes."""
+    resource, manifest = Resource(size_bytes=size), Manifest(size_bytes=size)
+    first, *rest = map(FetchModelResponse.FromString, encode_fetch_stream(resource, manifest, DATA[:size], 30))
+    assert (first.header.resource, first.header.manifest) == (resource, manifest)
+    kept = b""
+    for part in rest:
+        kept += check_chunk(part.chunk, len(kept), 30, size)
+    assert kept == DATA[:size]

@@ -1,0 +1,38 @@
+"""Constants that both ends share hold together."""
+
+from __future__ import annotations
+
+import pytest
+
+from protos import wire
+
+
+def test_a_dead_peer_is_noticed_within_45_seconds() -> None:
+    """The longest silence before a ping, and the wait for its answer, on both sides."""
+    for options in (dict(wire.client_options()), dict(wire.server_options())):
+        assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 45_000
+
+
+def test_the_server_takes_pings_twice_as_often_as_clients_send_them() -> None:
+    """A jittered ping must never look like abuse: the server would end the connection."""
+    server, client = dict(wire.server_options()), dict(wire.client_options())
+    assert server["grpc.http2.min_ping_interval_without_data_ms"] * 2 <= client["grpc.keepalive_time_ms"]
+
+
+def test_the_largest_chunk_fits_a_message() -> None:
+    """A chunk of the size allowed is never refused by the transport."""
+    for options in (dict(wire.client_options()), dict(wire.server_options())):
+        assert wire.CHUNK_BYTES <= wire.MAX_CHUNK_BYTES < options["grpc.max_receive_message_length"]
+
+
+@pytest.mark.parametrize("value", ["edge-3", "a", "A.b_c-9", "_", "7", "x" * 64])
+def test_good_ids_pass(value: str) -> None:
+    """An id is given back as it came."""
+    assert wire.check_id("client id", value) == value
+
+
+@pytest.mark.parametrize("value", ["", "x" * 65, ".", "..", ".hidden", "-rf", "a/b", "a b", "a\n", "ä", "a:b", "\x00"])
+def test_bad_ids_are_refused_in_words(value: str) -> None:
+    """Nothing that could leave a directory, hide a file, be an option or break a log line."""
+    with pytest.raises(ValueError, match="client id: expected 1 to 64 of"):
+        wire.check_id("client id", value)

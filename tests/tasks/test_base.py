@@ -1,0 +1,61 @@
+"""Examples and shards."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks import Examples, Shard, Task, TaskError
+from tasks.base import task_code
+
+
+def test_examples_want_a_target_for_each_input():
+    """Inputs and targets of different lengths are refused with both numbers."""
+    with pytest.raises(TaskError, match="got 3 and 2"):
+        Examples(torch.zeros(3, 1), torch.zeros(2))
+
+
+def test_examples_are_cut_together():
+    """An index tensor takes the same rows of inputs and targets and keeps the augmentation."""
+    examples = Examples(torch.arange(5.0), torch.arange(5) * 10, torch.neg)
+    part = examples[torch.tensor([4, 1])]
+    assert ([4.0, 1.0], [40, 10]) == (part.inputs.tolist(), part.targets.tolist())
+    assert part.augment is torch.neg
+    assert len(examples[:0]) == 0
+
+
+def test_a_shard_without_indices_is_everything(tiny):
+    """Shard() is the whole training set."""
+    assert Shard().of(tiny.examples) is tiny.examples
+
+
+@pytest.mark.parametrize("indices", [[0, 12], [-1, 3]], ids=["too large", "negative"])
+def test_a_shard_refuses_indices_outside_the_data(tiny, indices):
+    """An index that the data does not have is an error, never an example counted from the end."""
+    with pytest.raises(TaskError, match="expected indices from 0 to 11"):
+        Shard(torch.tensor(indices)).of(tiny.examples)
+
+
+def test_a_folder_is_not_indices(tiny):
+    """A task that cuts by indices says so when it is given a folder."""
+    with pytest.raises(TaskError, match="must be indices, got the folder photos"):
+        Shard(folder=Path("photos")).of(tiny.examples)
+
+
+def test_a_task_needs_no_base_class(tiny):
+    """The protocol is recognised by its members."""
+    assert isinstance(tiny, Task)
+    assert not isinstance(object(), Task)
+
+
+def test_what_a_tasks_code_raises_is_named_and_kept():
+    """An exception inside task_code becomes a TaskError with the place in its message and the exception as cause."""
+    with pytest.raises(TaskError, match="^the loss raised ZeroDivisionError: ") as caught, task_code("the loss"):
+        1 / 0  # noqa: B018 - raises on purpose
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_task_error_passes_task_code_unchanged():
+    """A message that was written for the user is not wrapped in another."""
+    with pytest.raises(TaskError, match="^say this$"), task_code("the loss"):
+        raise TaskError("say this")

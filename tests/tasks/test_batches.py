@@ -1,0 +1,85 @@
+"""The order of examples."""
+
+import pytest
+import torch
+
+from tasks import Examples, TaskError
+from tasks.batches import batches, count_steps, seed_everything
+
+TEN = Examples(torch.arange(10.0), torch.arange(10))
+
+
+def seen(seed=0, examples=TEN, batch_size=4, **length):
+    """Targets of the batches, as lists."""
+    return [targets.tolist() for _, targets in batches(examples, batch_size, seed, **length)]
+
+
+def test_an_epoch_has_every_example_once():
+    """Ten examples in batches of four are 4, 4 and 2, each example once."""
+    epoch = seen(epochs=1)
+    assert [4, 4, 2] == [len(batch) for batch in epoch]
+    assert list(range(10)) == sorted(sum(epoch, []))
+
+
+def test_each_epoch_has_its_own_order():
+    """The second epoch is shuffled anew."""
+    two = seen(epochs=2)
+    assert two[:3] != two[3:]
+
+
+def test_the_order_depends_on_the_seed_alone():
+    """Equal seeds give equal batches whatever torch's default generator did; another seed gives others."""
+    torch.manual_seed(1)
+    first = seen(seed=5, epochs=2)
+    torch.manual_seed(2)
+    assert first == seen(seed=5, epochs=2)
+    assert first != seen(seed=6, epochs=2)
+
+
+def test_steps_go_round_the_data():
+    """Seven steps begin as the epochs do and go on where the first epochs end."""
+    assert seen(epochs=3)[:7] == seen(steps=7)
+
+
+def test_inputs_stay_with_their_targets():
+    """Shuffling moves both in the same way."""
+    for inputs, targets in batches(TEN, 3, 0, epochs=1):
+        assert inputs.tolist() == targets.tolist()
+
+
+def test_augmentation_is_applied_to_inputs_only():
+    """Every batch passes through augment once."""
+    doubled = Examples(TEN.inputs, TEN.targets, lambda inputs: inputs * 2)
+    for inputs, targets in batches(doubled, 4, 0, epochs=1):
+        assert inputs.tolist() == (targets * 2).tolist()
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}], ids=["epochs", "steps"])
+def test_count_steps_counts_batches(length):
+    """The count is known before and equals the batches that come."""
+    assert len(seen(**length)) == count_steps(10, 4, **length)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 1, "examples": TEN[:0]}, "at least one example"),
+        ({"epochs": 1, "batch_size": 0}, "batch size of 1 or more, got 0"),
+        ({}, "either epochs or steps, got epochs=None and steps=None"),
+        ({"epochs": 1, "steps": 1}, "either epochs or steps"),
+        ({"epochs": 0}, "1 or more epochs, got 0"),
+        ({"steps": -1}, "1 or more steps, got -1"),
+    ],
+)
+def test_settings_without_sense_are_refused(settings, message):
+    """What cannot be trained on is refused before the first batch."""
+    with pytest.raises(TaskError, match=message):
+        seen(**settings)
+
+
+def test_seed_everything_seeds_the_default_generator():
+    """Equal seeds, equal draws."""
+    seed_everything(7)
+    first = torch.rand(3)
+    seed_everything(7)
+    assert torch.equal(first, torch.rand(3))
