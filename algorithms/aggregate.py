@@ -117,14 +117,16 @@ def _require_updates(updates: Sequence[object]) -> None:
 
 def _alike(blocks: Iterable[torch.Tensor], count: int | None = None) -> Iterator[torch.Tensor]:
     """The blocks, one at a time: at least one, `count` if given, all of the first one's shape and dtype."""
-    layout: tuple[torch.Size, torch.dtype] | None = None
+    expected = "at least one block" if count is None else f"{count} blocks, one for each coefficient of a row"
+    layout: tuple[list[int], torch.dtype] | None = None
     seen = 0
     for seen, block in enumerate(blocks, start=1):
-        layout = layout or (block.shape, block.dtype)
-        if (block.shape, block.dtype) != layout:
-            raise ValueError(
-                f"expected blocks alike, got {layout} first and {(block.shape, block.dtype)} as number {seen}"
-            )
+        if count is not None and seen > count:
+            raise ValueError(f"expected {expected}, got more")
+        here = (list(block.shape), block.dtype)
+        layout = layout or here
+        if here != layout:
+            raise ValueError(f"expected blocks alike, got {layout} first and {here} as number {seen}")
         yield block
-    if seen == 0 or seen != (count or seen):
-        raise ValueError(f"expected {count or 'some'} blocks, one for each update, got {seen}")
+    if seen < (count or 1):
+        raise ValueError(f"expected {expected}, got {seen}")
