@@ -86,11 +86,11 @@ def average_buffers(updates: Sequence[Tensors], weights: Sequence[float]) -> Ten
 
     Server optimizers never see buffers: momentum could make a running variance negative; a mean of p_i >= 0 cannot.
     """
-    return {
-        name: weighted_sums(blocks, [weights])[0] if tensor.is_floating_point() else maximum(blocks)
-        for name, tensor in _layout_of(updates).items()
-        for blocks in [[update[name] for update in updates]]
-    }
+
+    def combined(*blocks: torch.Tensor) -> torch.Tensor:
+        return weighted_sums(blocks, [weights])[0] if blocks[0].is_floating_point() else maximum(blocks)
+
+    return tree.map(combined, _layout_of(updates), *updates[1:])
 
 
 def apply_updates(

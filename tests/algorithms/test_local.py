@@ -63,9 +63,13 @@ def test_decay_is_inside_the_gradient():
 
 
 def test_clipping_comes_before_decay():
-    """Gradient 4 clipped at 1, then decay 0.5 * 2 = 1: d = 2 and delta = -1, but for the 1e-6 of the quotient."""
-    result = train(Line(2.0), [4.0], weight_decay=0.5, max_gradient_norm=1.0)
-    assert result.delta["y"].item() == pytest.approx(-0.5 * (4 / (4 + 1e-6) + 1), rel=1e-7)
+    """Gradient 4 clipped at 1, then decay 0.5 * 2 = 1: d = 2 and delta = -1."""
+    assert train(Line(2.0), [4.0], weight_decay=0.5, max_gradient_norm=1.0).delta["y"].item() == pytest.approx(-1.0)
+
+
+def test_clipping_divides_by_norm_and_a_little():
+    """Gradient 1e-6 at limit 1e-6: min(1, C / (||g|| + 1e-6)) = 1/2, so delta = -0.5 * 5e-7 from y = 0."""
+    assert train(Line(0.0), [1e-6], max_gradient_norm=1e-6).delta["y"].item() == pytest.approx(-2.5e-7)
 
 
 def test_short_gradients_are_not_clipped():
@@ -96,6 +100,17 @@ def test_frozen_parameters_stay_and_have_no_delta():
     model.unused.requires_grad_(False)
     assert list(train(model, [1.0], weight_decay=0.5).delta) == ["y"]
     assert model.unused.item() == 2.0
+
+
+def test_parameters_may_share_the_memory_of_a_gradient():
+    """y.view(1) + unused.view(1): autograd gives both one gradient, 4; each is halved once, delta = -0.5 * 2 = -1."""
+
+    class Sum(Line):
+        def forward(self, inputs):
+            return (self.y.view(1) + self.unused.view(1)) * inputs
+
+    delta = train(Sum(1.0), [4.0], fl.LocalRule(a=0.5)).delta
+    assert (delta["y"].item(), delta["unused"].item()) == (-1.0, -1.0)
 
 
 def test_sparse_gradients_train_like_dense_ones():

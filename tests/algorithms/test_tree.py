@@ -18,11 +18,12 @@ def one(value):
         (tree.add(one(1.0), one(2.0), -0.5), 0.0),
         (tree.subtract(one(1.0), one(2.0)), -1.0),
         (tree.scale(one(3.0), 0.5), 1.5),
+        (tree.scale(one(3.0), torch.tensor(0.5, dtype=torch.float64)), 1.5),
         (tree.lerp(one(1.0), one(5.0), 0.25), 2.0),
         (tree.full_like(one(1.0), 7.0), 7.0),
         (tree.map(torch.maximum, one(1.0), one(2.0)), 2.0),
     ],
-    ids=["add", "add scaled", "subtract", "scale", "lerp", "full_like", "map"],
+    ids=["add", "add scaled", "subtract", "scale", "scale by tensor", "lerp", "full_like", "map"],
 )
 def test_operations_by_hand(result, expected):
     """Each operation on numbers small enough to check by eye."""
@@ -41,9 +42,8 @@ def test_operands_are_matched_by_name():
     assert {name: value.item() for name, value in tree.add(a, b).items()} == {"v": 11.0, "w": 22.0}
 
 
-def test_in_place_operations_write_into_the_first_operand_only():
-    """a <- 2 * (a + 3 * b), with b as it was."""
+def test_adding_in_place_writes_into_the_first_operand_only():
+    """a <- 1 + 3 * 2 = 7, with b = 2 as it was."""
     a, b = one(1.0), one(2.0)
     tree.add_(a, b, 3.0)
-    tree.scale_(a, torch.tensor(2.0, dtype=torch.float64))
-    assert (a["w"].item(), b["w"].item()) == (14.0, 2.0)
+    assert (a["w"].item(), b["w"].item()) == (7.0, 2.0)
