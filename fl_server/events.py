@@ -1,6 +1,7 @@
 """What the round state machine is told, and what it asks for: frozen values, compared by content.
 
-An event says what happened to one run; a command says what its driver has to do. `rounds.py` turns the one into the other.
+An event says what happened to one run; a command says what its driver has to do. `rounds.py` turns the one into the
+other.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class ClientBack:
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The attempt's time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickedUp:
+    """The round under way was read back from the ledger after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class EndRequested:
 
 
 Event = (
-    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | RetryDue | ExchangeReduced | Stepped
+    RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced | Stepped
     | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ class Metrics:
         self.phase_seconds = self._histogram("fl_phase_seconds", "Time spent in a phase of a round.", "run", "phase")
         self.round_seconds = self._histogram("fl_round_seconds", "From the first draw to the commit.", "run")
         self.rpc_seconds = self._histogram("fl_rpc_seconds", "Duration of calls.", "rpc", "code")
-        self.fsync_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
+        self.commit_write_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
         self.clients = self._gauge("fl_clients", "Clients by state: present, suspect.", "state")
         self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")

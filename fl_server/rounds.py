@@ -1,17 +1,17 @@
 """The life of a run's rounds as a state machine without I/O: event in, (state, commands) out.
 
-    SELECTING --draw--> COLLECTING --closes--> STEPPING --stepped--> COMMITTING --committed--> (EVALUATING) --> SELECTING
-                          |    ^                                                                             \\-> ENDED
+    SELECTING --draw--> COLLECTING --closes--> STEPPING --> COMMITTING --> (EVALUATING) --> SELECTING
+                          |    ^                                                      \\-> ENDED
                           |    '--reduced-- REDUCING <--closes, and the method has another exchange--.
                           '--------------------------------------------------------------------------'
 
-Two rules. All that decides what happens next in a run lives in `RoundState`; whoever drives it keeps no flags of its own.
-And this file knows no clock, store, network or tensor: what must be done is returned as commands, in the order in which to
-do them, and what happened comes back as events.
+Two rules. All that decides what happens next in a run lives in `RoundState`; whoever drives it keeps no flags of its
+own. And this file knows no clock, store, network or tensor: what must be done is returned as commands, in the order in
+which to do them, and what happened comes back as events.
 
-A round closes at its goal; or when nobody outstanding can still deliver and the quorum holds; or at the deadline with the
-quorum. Below quorum the next attempt keeps what was admitted (x_t has not moved, so it is still exact), lets stragglers go on
-and draws replacements only.
+A round closes at its goal; or when nobody outstanding can still deliver and the quorum holds; or at the deadline with
+the quorum. Below quorum the next attempt keeps what was admitted (x_t has not moved, so it is still exact), lets
+stragglers go on and draws replacements only. docs/round-states.md draws all transitions.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from fl_server.events import (
     Extended,
     OpenAttempt,
     PauseRequested,
+    PickedUp,
     ReduceExchange,
     ResumeRequested,
     RetryDue,
@@ -113,7 +114,7 @@ class RoundState:
     drawn: frozenset[str] = frozenset()
     """Everyone who may deliver in this exchange."""
     out: frozenset[str] = frozenset()
-    """Of those, the ones not expected to deliver any more: lost, failed, refused."""
+    """Of those, the ones not expected to deliver any more: lost, failed, refused, cancelled."""
     admitted: Accepted = ()
     """(client, digest) in order of arrival."""
     accepted: Accepted = ()
@@ -168,21 +169,27 @@ def _select(state: RoundState) -> Result:
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":
         cohort = draw_bernoulli(state.eligible, policy.rate, draw)
-        goal = len(cohort)
     else:
         cohort = draw_fixed(state.eligible, _cohort_size(policy, policy.clients_per_round), draw)
-        goal = min(policy.clients_per_round, len(cohort))
-    state = replace(state, phase=Phase.COLLECTING, goal=goal, drawn=frozenset(cohort))
+    state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
 
 
+def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
+    """Updates wanted in a round whose first attempt drew this cohort."""
+    return len(cohort) if policy.sampling == "bernoulli" else min(policy.clients_per_round, len(cohort))
+
+
 def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
-    return math.ceil(wanted * policy.over_selection) if policy.close == "goal" else wanted
+    if policy.close == "cohort":
+        return wanted
+    # 50 * 1.1 is 55.00000000000001 in floating point, and means 11.
+    return math.ceil(round(wanted * policy.over_selection, 6))
 
 
 def _draw_replacements(state: RoundState) -> Result:
     """The next attempt of a round below quorum: what was admitted stays, stragglers go on, replacements are drawn."""
-    pool = set(state.eligible) - state.drawn
+    pool = set(state.eligible) - state.drawn if state.settled else set()
     missing = state.goal - len(state.admitted)
     cohort = draw_fixed(pool, _cohort_size(state.policy, missing), Draw(state.policy.seed, state.round, state.attempt))
     if not cohort and not state.outstanding:
@@ -231,9 +238,25 @@ def _close_if_done(state: RoundState) -> Result:
     return _close(state) if count >= state.quorum else _next_attempt(state)
 
 
+def _picked_up(state: RoundState, event: PickedUp) -> Result:
+    """Go on where the ledger says: an exchange that has all it needs is closed."""
+    del event
+    return _close_if_done(state)
+
+
 def _deadline(state: RoundState, event: DeadlinePassed) -> Result:
     del event
-    return _close(state) if len(state.admitted) >= state.quorum else _next_attempt(state)
+    if len(state.admitted) >= state.quorum:
+        return _close(state)
+    # A client that hangs must not keep those who failed from another try for ever.
+    untried = set(state.eligible) - state.drawn
+    return _next_attempt(state if untried else _forgive(state))
+
+
+def _forgive(state: RoundState) -> RoundState:
+    """Who is out but present may be drawn again. The lost stay of the cohort: one may yet come back with its work."""
+    again = state.out & set(state.eligible)
+    return replace(state, drawn=state.drawn - again, out=state.out - again)
 
 
 def _next_attempt(state: RoundState) -> Result:
@@ -245,17 +268,25 @@ def _next_attempt(state: RoundState) -> Result:
 
 def _restart_round(state: RoundState) -> Result:
     """Give up what the round's exchanges collected and draw it anew."""
-    cancel = Cancel(by_id(state.outstanding))
-    fresh = replace(_next_round(state), round=state.round, attempt=state.attempt + 1)
-    state, commands = _select(fresh)
-    return state, (cancel, *commands)
+    cancel = _cancel(state)
+    state, commands = _select(_anew(state))
+    return state, (*cancel, *commands)
+
+
+def _anew(state: RoundState) -> RoundState:
+    """The same round with nothing drawn, as another attempt."""
+    return replace(_next_round(state), round=state.round, attempt=state.attempt + 1)
+
+
+def _cancel(state: RoundState) -> tuple[Command, ...]:
+    return (Cancel(by_id(state.outstanding)),) if state.outstanding else ()
 
 
 def _close(state: RoundState) -> Result:
     """At most `goal` updates, the first to arrive, in the order of id bytes; who still works is told to stop."""
     accepted = tuple(sorted(state.admitted[: state.goal], key=lambda entry: entry[0].encode()))
-    cancel = (Cancel(by_id(state.outstanding)),) if state.outstanding else ()
-    state = replace(state, accepted=accepted)
+    cancel = _cancel(state)
+    state = replace(state, accepted=accepted, out=state.out | state.outstanding)
     if state.exchange + 1 < state.policy.exchanges:
         return replace(state, phase=Phase.REDUCING), (*cancel, ReduceExchange(accepted))
     return replace(state, phase=Phase.STEPPING), (*cancel, Step(accepted))
@@ -281,14 +312,22 @@ def _stepped(state: RoundState, event: Stepped) -> Result:
 
 def _committed(state: RoundState, event: Committed) -> Result:
     del event
-    policy = state.policy
-    last = state.round + 1 >= state.rounds or state.ending is not None
-    evaluate = policy.evaluate_every > 0 and (last or (state.round + 1) % policy.evaluate_every == 0)
+    evaluate = evaluation_due(state, state.round)
     announce = Announce(state.round, state.accepted, state.drawn, evaluate)
-    if evaluate and (last or policy.await_evaluation):
+    if evaluate and (_is_last(state, state.round) or state.policy.await_evaluation):
         return replace(_next_round(state), phase=Phase.EVALUATING), (announce,)
     state, commands = _go_on(_next_round(state))
     return state, (announce, *commands)
+
+
+def evaluation_due(state: RoundState, round: int) -> bool:
+    """Whether a committed round is to be evaluated: every so many, and the last."""
+    every = state.policy.evaluate_every
+    return every > 0 and (_is_last(state, round) or (round + 1) % every == 0)
+
+
+def _is_last(state: RoundState, round: int) -> bool:
+    return round + 1 >= state.rounds or state.ending is not None
 
 
 def _evaluated(state: RoundState, event: Evaluated) -> Result:
@@ -318,12 +357,13 @@ def _go_on(state: RoundState) -> Result:
 
 def _roster(state: RoundState, event: RosterChanged) -> Result:
     state = replace(state, eligible=by_id(event.eligible), settled=event.settled)
-    return _select(state) if state.phase is Phase.SELECTING else (state, ())
+    return _go_on(state) if state.phase is Phase.SELECTING else (state, ())
 
 
 def _retry(state: RoundState, event: RetryDue) -> Result:
-    del event
-    return _select(replace(state, drawn=state.drawn - state.out, out=frozenset(), attempt=state.attempt + 1))
+    if not state.goal:
+        raise UnexpectedEvent(event, state, "this round has not been drawn, so nothing waits for a retry")
+    return _select(replace(_forgive(state), attempt=state.attempt + 1))
 
 
 def _pause(state: RoundState, event: PauseRequested) -> Result:
@@ -347,14 +387,15 @@ def _reopen(state: RoundState, event: Extended) -> Result:
     if state.ending is None or state.ending[0] != "completed":
         raise UnexpectedEvent(event, state, "only a completed run can be extended")
     state, _ = _extend(state, event)
-    return _go_on(replace(state, ending=None))
+    # A round that the end cut short had its clients cancelled: it is drawn anew.
+    return _go_on(replace(_anew(state) if state.goal else state, ending=None))
 
 
 def _end_now(state: RoundState, event: EndRequested) -> Result:
     """The round under way is given up."""
-    cancel = (Cancel(by_id(state.outstanding)),) if state.outstanding else ()
-    ended = replace(state, phase=Phase.ENDED, ending=(event.status, event.reason))
-    return ended, (*cancel, End(event.status, event.reason))
+    ending = (event.status, event.reason)
+    ended = replace(state, phase=Phase.ENDED, ending=ending, out=state.out | state.outstanding)
+    return ended, (*_cancel(state), End(*ending))
 
 
 def _end_later(state: RoundState, event: EndRequested) -> Result:
@@ -371,6 +412,7 @@ RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, RetryDue): _retry,
     (Phase.SELECTING, ClientBack): _client_returns,
     (Phase.COLLECTING, UpdateAdmitted): _admit,
+    (Phase.COLLECTING, PickedUp): _picked_up,
     (Phase.COLLECTING, ClientOut): _client_out,
     (Phase.COLLECTING, ClientBack): _client_back,
     (Phase.COLLECTING, DeadlinePassed): _deadline,

@@ -1,7 +1,8 @@
 """Who takes part: cohorts and seeds as pure functions, so that a restart draws what was drawn before.
 
-Every client gets a ticket, a 64-bit hash of (seed, round, attempt, id). A fixed-size cohort is the clients with the lowest
-tickets; a Bernoulli cohort is those whose ticket is below rate * 2^64. Neither depends on the order of the clients.
+Every client gets a ticket, a 64-bit hash of (seed, round, attempt, id). A fixed-size cohort is the clients with the
+lowest tickets; a Bernoulli cohort is those whose ticket is below rate * 2^64. Neither depends on the order of the
+clients.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 _TICKETS = 1 << 64
+_REDRAWS = 100
+"""Empty Bernoulli cohorts in a row after which one client is drawn: a tiny rate must not hold the coordinator up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,13 @@ def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw) -> tuple[str, .
     threshold = int(rate * _TICKETS)
     if threshold <= 0:
         raise ValueError(f"expected a rate over 0, got {rate}")
-    cohort: tuple[str, ...] = ()
-    redraw = 0
-    while clients and not cohort:
+    for redraw in range(_REDRAWS):
         parts = (draw.seed, draw.round, draw.attempt, redraw)
         cohort = tuple(client for client in clients if ticket("bernoulli", *parts, client) < threshold)
-        redraw += 1
-    return cohort
+        if cohort:
+            return cohort
+    # What is left is a rate so small that a cohort that is not empty has one client, each with the same probability.
+    return draw_fixed(clients, 1, draw)
 
 
 def training_seed(seed: int, round: int, client: str) -> int:

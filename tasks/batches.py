@@ -16,14 +16,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def count_steps(num_examples: int, batch_size: int, epochs: int | None = None, steps: int | None = None) -> int:
+def count_steps(num_examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None) -> int:
     """How many batches `batches` yields for these settings (K_i of the papers)."""
     _check(num_examples, batch_size, epochs, steps)
     return steps if steps is not None else (epochs or 0) * -(-num_examples // batch_size)
 
 
-def batches(
-    examples: Examples, batch_size: int, seed: int, epochs: int | None = None, steps: int | None = None
+def batches(  # noqa: PLR0913 - epochs and steps are one argument in two units
+    examples: Examples, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Shuffled (inputs, targets) batches on the device of `examples`, augmented, for either `epochs` or `steps`.
 
@@ -31,7 +31,7 @@ def batches(
     `steps` the data is gone round as often as needed, cut in the same way. Raises TaskError for no examples and for
     settings that make no sense.
     """
-    total = count_steps(len(examples), batch_size, epochs, steps)
+    total = count_steps(len(examples), batch_size, epochs=epochs, steps=steps)
     return islice(_endless(examples, batch_size, seed), total)
 
 

@@ -55,14 +55,16 @@ def fingerprint(task: Task) -> tuple[str, str]:
     there is no text to read, as for a class typed into an interpreter.
     """
     kind = type(task)
-    with_source = f"define {kind.__qualname__} in a file: devices and server compare the text of its module"
     try:
-        path = inspect.getsourcefile(kind)
+        path = None if kind.__module__ in sys.stdlib_module_names else inspect.getsourcefile(kind)
         text = Path(path).read_text(encoding="utf-8") if path else None
-    except (TypeError, OSError) as error:
-        raise TaskError(f"the source of task {kind.__qualname__} cannot be read ({error}); {with_source}") from error
+    except (TypeError, OSError):
+        text = None
     if text is None:
-        raise TaskError(f"task {kind.__qualname__} has no source; {with_source}")
+        raise TaskError(
+            f"the task's class {kind.__qualname__} of module {kind.__module__} has no source here; define it in a"
+            " file of your own: devices and server compare the text of its module"
+        )
     return task.version, "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 

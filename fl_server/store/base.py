@@ -29,6 +29,8 @@ class RunRecord:
     elapsed_s: float = 0.0
     """Wall time counted towards its limit, up to the last write."""
     state_epoch: int = 0
+    extended_at: int = 0
+    """Committed rounds when it was last extended: its stop rules look at later evaluations only."""
 
 
 @dataclass(frozen=True, slots=True)

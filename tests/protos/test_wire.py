@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import pytest
 
 from protos import wire
@@ -36,3 +39,13 @@ def test_bad_ids_are_refused_in_words(value: str) -> None:
     """Nothing that could leave a directory, hide a file, be an option or break a log line."""
     with pytest.raises(ValueError, match="client id: expected 1 to 64 of"):
         wire.check_id("client id", value)
+
+
+def test_a_second_server_on_the_port_fails() -> None:
+    """Without the option, Linux would share the port out and half of the clients would meet the other coordinator."""
+    servers = [grpc.server(ThreadPoolExecutor(1), options=wire.server_options()) for _ in range(2)]
+    port = servers[0].add_insecure_port("127.0.0.1:0")
+    with pytest.raises(RuntimeError, match="Failed to bind"):
+        servers[1].add_insecure_port(f"127.0.0.1:{port}")
+    for server in servers:
+        server.stop(grace=None).wait()

@@ -23,7 +23,7 @@ def test_every_image_is_one_of_the_allowed_ways():
 
 
 def test_half_are_mirrored_and_half_are_cropped():
-    """Of 4,000 images half are mirrored, and 1/2 + 1/2 * 1/81 stay in place; six standard deviations are allowed (190)."""
+    """Of 4,000 images half are mirrored, and 1/2 + 1/2 * 1/81 stay in place; six deviations are 190."""
     torch.manual_seed(0)
     image = torch.randn(1, 6, 5)
     table = {way.numpy().tobytes(): (plain, offset) for plain, offset, way in ways(image)}

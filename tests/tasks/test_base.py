@@ -19,7 +19,7 @@ def test_examples_are_cut_together():
     """An index tensor takes the same rows of inputs and targets and keeps the augmentation."""
     examples = Examples(torch.arange(5.0), torch.arange(5) * 10, torch.neg)
     part = examples[torch.tensor([4, 1])]
-    assert ([4.0, 1.0], [40, 10]) == (part.inputs.tolist(), part.targets.tolist())
+    assert (part.inputs.tolist(), part.targets.tolist()) == ([4.0, 1.0], [40, 10])
     assert part.augment is torch.neg
     assert len(examples[:0]) == 0
 
@@ -50,12 +50,12 @@ def test_a_task_needs_no_base_class(tiny):
 
 def test_what_a_tasks_code_raises_is_named_and_kept():
     """An exception inside task_code becomes a TaskError with the place in its message and the exception as cause."""
-    with pytest.raises(TaskError, match="^the loss raised ZeroDivisionError: ") as caught, task_code("the loss"):
+    with pytest.raises(TaskError, match=r"^the loss raised ZeroDivisionError: ") as caught, task_code("the loss"):
         1 / 0  # noqa: B018 - raises on purpose
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_task_error_passes_task_code_unchanged():
     """A message that was written for the user is not wrapped in another."""
-    with pytest.raises(TaskError, match="^say this$"), task_code("the loss"):
+    with pytest.raises(TaskError, match=r"^say this$"), task_code("the loss"):
         raise TaskError("say this")

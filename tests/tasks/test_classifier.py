@@ -8,7 +8,7 @@ from tasks import Classifier
 
 
 def test_loss_and_metrics_by_hand():
-    """Scores 0 and ln 3 are probabilities 1/4 and 3/4, so class 1 costs ln(4/3), class 0 costs ln 4; the mean is theirs."""
+    """Scores 0 and ln 3 are probabilities 1/4 and 3/4: class 1 costs ln(4/3), class 0 costs ln 4."""
     output = torch.tensor([[0.0, math.log(3)]]).repeat(2, 1)
     target = torch.tensor([1, 0])
     expected = torch.tensor([math.log(4 / 3), math.log(4)])

@@ -29,8 +29,8 @@ def test_modes_are_restored_module_by_module(tiny):
     during = []
     model.register_forward_pre_hook(lambda module, _: during.append(module.training))
     evaluate(tiny, model, tiny.eval_data())
-    assert [False] == during
-    assert (True, False, True) == (model.training, model[0].training, model[1].training)
+    assert during == [False]
+    assert (model.training, model[0].training, model[1].training) == (True, False, True)
 
 
 def test_modes_are_restored_after_an_error(tiny):
@@ -46,7 +46,7 @@ def test_no_gradients_are_made(tiny):
     needs = []
     tiny.metrics = lambda output, target: needs.append(output.requires_grad) or {"value": output[:, 0]}
     evaluate(tiny, tiny.model(), tiny.eval_data())
-    assert [False] == needs
+    assert needs == [False]
 
 
 def test_no_examples_is_an_error(tiny):

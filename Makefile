@@ -1,0 +1,61 @@
+# `make install` makes .venv; every other target makes it when it is missing or when what it is made from has changed.
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks)
+
+.PHONY: install demo test test-all lint lint-style lint-types lint-protos format protos baseline bench clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "expected Python 3.11 or newer, got $$($(PYTHON) --version 2>&1): say which one, as in PYTHON=python3.11 make install" >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# One coordinator and eight daemons on this machine: FedCM, then FedAvg.
+demo: .venv/installed
+	$(BIN)/fl demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+# Also what is marked slow.
+test-all: .venv/installed
+	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+
+lint: lint-style lint-types lint-protos
+
+lint-style: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+lint-types: .venv/installed
+	$(BIN)/mypy $(ROOMS)
+
+lint-protos: .venv/installed
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.binpb
+
+# Repairs what `make lint-style` can have repaired by itself.
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The generated code, from the .proto files.
+protos: .venv/installed
+	PYTHON=$(BIN)/python protos/generate.sh
+
+# The contract that later ones must stay compatible with. For a release, and for nothing else.
+baseline: .venv/installed
+	$(BIN)/buf build --exclude-source-info --output protos/baseline.binpb
+
+bench: .venv/installed
+	$(BIN)/python -m benchmarks.round_overhead
+
+clean:
+	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,133 @@
+"""Composition root: the only place where the daemon's concrete parts are chosen and put together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+
+from fl_client import device as devices
+from fl_client.attendance import Attendance
+from fl_client.bundles import BundleCache
+from fl_client.config import ClientConfig
+from fl_client.daemon import Daemon
+from fl_client.data import LocalTask, load_local_task
+from fl_client.errors import Fenced
+from fl_client.identity import identity_of
+from fl_client.link import Link, Waits
+from fl_client.logs import Progress
+from fl_client.metrics import Metrics
+from fl_client.state import StateDir
+from fl_client.training import Trainer
+from fl_client.transport import Connect, GrpcTransport, TlsFiles
+from fl_client.updates import PendingUpdates
+from fl_client.work import Tools
+from fl_client.worker import Worker
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import tensor_pb2
+from protos.settings import split_address
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+log = structlog.get_logger()
+
+
+def run(config: ClientConfig, progress: Progress) -> bool:
+    """Run a daemon until a signal ends it. False: a training step would not end, so the process must be ended hard.
+
+    Raises:
+        StartError: it cannot start.
+        Fenced: another daemon uses its identity.
+    """
+    client_id, metrics = identity_of(config), Metrics()
+    with ExitStack() as held:
+        state = held.enter_context(StateDir(config.state_dir))
+        state.claim(client_id)
+        if config.metrics_listen is not None:
+            held.enter_context(metrics.listening(*split_address(config.metrics_listen)))
+        device = devices.choose(config.device)
+        progress.say("loading the task's data")
+        local = load_local_task(config, state, device)
+        log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
+        try:
+            return asyncio.run(_until_signal(lambda: build(config, local, state, Instruments(metrics, progress))))
+        except Fenced as error:
+            raise Fenced(
+                f"another daemon uses the identity {client_id}: end one of them (a copied device needs a client_id, a"
+                " state_dir and a certificate of its own)",
+                by_other_instance=True,
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What a daemon is watched with, and its waiting times."""
+
+    metrics: Metrics
+    progress: Progress
+    waits: Waits = field(default_factory=Waits)
+
+
+def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
+    """Wire one daemon, inside a running event loop. Raises StartError when the TLS files cannot be read."""
+    link = Link(instruments.waits)
+    tools = Tools(
+        link=link,
+        bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
+        trainer=Trainer(local),
+        worker=Worker(config.threads),
+        updates=PendingUpdates(state.pending),
+        metrics=instruments.metrics,
+        progress=instruments.progress,
+    )
+    return Daemon(Attendance(_hello(config, local), config.server, _connect(config), link), tools)
+
+
+async def _until_signal(build: Callable[[], Daemon]) -> bool:
+    """Run until SIGTERM or SIGINT. A second one ends the process at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.info("stopping", signal=number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return await build().run(stop)
+
+
+def _connect(config: ClientConfig) -> Connect:
+    """How connections are made. Raises StartError now, not later, when the TLS files cannot be read."""
+    tls = None if config.tls is None else TlsFiles(config.tls.ca, config.tls.cert, config.tls.key)
+    if tls is not None:
+        tls.credentials()
+    return lambda: GrpcTransport(config.server, tls)
+
+
+def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
+    """What this daemon says of itself in every registration of this process."""
+    return pb.RegisterRequest(
+        client_id=identity_of(config),
+        instance_id=uuid.uuid4().hex,
+        protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        software=f"impetus {_version()}",
+        labels=config.labels,
+        device=devices.describe(local.train.inputs.device),
+        tasks=[local.offer()],
+        encodings=[tensor_pb2.ENCODING_PLAIN],
+    )
+
+
+def _version() -> str:
+    try:
+        return version("impetus-fl")
+    except PackageNotFoundError:
+        return "unpackaged"

@@ -1,0 +1,139 @@
+"""The daemon's configuration: one TOML file, read and checked once, every error in words.
+
+Relative paths count from the directory in which the daemon is started.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fl_client.errors import ConfigError
+from protos.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+from protos.wire import check_id
+
+
+def _client_id(value: str) -> str:
+    return check_id("this device's name", value)
+
+
+def _device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
+        raise ValueError(f'expected "auto", "cpu", "cuda" or "cuda:1", got {value!r}')
+    return value
+
+
+def _reachable(value: str) -> str:
+    if split_address(value)[1] == 0:
+        raise ValueError(f"expected the port that the coordinator listens on, got {value!r}")
+    return value
+
+
+class TlsConfig(Section):
+    """Files in PEM for mTLS."""
+
+    ca: Path
+    """Certificates that may have signed the coordinator's."""
+    cert: Path
+    """This device's certificate; its name is the device's identity."""
+    key: Path
+    """The certificate's private key."""
+
+
+class TaskConfig(Section):
+    """What is learned."""
+
+    name: str
+    """A built-in name, or module:attribute of an installed module."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the task: {data_root = "..."}."""
+
+
+class ShardConfig(Section):
+    """This device's part of the training data: one of partition, file and folder; none of them is all of it."""
+
+    partition: dict[str, str | int | float] | None = None
+    """A partition made from a seed; the same on every device but for `index`."""
+    file: Path | None = None
+    """A partition file."""
+    index: int | None = Field(default=None, ge=0)
+    """Which client's part of the partition, from 0."""
+    folder: Path | None = None
+    """A folder of the device's own files, read by the task."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("partition", "file", "folder") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"expected one of partition, file and folder, got {' and '.join(given)}")
+        if given in (["partition"], ["file"]) and self.index is None:
+            raise ValueError(f"{given[0]} needs an index: which client's part is this device's, counted from 0")
+        if self.index is not None and given not in (["partition"], ["file"]):
+            raise ValueError("index needs a partition or a file that it counts in")
+        return self
+
+
+class ClientConfig(Section):
+    """All that a daemon is told."""
+
+    client_id: Annotated[str, AfterValidator(_client_id)] | None = None
+    """Identity, 1 to 64 of [A-Za-z0-9._-]. None: the certificate's name."""
+    server: Annotated[Address, AfterValidator(_reachable)]
+    """Coordinator's host:port."""
+    state_dir: Path
+    """Where identity, shard and unsent updates are kept; one daemon at a time."""
+    task: TaskConfig
+    shard: ShardConfig = ShardConfig()
+    device: Annotated[str, AfterValidator(_device)] = "auto"
+    """"auto": CUDA where there is one, else the CPU."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """torch threads; results on a CPU repeat bit for bit at the same number only."""
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    """Speak plain text, with a coordinator on this machine."""
+    insecure_remote: bool = False
+    """Speak plain text over a network where everyone can read and change it."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Words by which runs choose clients."""
+    metrics_listen: Address | None = None
+    """host:port for Prometheus. None or "": none."""
+    max_bundle_bytes: int = Field(default=4 << 30, ge=1)
+    """Largest model, in bytes, that is taken from the coordinator."""
+    log: Literal["auto", "json", "pretty"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_absent(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if (key, value) != ("metrics_listen", "")}
+        return values
+
+    @model_validator(mode="after")
+    def _plain_text_by_name(self) -> Self:
+        if self.tls is not None:
+            if self.insecure or self.insecure_remote:
+                raise ValueError("insecure and [tls] contradict each other: remove one of them")
+            return self
+        if not self.insecure:
+            raise ValueError("expected a [tls] section with ca, cert and key; for plain text set insecure = true")
+        if not is_loopback(split_address(self.server)[0]) and not self.insecure_remote:
+            raise ValueError(
+                f"server: plain text to {self.server}, which is not this machine, is refused: add [tls], or set"
+                " insecure_remote = true where everyone on the network may read and change what is sent"
+            )
+        if self.client_id is None:
+            raise ValueError(
+                "client_id: expected a name for this device (without [tls] there is no certificate's name)"
+            )
+        return self
+
+
+def load_config(path: Path) -> ClientConfig:
+    """Read and check a configuration file. Raises ConfigError that names file and key, what was expected, what came."""
+    try:
+        return read_settings(path, ClientConfig)
+    except SettingsError as error:
+        raise ConfigError(str(error)) from None

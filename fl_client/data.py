@@ -1,0 +1,98 @@
+"""The device's own side of a task: the task's code, its fingerprint, and this device's examples, loaded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_client.config import ClientConfig, ShardConfig
+from fl_client.errors import ConfigError
+from fl_client.state import StateDir
+from protos.fl.v1 import coordinator_pb2, training_pb2
+from tasks.base import Examples, Shard, Task, TaskError
+from tasks.loading import fingerprint, load_task
+from tasks.partition import PartitionSpec, make_partition
+from tasks.partition_file import load_partition
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """A task with this device's data on the training device."""
+
+    name: str
+    task: Task
+    fingerprint: training_pb2.TaskFingerprint
+    train: Examples
+    held_out: Examples
+
+    def offer(self) -> coordinator_pb2.TaskOffer:
+        """What registration says of it."""
+        return coordinator_pb2.TaskOffer(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            train_examples=len(self.train),
+            eval_examples=len(self.held_out),
+        )
+
+
+def load_local_task(config: ClientConfig, state: StateDir, device: torch.device) -> LocalTask:
+    """Load the configured task and its data. Raises ConfigError in the task's words, StateError for a changed shard."""
+    try:
+        task = load_task(config.task.name, config.task.options)
+        version, source = fingerprint(task)
+        shard = _shard(config, state, task)
+        train, held_out = task.train_data(shard).to(device), task.eval_data(shard).to(device)
+        if not len(train):
+            raise TaskError("expected at least one training example in this device's shard, got none")
+    except TaskError as error:
+        raise ConfigError(f"task {config.task.name}: {error}") from error
+    return LocalTask(
+        config.task.name, task, training_pb2.TaskFingerprint(version=version, source=source), train, held_out
+    )
+
+
+def _shard(config: ClientConfig, state: StateDir, task: Task) -> Shard:
+    """This device's shard: as it was made on the first start, whatever the partition's code does later."""
+    asked = {"task": config.task.name, **_asked(config.shard)}
+
+    def make() -> list[int] | None:
+        indices = _indices(config.shard, task)
+        task.train_data(_shard_of(indices, config.shard))  # what cannot be loaded is not kept
+        return indices
+
+    return _shard_of(state.shard(asked, make), config.shard)
+
+
+def _shard_of(indices: list[int] | None, shard: ShardConfig) -> Shard:
+    return Shard(None if indices is None else torch.tensor(indices, dtype=torch.int64), shard.folder)
+
+
+def _asked(shard: ShardConfig) -> dict[str, Any]:
+    return shard.model_dump(mode="json", exclude_none=True)
+
+
+def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
+    if shard.index is None:
+        return None
+    labels = task.train_data(Shard()).targets
+    if shard.partition is not None:
+        parts = make_partition(_partition_spec(shard.partition), labels)
+    else:
+        parts = load_partition(shard.file or Path(), len(labels)).parts
+    if shard.index >= len(parts):
+        raise ConfigError(f"shard.index: expected 0 to {len(parts) - 1} of {len(parts)} clients, got {shard.index}")
+    return [int(index) for index in parts[shard.index]]
+
+
+def _partition_spec(given: dict[str, Any]) -> PartitionSpec:
+    try:
+        return PartitionSpec(**given)
+    except TypeError:
+        raise ConfigError(
+            f"shard.partition: expected method and clients, with seed and alpha where wanted, got {', '.join(given)}"
+        ) from None
+    except TaskError as error:
+        raise ConfigError(f"shard.partition: {error}") from None

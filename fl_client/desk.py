@@ -1,0 +1,111 @@
+"""What lies on a device's desk: the coordinator's events come in, tasks are started, kept and ended.
+
+One task for each assignment. It outlives connections and sessions, and ends with a receipt, a failure report, or when
+it is cancelled. A repeat of an assignment finds its task, or the update that was kept: nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from fl_client.updates import Assigned, Key, key_of, name_of, work_of
+from fl_client.work import Tools, Work, named
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: bytes
+    task: asyncio.Task[None]
+
+
+Jobs = dict[Key, _Job]
+
+
+class Desk:
+    """Takes the coordinator's events, and starts, goes on with and ends the tasks that answer them."""
+
+    def __init__(self, tools: Tools, tasks: asyncio.TaskGroup) -> None:
+        self._work = Work(tools)
+        self._updates, self._metrics, self._progress = tools.updates, tools.metrics, tools.progress
+        self._tasks = tasks
+        self._training: Jobs = {}
+        self._evaluating: Jobs = {}
+
+    def take(self, event: pb.AttendResponse) -> None:
+        """Act on one event."""
+        match event.WhichOneof("event"):
+            case "assignment":
+                self._start(self._training, event.assignment, self._work.contribute)
+            case "evaluation":
+                self._start(self._evaluating, event.evaluation, self._work.evaluate)
+            case "cancel":
+                self._cancel(key_of(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
+            case "outcome":
+                self._settle(event.outcome)
+
+    def pending(self) -> list[training_pb2.ExchangeKey]:
+        """Keys of the updates whose outcome has not been heard."""
+        return self._updates.keys()
+
+    def attached(self) -> None:
+        """The coordinator's stream is open."""
+        self._metrics.attached.set(1)
+        self._metrics.connects.labels("attached").inc()
+        self._say_idle("waiting for work")
+
+    def disconnected(self, why: str) -> None:
+        """The stream is closed. Work goes on."""
+        self._metrics.attached.set(0)
+        self._metrics.connects.labels("failed").inc()
+        self._say_idle(f"disconnected: {why}")
+
+    def clear(self) -> None:
+        """End all work; nothing is reported."""
+        for job in (*self._training.values(), *self._evaluating.values()):
+            job.task.cancel()
+
+    def _start(self, jobs: Jobs, assignment: Assigned, answer: Callable[[Assigned], Awaitable[None]]) -> None:
+        """Begin to work on an assignment, unless that very work is being done."""
+        key, work = key_of(assignment.key), work_of(assignment)
+        if (job := jobs.get(key)) is not None:
+            if job.work == work:
+                return
+            job.task.cancel()
+        task = self._tasks.create_task(self._work.see_through(key, partial(answer, assignment)))
+        jobs[key] = _Job(work, task)
+        task.add_done_callback(partial(self._done, jobs, key))
+
+    def _done(self, jobs: Jobs, key: Key, task: asyncio.Task[None]) -> None:
+        if key in jobs and jobs[key].task is task:
+            del jobs[key]
+            self._say_idle("waiting for work")
+
+    def _cancel(self, key: Key, reason: str) -> None:
+        """Stop working for a key, and forget what was computed."""
+        for job in (self._training.get(key), self._evaluating.get(key)):
+            if job is not None:
+                job.task.cancel()
+        self._updates.drop(key)
+        log.info("cancelled", **named(key), reason=reason)
+
+    def _settle(self, outcome: training_pb2.Outcome) -> None:
+        """What became of an update: there is nothing left to send."""
+        key = key_of(outcome.key)
+        if not outcome.counted and key in self._training:
+            self._training[key].task.cancel()
+        self._updates.drop(key)
+        reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)
+        log.info("outcome", **named(key), counted=outcome.counted, reason=reason)
+
+    def _say_idle(self, what: str) -> None:
+        if not self._training and not self._evaluating:
+            self._progress.say(what)

@@ -1,0 +1,47 @@
+"""Who this device is: the configured name, which with TLS must be the certificate's.
+
+A certificate names its holder by a URI in its subject alternative name: fl://client/edge-3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography import x509
+
+from fl_client.config import ClientConfig
+from fl_client.errors import ConfigError
+
+_PREFIX = "fl://client/"
+
+
+def identity_of(config: ClientConfig) -> str:
+    """The client id. Raises ConfigError when the certificate is not this client's, or nobody's."""
+    if config.tls is None:
+        return config.client_id or ""  # never empty: without TLS the configuration must have one
+    name = _certificate_name(config.tls.cert)
+    if config.client_id not in (None, name):
+        raise ConfigError(
+            f"client_id: {config.tls.cert} is the certificate of {name!r}, got client_id = {config.client_id!r}:"
+            " remove client_id, or use that device's own certificate"
+        )
+    return name
+
+
+def _certificate_name(path: Path) -> str:
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except OSError as error:
+        raise ConfigError(f"tls.cert: expected a certificate that can be read, got {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"tls.cert: expected a certificate in PEM in {path}, got other content ({error})") from None
+    except x509.ExtensionNotFound:
+        uris = []
+    if name := next((uri.removeprefix(_PREFIX) for uri in uris if uri.startswith(_PREFIX)), None):
+        return name
+    raise ConfigError(
+        f"tls.cert: expected a client's certificate, which names it by a URI such as {_PREFIX}edge-3, got"
+        f" {', '.join(uris) or 'none'} in {path}: `fl ca issue client NAME` makes one"
+    )

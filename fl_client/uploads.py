@@ -1,0 +1,55 @@
+"""Sending an update: from where the coordinator has it, again and again until there is a receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fl_client.link import Backoff, Link, Session
+from fl_client.updates import Update
+from protos.chunks import chunk_spans, encode_chunk
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+
+async def submit(link: Link, update: Update, on_bytes: Callable[[int], None]) -> training_pb2.Receipt:
+    """Send an update until the coordinator has given its word on it, through as many sessions as that takes.
+
+    Raises:
+        Refused, NotAllowed: the coordinator will not take it, whatever is tried.
+    """
+    upload = Upload(update, Backoff(link.waits), on_bytes)
+    return await link.patiently(upload.go_on, upload.backoff)
+
+
+class Upload:
+    """One update on its way up."""
+
+    def __init__(self, update: Update, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
+        self.backoff = backoff
+        self._update = update
+        self._on_bytes = on_bytes
+        self._kept = 0
+
+    async def go_on(self, session: Session) -> training_pb2.Receipt:
+        """Ask how far it came, and send the rest."""
+        header = self._update.header
+        query = pb.QueryUploadRequest(session_id=session.id, key=header.key, digest=header.digest)
+        state = await session.connection.query_upload(query)
+        if state.HasField("receipt"):
+            return state.receipt
+        if state.kept_bytes > self._kept:
+            self.backoff.reset()
+        self._kept = min(state.kept_bytes, header.size_bytes)
+        return await session.connection.submit(self._parts(session))
+
+    def _parts(self, session: Session) -> Iterator[bytes]:
+        """Serialized messages: header, the chunks that are missing, trailer. Each chunk is made when it is sent."""
+        header = training_pb2.UpdateHeader()
+        header.CopyFrom(self._update.header)
+        header.session_id, header.resume_offset = session.id, self._kept
+        yield pb.SubmitUpdateRequest(header=header).SerializeToString()
+        for offset, length in chunk_spans(header.size_bytes, session.chunk_bytes, self._kept):
+            yield encode_chunk(self._update.data, offset, length)
+            self._on_bytes(length)
+        trailer = training_pb2.UpdateTrailer(size_bytes=header.size_bytes)
+        yield pb.SubmitUpdateRequest(trailer=trailer).SerializeToString()

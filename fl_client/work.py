@@ -1,0 +1,170 @@
+"""Answering one assignment: fetch, train, keep, send; or evaluate and report; or say why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from fl_client import uploads
+from fl_client.bundles import BundleCache
+from fl_client.errors import NotAllowed, Refused, ResourceGone, WorkFailed
+from fl_client.link import Link, Session
+from fl_client.logs import Progress
+from fl_client.metrics import Metrics
+from fl_client.training import OnStep, Trainer
+from fl_client.updates import Key, PendingUpdates, Update, key_of, name_of, work_of
+from fl_client.worker import Worker
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+Answer = Callable[[], Awaitable[None]]
+
+MESSAGE_CHARS = 1000
+"""Length to which a failure's message is cut; the coordinator keeps no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What work is done with."""
+
+    link: Link
+    bundles: BundleCache
+    trainer: Trainer
+    worker: Worker
+    updates: PendingUpdates
+    metrics: Metrics
+    progress: Progress
+
+
+class Work:
+    """What is done for one key, from the assignment to the coordinator's last word on it."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+
+    async def see_through(self, key: Key, answer: Answer) -> None:
+        """See one answer through: whatever goes wrong with it is told, and ends nothing but this work."""
+        try:
+            await answer()
+        except WorkFailed as failure:
+            await self._report(key, failure)
+        except ResourceGone as error:
+            log.info("work_withdrawn", **named(key), reason=str(error))
+        except (Refused, NotAllowed) as error:
+            self._tools.updates.drop(key)
+            log.error("work_refused", **named(key), reason=str(error))
+        except Exception as error:  # a fault of ours must not end a daemon that trains for other rounds too
+            log.exception("work_broken", **named(key))
+            await self._report(key, WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}"))
+
+    async def contribute(self, assignment: training_pb2.Assignment) -> None:
+        """Train, keep the update, send it, and take the receipt."""
+        tools, key = self._tools, key_of(assignment.key)
+        log.info("assignment", **named(key), attempt=assignment.attempt, resources=len(assignment.resources))
+        update = await asyncio.to_thread(tools.updates.find, key, work_of(assignment))
+        if update is None:
+            update = await self._train(assignment)
+            await self._keep(update)
+        self._say(key, "sending the update")
+        receipt = await uploads.submit(tools.link, update, tools.metrics.sent)
+        self._take_receipt(update, receipt)
+
+    async def _train(self, assignment: training_pb2.Assignment) -> Update:
+        tools, key = self._tools, key_of(assignment.key)
+        tools.trainer.check(assignment.task, assignment.fingerprint)
+        self._say(key, "fetching the model")
+        bundles = await tools.bundles.get(assignment.resources)
+
+        def work(check: Callable[[], None]) -> Update:
+            return tools.trainer.train(assignment, bundles, self._on_step(key, check))
+
+        update = await tools.worker.run(work)
+        header = update.header
+        tools.metrics.trained.inc()
+        tools.metrics.training_seconds.observe(header.training_seconds)
+        log.info(
+            "trained",
+            **named(key),
+            steps=header.num_steps,
+            loss=round(header.training_loss, 5),
+            seconds=round(header.training_seconds, 3),
+        )
+        return update
+
+    async def _keep(self, update: Update) -> None:
+        """Write the update down before it is sent, so that it is not computed again after a restart."""
+        try:
+            await asyncio.to_thread(self._tools.updates.put, update)
+        except OSError as error:
+            log.warning("update_not_kept", **named(key_of(update.header.key)), reason=str(error))
+
+    def _take_receipt(self, update: Update, receipt: training_pb2.Receipt) -> None:
+        """Log the coordinator's word. An admitted update stays on disk until its outcome, a refused one goes."""
+        key = key_of(update.header.key)
+        if receipt.admitted and receipt.digest == update.header.digest:
+            self._tools.metrics.receipts.labels("admitted").inc()
+            log.info("submitted", **named(key), bytes=update.header.size_bytes)
+            return
+        reason = name_of(training_pb2.RefusalReason, receipt.reason)
+        if receipt.admitted:
+            reason = "ANOTHER_UPDATE_WAS_FIRST"
+        self._tools.updates.drop(key)
+        self._tools.metrics.receipts.labels("refused").inc()
+        log.warning("update_refused", **named(key), reason=reason, detail=receipt.detail)
+
+    async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
+        """Evaluate on this device's held-out part, and report."""
+        tools, key = self._tools, key_of(assignment.key)
+        tools.trainer.check(assignment.task, assignment.fingerprint)
+        self._say(key, "evaluating")
+        bundles = await tools.bundles.get(assignment.resources)
+        examples, metrics = await tools.worker.run(lambda check: tools.trainer.evaluate(assignment, bundles))
+
+        async def report(session: Session) -> None:
+            await session.connection.report_evaluation(
+                pb.ReportEvaluationRequest(
+                    session_id=session.id, key=assignment.key, num_examples=examples, metrics=metrics
+                )
+            )
+
+        await tools.link.patiently(report)
+        log.info("evaluated", **named(key), examples=examples, **metrics)
+
+    async def _report(self, key: Key, failure: WorkFailed) -> None:
+        """Tell the coordinator that a key's work will not be delivered, and why."""
+        reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
+        self._tools.metrics.failures.labels(reason).inc()
+        log.error("work_failed", **named(key), reason=reason, message=str(failure))
+        told = pb.WorkFailure(
+            key=training_pb2.ExchangeKey(run_id=key[0], round=key[1], exchange=key[2]),
+            reason=failure.reason,
+            message=str(failure)[:MESSAGE_CHARS],
+        )
+
+        async def report(session: Session) -> None:
+            await session.connection.report_status(pb.ReportStatusRequest(session_id=session.id, failures=[told]))
+
+        with suppress(Refused, NotAllowed):
+            await self._tools.link.patiently(report)
+
+    def _on_step(self, key: Key, check: Callable[[], None]) -> OnStep:
+        def on_step(step: int, steps: int) -> None:
+            check()
+            self._tools.metrics.steps.inc()
+            self._say(key, f"step {step} of {steps}")
+
+        return on_step
+
+    def _say(self, key: Key, what: str) -> None:
+        self._tools.progress.say(f"{key[0]}, round {key[1]}: {what}")
+
+
+def named(key: Key) -> dict[str, str | int]:
+    """The key as fields of a log line."""
+    return {"run": key[0], "round": key[1], "exchange": key[2]}

@@ -1,0 +1,1 @@
+"""The operator's command `fl`: runs, clients, models, certificates."""

@@ -1,0 +1,66 @@
+"""`fl clients`: who may take part."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fl_ops import output, tables
+from fl_ops.options import Context, admin_command
+from protos.fl.v1 import admin_pb2
+
+app = typer.Typer(no_args_is_help=True, help="See clients and decide who takes part.")
+Client = Annotated[str, typer.Argument(metavar="NAME", help="The client's id, as `fl clients list` shows it.")]
+Reason = Annotated[str, typer.Option(help="Kept in the history and shown in the list.")]
+
+
+@app.command("list")
+@admin_command
+def list_clients(context: Context) -> None:
+    """List all clients that ever registered and were not forgotten."""
+    with context.connect() as client:
+        clients = client.list_clients()
+    output.show(clients, tables.clients_table(clients), context.as_json)
+
+
+@app.command()
+@admin_command
+def ban(context: Context, name: Client, reason: Reason) -> None:
+    """Refuse a client from now on and give its work to others."""
+    with context.connect() as client:
+        _show_client(context, client.ban_client(name, reason))
+
+
+@app.command()
+@admin_command
+def unban(context: Context, name: Client) -> None:
+    """Let a banned client in again."""
+    with context.connect() as client:
+        _show_client(context, client.unban_client(name))
+
+
+@app.command()
+@admin_command
+def forget(context: Context, name: Client) -> None:
+    """Take a client off the roster for good; it may register anew."""
+    with context.connect() as client:
+        client.forget_client(name)
+    output.show({"client_id": name}, f"forgot {name}", context.as_json)
+
+
+@app.command()
+@admin_command
+def drain(
+    context: Context,
+    name: Client,
+    reason: Reason = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+) -> None:
+    """Let a client finish what it has and give it nothing new."""
+    with context.connect() as client:
+        _show_client(context, client.drain_client(name, reason, undo))
+
+
+def _show_client(context: Context, client: admin_pb2.ClientStatus) -> None:
+    output.show(client, tables.clients_table([client]), context.as_json)

@@ -1,0 +1,126 @@
+"""`fl run`: make, watch and steer runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fl_ops import output, tables
+from fl_ops.errors import Misused
+from fl_ops.follow import follow
+from fl_ops.options import Context, admin_command
+from fl_ops.run_file import read_run
+from protos.fl.v1 import admin_pb2
+
+app = typer.Typer(no_args_is_help=True, help="Make, watch and steer training runs.")
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as `fl run list` shows it.")]
+
+
+@app.command()
+@admin_command
+def create(
+    context: Context,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.TOML", help="The run: task, algorithm, rounds.")],
+    name: Annotated[str | None, typer.Option(help="In place of the file's name.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Then follow it as `fl run watch` does.")] = False,
+) -> None:
+    """Make a run from a TOML file; it starts by itself when enough clients are there."""
+    spec = read_run(config)
+    if name is not None:
+        spec.name = name
+    with context.connect() as client:
+        run = client.create_run(spec)
+        if watch:
+            raise typer.Exit(follow(client.watch_run(run.run_id), context.as_json))
+    _show_run(context, run)
+
+
+@app.command("list")
+@admin_command
+def list_runs(context: Context) -> None:
+    """List all runs."""
+    with context.connect() as client:
+        runs = client.list_runs()
+    output.show(runs, tables.runs_table(runs), context.as_json)
+
+
+@app.command()
+@admin_command
+def show(context: Context, run: Run) -> None:
+    """Show one run and its committed rounds."""
+    with context.connect() as client:
+        answer = client.get_run(run)
+    output.show(answer, tables.run_details(answer), context.as_json)
+
+
+@app.command()
+@admin_command
+def watch(context: Context, run: Run) -> None:
+    """Follow a run until it ends: exit code 0 completed, 6 stopped, 7 failed.
+
+    A live table on a terminal, a line for each event elsewhere, a JSON object for each event with --json.
+    """
+    with context.connect() as client:
+        raise typer.Exit(follow(client.watch_run(run), context.as_json))
+
+
+@app.command()
+@admin_command
+def pause(context: Context, run: Run) -> None:
+    """Finish the round under way and begin no other."""
+    with context.connect() as client:
+        _show_run(context, client.pause_run(run))
+
+
+@app.command()
+@admin_command
+def resume(context: Context, run: Run) -> None:
+    """Go on with a paused run."""
+    with context.connect() as client:
+        _show_run(context, client.resume_run(run))
+
+
+@app.command()
+@admin_command
+def extend(
+    context: Context,
+    run: Run,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds more than it had.")] = 0,
+    wall_time: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Seconds more than it had.")] = 0.0,
+) -> None:
+    """Give a run more rounds or more time, also one that has ended by its limits."""
+    if not rounds and not wall_time:
+        raise Misused("expected --rounds N, --wall-time SECONDS or both: how much more shall the run get?")
+    with context.connect() as client:
+        _show_run(context, client.extend_run(run, rounds, wall_time))
+
+
+@app.command()
+@admin_command
+def stop(
+    context: Context,
+    run: Run,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "",
+) -> None:
+    """End a run now; the round under way is given up, committed rounds stay."""
+    with context.connect() as client:
+        _show_run(context, client.stop_run(run, reason))
+
+
+@app.command()
+@admin_command
+def history(
+    context: Context,
+    run: Run,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 1_000,
+) -> None:
+    """Show every change of a run's state: who, what, when, why."""
+    with context.connect() as client:
+        entries = client.list_history(run, limit)
+    output.show(entries, tables.history_table(entries), context.as_json)
+
+
+def _show_run(context: Context, run: admin_pb2.RunStatus) -> None:
+    output.show(run, tables.run_summary(run), context.as_json)

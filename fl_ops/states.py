@@ -1,0 +1,28 @@
+"""States of runs and clients as words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protos.fl.v1 import admin_pb2
+
+
+def state_name(enum: Any, value: int) -> str:
+    """An enum's value as a word: RUN_STATE_RUNNING is "running". A newer server's value is its number."""
+    described = enum.DESCRIPTOR.values_by_number.get(value)
+    prefix = enum.DESCRIPTOR.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return described.name.removeprefix(prefix).lower() if described else str(value)
+
+
+def run_state(run: admin_pb2.RunStatus) -> str:
+    """A run's state as a word."""
+    return state_name(admin_pb2.RunState, run.state)
+
+
+def client_state(client: admin_pb2.ClientStatus) -> str:
+    """What matters most about a client, as a word or two."""
+    if client.banned:
+        return "banned"
+    state = state_name(admin_pb2.ClientState, client.state)
+    away = client.HasField("availability") and not client.availability.may_train
+    return state + (", draining" if client.draining else "") + (", may not train" if away else "")

@@ -1,0 +1,46 @@
+"""`fl-server --config server.toml`: arguments in, exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_server.config import ServerConfig
+from protos.settings import SettingsError, read_settings
+
+EXIT_OK = 0
+EXIT_UNUSABLE = 2
+"""Settings, state directory or port cannot be used: starting again changes nothing."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a coordinator; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fl-server", description="The coordinator of federated training: serves until SIGTERM."
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="settings in TOML")
+    options = parser.parse_args(arguments)
+    try:
+        config = read_settings(options.config, ServerConfig)
+    except SettingsError as error:
+        print(f"fl-server: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    # Only now: torch takes seconds, and a wrong file should be told at once.
+    from fl_server.app import serve
+    from fl_server.logs import set_up_logs
+    from fl_server.store.base import StoreError
+
+    set_up_logs(config.log)
+    try:
+        asyncio.run(serve(config))
+    except (SettingsError, StoreError) as error:
+        print(f"fl-server: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

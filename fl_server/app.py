@@ -1,0 +1,183 @@
+"""The coordinator put together, from its settings to its last word: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+
+import grpc.aio
+import structlog
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+from fl_server import admin, service
+from fl_server.config import ServerConfig
+from fl_server.coordinator import Coordinator
+from fl_server.fleet import Fleet
+from fl_server.interceptors import CallInterceptor
+from fl_server.ledger import Ledger
+from fl_server.metrics import Metrics
+from fl_server.parts import Parts
+from fl_server.spool import Spool
+from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.lock import lock_directory
+from fl_server.store.sql import open_sqlite
+from fl_server.tls import server_credentials
+from fl_server.uploads import Uploads
+from protos.fl.v1 import admin_pb2_grpc
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.settings import SettingsError, split_address
+from protos.wire import server_options
+
+log = structlog.get_logger()
+
+_LAG_PERIOD_S = 0.5
+
+
+class Server:
+    """One coordinator process. Lives on the event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self._open = AsyncExitStack()
+        self._parts = self._build()
+        self._coordinator = Coordinator(self._parts)
+        self._uploads = Uploads(self._parts)
+        self._health = health.aio.HealthServicer()
+        self._servers: list[grpc.aio.Server] = []
+        self._addresses: dict[str, str] = {}
+
+    def _build(self) -> Parts:
+        """Everything that is on disk or counts; the state directory is ours from here on."""
+        config, state = self.config, self.config.state_dir
+        self._open.callback(lock_directory(state).release)
+        torch.set_num_threads(config.threads)
+        metrics = Metrics(CollectorRegistry())
+        ledger = Ledger(open_sqlite(state / "ledger.sqlite", config.durability))
+        self._open.callback(ledger.close)
+        compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
+        io = ThreadPoolExecutor(4, thread_name_prefix="io")
+        for pool in (compute, io):
+            self._open.callback(pool.shutdown, wait=True, cancel_futures=True)
+        return Parts(
+            config=config,
+            ledger=ledger,
+            checkpoints=Checkpoints(state / "checkpoints"),
+            spool=Spool(state / "spool", config.durability),
+            fleet=Fleet(ledger, config.limits, metrics),
+            metrics=metrics,
+            compute=compute,
+            io=io,
+        )
+
+    async def start(self) -> None:
+        """Read the state back, then listen. Raises SettingsError for a port that cannot be had."""
+        clients = self._listener(self.config.listen, "listen")
+        clients.add_generic_rpc_handlers(
+            (service.handlers(service.CoordinatorService(self._parts, self._coordinator, self._uploads)),)
+        )
+        operators = self._listener(self.config.admin_listen, "admin_listen")
+        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
+        self._serve_metrics()
+        await self._parts.fleet.start()
+        await self._coordinator.start()
+        for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+            await server.start()
+        await self._set_serving(True)
+        log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
+
+    def _listener(self, address: str, setting: str) -> grpc.aio.Server:
+        server = grpc.aio.server(interceptors=[CallInterceptor(self._parts.metrics)], options=server_options())
+        try:
+            if self.config.tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, server_credentials(self.config.tls))
+        except RuntimeError as error:
+            raise SettingsError(
+                f"{setting}: cannot listen on {address}: the port is in use, or the address is not this machine's; "
+                f"choose another, or port 0 for any free one"
+            ) from error
+        self._addresses[setting] = f"{address.rpartition(':')[0]}:{port}"
+        self._servers.append(server)
+        return server
+
+    def _serve_metrics(self) -> None:
+        if self.config.metrics_listen is None:
+            return
+        host, port = split_address(self.config.metrics_listen)
+        try:
+            http, thread = start_http_server(port, host, self._parts.metrics.registry)
+        except OSError as error:
+            raise SettingsError(
+                f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
+            ) from error
+        self._addresses["metrics_listen"] = f"{host}:{http.server_port}"
+        self._open.callback(thread.join)
+        self._open.callback(http.server_close)
+        self._open.callback(http.shutdown)
+
+    async def _set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", service.SERVICE, admin.SERVICE):
+            await self._health.set(name, status)
+
+    async def drain(self) -> None:
+        """Nothing new; what is under way may finish within the grace, or is on disk and goes on after a restart."""
+        log.info("draining", grace_s=self.config.drain_grace_s)
+        await self._set_serving(False)
+        for run in self._coordinator.runs():
+            run.hold()
+        self._parts.fleet.push_all(pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down")))
+        ends = time.monotonic() + self.config.drain_grace_s
+        while time.monotonic() < ends and self._busy():
+            await asyncio.sleep(0.05)
+
+    def _busy(self) -> bool:
+        return self._uploads.in_flight > 0 or any(run.stepping for run in self._coordinator.runs())
+
+    async def stop(self) -> None:
+        """Close everything, in the reverse order of opening."""
+        await asyncio.gather(*(server.stop(0.2) for server in self._servers))
+        await self._coordinator.close()
+        await self._open.aclose()
+        log.info("stopped")
+
+    async def measure_lag(self) -> None:
+        """Watch how late the loop wakes up."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self._parts.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
+
+
+async def serve(config: ServerConfig) -> None:
+    """Run a coordinator until SIGTERM or SIGINT; a second signal leaves at once, and nothing acknowledged is lost."""
+    server = Server(config)
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if told.is_set():
+            log.warning("leaving_at_once")
+            os._exit(130)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await server.start()
+        lag = asyncio.create_task(server.measure_lag())
+        await told.wait()
+        lag.cancel()
+        await server.drain()
+    finally:
+        await server.stop()

@@ -1,0 +1,47 @@
+"""What goes down to clients: each bundle encoded once, into immutable messages that every stream shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import algorithms as fl
+from protos.codec import digest_message, digest_of, digest_text, encode_fetch_stream, pack
+from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
+from protos.codec import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """One resource as it goes over the wire."""
+
+    resource: Resource
+    digest: bytes
+    messages: tuple[bytes, ...]
+    """Encoded FetchModelResponse messages: the header, then chunks of `chunk_bytes`."""
+    chunk_bytes: int
+
+    @property
+    def kind(self) -> str:
+        """"model", "direction" or "frozen"."""
+        return ResourceKind.Name(self.resource.kind).removeprefix("RESOURCE_KIND_").lower()
+
+    @property
+    def text(self) -> str:
+        """The digest as people read it."""
+        return digest_text(self.digest)
+
+    def from_offset(self, offset: int) -> Sequence[bytes]:
+        """The header and the chunks from the last chunk border at or below `offset`."""
+        return (self.messages[0], *self.messages[1 + offset // self.chunk_bytes :])
+
+
+def make_broadcast(kind: ResourceKind, tensors: fl.Tensors, layout: Layout, chunk_bytes: int) -> Broadcast:
+    """Pack, name and encode tensors. One copy of them stays: the messages."""
+    buffer = pack(tensors, layout)
+    digest = digest_of(buffer)
+    resource = Resource(
+        kind=kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN
+    )
+    messages = encode_fetch_stream(resource, layout.to_manifest(), buffer, chunk_bytes)
+    return Broadcast(resource, digest, messages, chunk_bytes)

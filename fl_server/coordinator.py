@@ -1,0 +1,260 @@
+"""All runs of one coordinator: made, read back after a restart, found by name, and told about the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import structlog
+
+from fl_server import events as ev
+from fl_server.admission import file_digest
+from fl_server.broadcast import Broadcast
+from fl_server.engine import Engine
+from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.parts import Parts
+from fl_server.recovery import recover_round
+from fl_server.round_work import CARRY_OUT, outcome_of, reattached, start_deadline, start_evaluation
+from fl_server.rounds import Phase, evaluation_due
+from fl_server.run import Behaviour, Run
+from fl_server.run_config import RunConfig, from_values
+from fl_server.spool import SpoolKey
+from fl_server.store.base import HistoryRecord, RunRecord, StoreError, UpdateRecord
+from fl_server.store.checkpoints import INITIAL
+from protos.codec import digest_text
+from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+from tasks import TaskError, fingerprint, load_task
+
+log = structlog.get_logger()
+
+_ENDED = ("completed", "stopped", "failed")
+
+
+class Coordinator:
+    """The runs, by id. Lives on the event loop; the fleet's listener."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._runs: dict[str, Run] = {}
+
+    async def start(self) -> None:
+        """Read every run back and go on with those that had not ended."""
+        self._parts.fleet.listener = self
+        for record in await self._parts.ledger.do(self._parts.ledger.store.runs):
+            try:
+                run = await self._make(record, from_values(dict(record.spec)))
+            except (TaskError, InvalidInput) as error:
+                log.error("run_not_loaded", run=record.run_id, error=str(error))
+                continue
+            self._runs[run.id] = run
+            await self._read_back(run)
+
+    async def close(self) -> None:
+        """Stop all runs where they are."""
+        await asyncio.gather(*(run.close() for run in self._runs.values()))
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        return list(self._runs.values())
+
+    def run(self, run_id: str) -> Run:
+        """A run by id. Raises NoSuchRun."""
+        run = self._runs.get(run_id)
+        if run is None:
+            raise NoSuchRun(run_id)
+        return run
+
+    def resource(self, digest: bytes) -> tuple[Run, Broadcast]:
+        """What is being sent out under a digest, and for which run. Raises NoSuchResource."""
+        for run in self._runs.values():
+            if broadcast := run.resource(digest):
+                return run, broadcast
+        raise NoSuchResource(digest_text(digest))
+
+    async def create(self, config: RunConfig, actor: str) -> Run:
+        """Check everything that can be checked, store the run, and let it wait for its clients."""
+        run_id = self._free_id(config)
+        record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
+        try:
+            run = await self._make(record, config)
+            # What a crash in this place may have left behind under the id.
+            await self._parts.in_compute(self._parts.checkpoints.remove_run, run_id)
+            await run.model.load()
+        except TaskError as error:
+            raise InvalidInput("task", "a task that this server can load", str(error)) from error
+        except ValueError as error:
+            raise InvalidInput("algorithm", "an algorithm with its parameters", str(error)) from error
+        why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
+        await self._parts.ledger.do(self._parts.ledger.store.create_run, record, why)
+        self._runs[run_id] = run
+        log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
+        run.begin()
+        return run
+
+    def _free_id(self, config: RunConfig) -> str:
+        if config.name in self._runs:
+            raise RunExists(config.name)
+        if config.name:
+            return config.name
+        base, number = config.base_id(), 1
+        while f"{base}-{number}" in self._runs:
+            number += 1
+        return f"{base}-{number}"
+
+    async def _make(self, record: RunRecord, config: RunConfig) -> Run:
+        task = await self._parts.in_compute(load_task, config.task.name, config.task.options)
+        behaviour = Behaviour(fingerprint(task), lambda: Engine(config, task), CARRY_OUT)
+        return Run(self._parts, record, config, behaviour)
+
+    # After a restart.
+
+    async def _read_back(self, run: Run) -> None:
+        store = self._parts.ledger.store
+        for commit in await self._parts.ledger.do(store.commits, run.id):
+            run.log.add(commit)
+        if run.record.state in _ENDED:
+            done, status = len(run.log.commits), run.record.state
+            ending = (status, run.record.reason)
+            run.state = replace(run.state, round=done, phase=Phase.ENDED, ending=ending)  # type: ignore[arg-type]
+            return
+        try:
+            await self._load(run)
+        except StoreError as error:
+            log.error("run_not_readable", run=run.id, error=str(error))
+            run.begin()
+            run.fail(f"its state cannot be read: {error}")
+            return
+        run.begin()
+        if run.state.phase is Phase.COLLECTING:
+            start_deadline(run)
+            run.post(ev.PickedUp())
+
+    async def _load(self, run: Run) -> None:
+        """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
+        store, spool = self._parts.ledger.store, self._parts.spool
+        commit = await run.model.load()
+        if commit is not None and commit.round not in run.log.commits:
+            # The crash came between the checkpoint and the ledger's line on it.
+            why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
+            await self._parts.ledger.do(store.commit, commit, why)
+            run.log.add(commit)
+        done = run.model.snapshot.round + 1
+        if done != len(run.log.commits):
+            raise StoreError(
+                f"the ledger has {len(run.log.commits)} committed rounds, the newest valid checkpoint is of round "
+                f"{done - 1}: restore the state directory from a backup"
+            )
+        paused = run.record.state == "paused"
+        fresh = replace(run.state, round=done, paused=paused)
+        for leftover in await self._parts.in_io(spool.sweep):
+            if leftover.key.run_id == run.id and leftover.key.round < done:
+                await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
+        run.state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
+        await self._make_up_evaluation(run)
+
+    async def _make_up_evaluation(self, run: Run) -> None:
+        latest, state = run.log.latest, run.state
+        if latest is None or latest.metrics or not evaluation_due(state, latest.round):
+            return
+        if state.phase is Phase.SELECTING and (state.policy.await_evaluation or state.round >= state.rounds):
+            run.state = replace(state, phase=Phase.EVALUATING)
+        await start_evaluation(run)
+
+    def _is_whole(self, update: UpdateRecord) -> bool:
+        key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
+        try:
+            return file_digest(self._parts.spool.path(key, update.digest)) == update.digest
+        except OSError:
+            return False
+
+    # For operators.
+
+    async def pause(self, run: Run, actor: str) -> None:
+        """No new round after the one under way."""
+        _require(run, "pausing", "running", "waiting")
+        await run.do(ev.PauseRequested(), _why(run, actor, "run_paused"))
+
+    async def resume(self, run: Run, actor: str) -> None:
+        """Rounds go on."""
+        _require(run, "resuming", "paused")
+        await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
+
+    async def stop(self, run: Run, reason: str, actor: str) -> None:
+        """End the run; the round under way is given up, unless its step has begun."""
+        _require(run, "stopping", "running", "waiting", "paused")
+        reason = reason or "an operator stopped it"
+        await run.do(ev.EndRequested("stopped", reason), _why(run, actor, "run_stop_requested", reason))
+
+    async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
+        """More rounds, more time; a completed run goes on."""
+        _require(run, "extending", "running", "waiting", "paused", "completed")
+        reopened = run.ended
+        total = (run.state.round if reopened else run.state.rounds) + rounds
+        limit = run.config.stop.wall_time_s
+        if limit:
+            limit = (run.record.elapsed_s if reopened else limit) + wall_time_s
+        stop = run.config.stop.model_copy(update={"rounds": total, "wall_time_s": limit})
+        run.config = run.config.model_copy(update={"stop": stop})
+        spec = run.config.model_dump(exclude_none=True)
+        run.record = replace(run.record, spec=spec, extended_at=run.state.round)
+        if reopened:
+            await run.model.load()
+        await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
+        await run.save_status()
+        if reopened and limit:
+            run.begin()
+
+    async def model_round(self, run: Run, wanted: str) -> int:
+        """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchRun."""
+        best, latest = run.log.best, run.log.latest
+        if wanted == "best" and best is not None:
+            return best.round
+        if wanted in ("latest", "best"):
+            return latest.round if latest else INITIAL
+        kept = await self._parts.in_compute(self._parts.checkpoints.rounds, run.id)
+        if wanted.isdigit() and int(wanted) in kept:
+            return int(wanted)
+        shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
+        raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted))
+
+    # For clients.
+
+    async def outcome(self, key: ExchangeKey, client: str) -> Outcome | None:
+        """What became of a client's update, once that is decided."""
+        run = self._runs.get(key.run_id)
+        if run is None or (run.ended and key.round not in run.log.commits):
+            return Outcome(key=key, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_ABANDONED)
+        if key.round not in run.log.commits:
+            return None
+        store = self._parts.ledger.store
+        accepted = await self._parts.ledger.do(store.accepted, run.id, key.round, key.exchange)
+        return outcome_of(key, dict(accepted or ()).get(client))
+
+    def client_attached(self, client_id: str) -> None:
+        """A client can be reached: push what it still has to do."""
+        for run in self._runs.values():
+            if not run.ended:
+                reattached(run, client_id)
+
+    def client_gone(self, client_id: str, reason: str) -> None:
+        """A client is not waited for any more."""
+        for run in self._runs.values():
+            run.client_out(client_id, "lost", reason)
+
+    def fleet_changed(self) -> None:
+        """Who may be drawn may have changed."""
+        for run in self._runs.values():
+            if not run.ended:
+                run.fleet_changed()
+
+
+def _require(run: Run, what: str, *allowed: str) -> None:
+    if run.status not in allowed:
+        raise WrongState(run.id, run.status, allowed, what)
+
+
+def _why(run: Run, actor: str, event: str, detail: str = "") -> HistoryRecord:
+    return HistoryRecord(time.time(), actor, event, run.id, detail)
+
+

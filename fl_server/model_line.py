@@ -1,0 +1,142 @@
+"""The line of models of one run: the first one, and one for each committed round, each durable before it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import structlog
+
+import algorithms as fl
+from fl_server.broadcast import Broadcast
+from fl_server.engine import Engine, Snapshot, StepNorms
+from fl_server.parts import Parts
+from fl_server.progress import RoundLog
+from fl_server.store.base import CommitRecord, HistoryRecord, StoreError, StoreFull, UpdateRecord
+from fl_server.store.checkpoints import INITIAL
+
+log = structlog.get_logger()
+
+NO_ROOM_S = 5.0
+"""Wait between attempts at writing to a full disk."""
+
+
+class ModelLine:
+    """The models of a run, and what computes them. Its methods are awaited one at a time, evaluations apart."""
+
+    def __init__(self, parts: Parts, run_id: str, make_engine: Callable[[], Engine]) -> None:
+        self._parts = parts
+        self._run_id = run_id
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._snapshot: Snapshot | None = None
+        self._next: tuple[Snapshot, StepNorms] | None = None
+        self.broadcasts: tuple[Broadcast, ...] = ()
+        """What clients fetch for the round under way."""
+
+    @property
+    def engine(self) -> Engine:
+        """What computes. The run must be loaded."""
+        assert self._engine is not None, "the run is not loaded"
+        return self._engine
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The latest committed model. The run must be loaded."""
+        assert self._snapshot is not None, "the run is not loaded"
+        return self._snapshot
+
+    @property
+    def loaded(self) -> bool:
+        """Whether tensors are in memory."""
+        return self._snapshot is not None
+
+    async def load(self) -> CommitRecord | None:
+        """Read the latest valid model, or make the first; ready for the next round.
+
+        Returns the commit that its checkpoint tells of, which the ledger may lack if a crash came between the two.
+        Raises StoreError if nothing valid is left of a run that had begun.
+        """
+        self._engine = self._engine or await self._parts.in_compute(self._make_engine)
+        saved = await self._parts.in_compute(self._parts.checkpoints.latest, self._run_id)
+        if saved is None:
+            self._snapshot = await self._parts.in_compute(self.engine.first)
+            await self._save(self._snapshot, {})
+        else:
+            self._snapshot = self.engine.from_checkpoint(saved)
+        await self._encode()
+        commit = saved.facts.get("commit") if saved else None
+        return CommitRecord(**commit) if commit else None
+
+    def unload(self) -> None:
+        """The run has ended: let go of the tensors."""
+        self._engine = self._snapshot = self._next = None
+        self.broadcasts = ()
+
+    async def step(self, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> StepNorms:
+        """Compute the next model from the accepted updates, in the order of id bytes. Raises Diverged."""
+        cohort = [fl.UpdateInfo(update.client_id, update.num_examples, update.num_steps) for update in updates]
+        self._next = await self._parts.in_compute(self.engine.step, self.snapshot, cohort, paths)
+        return self._next[1]
+
+    async def commit(
+        self, record: CommitRecord, why: HistoryRecord, no_room: Callable[[str], Awaitable[None]]
+    ) -> CommitRecord:
+        """Make what `step` computed the latest model: checkpoint first, then the ledger.
+
+        With a full disk it says so through `no_room` and tries again until there is room; until then the old state stays.
+        """
+        assert self._next is not None, "nothing was computed"
+        snapshot, _ = self._next
+        broadcasts = await self._parts.in_compute(
+            self.engine.broadcasts, snapshot, self._parts.config.limits.chunk_bytes
+        )
+        record = replace(record, model_digest=broadcasts[0].text)
+        facts: dict[str, object] = {"commit": asdict(record)}
+        began = time.monotonic()
+        await until_room(lambda: self._save(snapshot, facts), no_room)
+        await until_room(lambda: self._parts.ledger.do(self._parts.ledger.store.commit, record, why), no_room)
+        self._parts.metrics.commit_write_seconds.observe(time.monotonic() - began)
+        self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
+        return record
+
+    async def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
+        """The task's metrics of a committed model, entered in the ledger. Raises what the task raises."""
+        metrics = await self._parts.in_compute(self.engine.evaluate, snapshot)
+        store = self._parts.ledger.store
+        await self._parts.ledger.do(store.set_metrics, self._run_id, snapshot.round, metrics)
+        return metrics
+
+    async def prune(self, rounds: RoundLog, keep: int) -> None:
+        """Remove all checkpoints but the latest few and the best. Failing to is no harm."""
+        latest = sorted(rounds.commits)[-keep:]
+        best = {rounds.best.round} if rounds.best else set()
+        kept = {*latest, *best} or {INITIAL}
+        try:
+            await self._parts.in_compute(self._parts.checkpoints.prune, self._run_id, kept)
+        except StoreError as error:
+            log.warning("prune_failed", run=self._run_id, error=str(error))
+
+    async def _save(self, snapshot: Snapshot, facts: dict[str, object]) -> None:
+        checkpoint = self.engine.to_checkpoint(snapshot, facts)
+        await self._parts.in_compute(self._parts.checkpoints.save, self._run_id, snapshot.round, checkpoint)
+
+    async def _encode(self) -> None:
+        chunk_bytes = self._parts.config.limits.chunk_bytes
+        self.broadcasts = await self._parts.in_compute(self.engine.broadcasts, self.snapshot, chunk_bytes)
+
+
+async def until_room(write: Callable[[], Awaitable[None]], no_room: Callable[[str], Awaitable[None]]) -> None:
+    """Try to write until the disk has room; `no_room` is told of each failure. Nothing is lost meanwhile."""
+    while True:
+        try:
+            await write()
+            return
+        except StoreFull as error:
+            await no_room(str(error))
+            await asyncio.sleep(NO_ROOM_S)
+
+

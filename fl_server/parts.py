@@ -1,0 +1,43 @@
+"""The parts that runs share, wired once by `app.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from fl_server.config import ServerConfig
+from fl_server.fleet import Fleet
+from fl_server.ledger import Ledger
+from fl_server.metrics import Metrics
+from fl_server.spool import Spool
+from fl_server.store.checkpoints import Checkpoints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One coordinator's equipment."""
+
+    config: ServerConfig
+    ledger: Ledger
+    checkpoints: Checkpoints
+    spool: Spool
+    fleet: Fleet
+    metrics: Metrics
+    compute: ThreadPoolExecutor
+    """Steps, evaluations and checkpoints: what takes a processor for long."""
+    io: ThreadPoolExecutor
+    """Chunks and checks of uploads."""
+
+    async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run something heavy beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.compute, lambda: function(*args, **kwargs))
+
+    async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run something that touches an upload's file beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.io, lambda: function(*args, **kwargs))

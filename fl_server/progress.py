@@ -1,0 +1,103 @@
+"""What a run has done, for people and programs that watch it: counters, the latest and best rounds, and events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from fl_server.stop_rules import Best, Evaluation, best_round
+from fl_server.store.base import CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One thing that happened in a run."""
+
+    event: str
+    """"phase", "admitted", "client_out", "committed", "evaluated" or "state"."""
+    detail: str = ""
+    commit: CommitRecord | None = None
+    """The round that a "committed" or "evaluated" is about."""
+
+
+class Watchers:
+    """Everybody who watches a run. A watcher that does not keep up is ended rather than waited for."""
+
+    _BACKLOG = 10_000
+
+    def __init__(self) -> None:
+        self._queues: set[asyncio.Queue[Progress | None]] = set()
+
+    def tell(self, progress: Progress) -> None:
+        """Hand an event to every watcher."""
+        for queue in self._queues:
+            if queue.qsize() < self._BACKLOG:
+                queue.put_nowait(progress)
+
+    def end(self) -> None:
+        """No more events will come."""
+        for queue in self._queues:
+            queue.put_nowait(None)
+
+    @contextmanager
+    def watch(self) -> Iterator[AsyncIterator[Progress]]:
+        """Events from now on."""
+        queue: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._queues.add(queue)
+
+        async def events() -> AsyncIterator[Progress]:
+            while (progress := await queue.get()) is not None:
+                yield progress
+
+        try:
+            yield events()
+        finally:
+            self._queues.discard(queue)
+
+
+@dataclass
+class RoundLog:
+    """The committed rounds of a run, and the bytes of the one under way."""
+
+    metric: str
+    commits: dict[int, CommitRecord] = field(default_factory=dict)
+    bytes_down: int = 0
+    """Of the round under way."""
+    bytes_up: int = 0
+
+    def add(self, commit: CommitRecord) -> None:
+        """A round was committed; counting starts anew."""
+        self.commits[commit.round] = commit
+        self.bytes_down = self.bytes_up = 0
+
+    def evaluated(self, round_: int, metrics: Mapping[str, float]) -> CommitRecord:
+        """The evaluation of a committed round is there."""
+        self.commits[round_] = replace(self.commits[round_], metrics=dict(metrics))
+        return self.commits[round_]
+
+    @property
+    def latest(self) -> CommitRecord | None:
+        """The newest committed round."""
+        return self.commits[max(self.commits)] if self.commits else None
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """(round, metrics) of the rounds that were evaluated, in order."""
+        return [(commit.round, commit.metrics) for commit in self.commits.values() if commit.metrics]
+
+    @property
+    def best(self) -> Best | None:
+        """The best evaluated round."""
+        return best_round(self.metric, self.evaluations)
+
+    @property
+    def total_bytes(self) -> tuple[int, int]:
+        """Tensor bytes down and up, the round under way included."""
+        commits = self.commits.values()
+        return (
+            self.bytes_down + sum(commit.bytes_down for commit in commits),
+            self.bytes_up + sum(commit.bytes_up for commit in commits),
+        )

@@ -1,0 +1,76 @@
+"""From the spool to sums: updates are read block by block, so memory does not grow with the cohort.
+
+Every block of every update is read once (pread; a mapped file would count as resident memory), in the order of client ids, and
+enters all the sums that the algorithm asked for. Cutting into blocks changes no bit (`algorithms.aggregate`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import algorithms as fl
+from protos.codec import Entry, Layout, unpack
+
+BLOCK_BYTES = 256 << 10
+"""One block of one update: it stays in a CPU's cache together with its sums."""
+
+
+def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:
+    """For each row the weighted sum of the trainable tensors of the updates.
+
+    Args:
+        paths: one file an update, all of this layout, in the order of client id bytes.
+        layout: of each file.
+        rows: coefficients, one for each path.
+
+    Raises:
+        OSError, LayoutError: a file is gone or too short.
+    """
+    sums: list[fl.Tensors] = [{} for _ in rows]
+    for entry in layout.entries:
+        if entry.trainable:
+            pieces = _by_block(paths, entry, lambda blocks: fl.weighted_sums(blocks, rows))
+            for total, parts in zip(sums, zip(*pieces, strict=True), strict=True):
+                total[entry.name] = torch.cat(parts).view(entry.shape)
+    return sums
+
+
+def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[float]) -> fl.Tensors:
+    """The buffers after a round: floating ones averaged plainly, integers at their maximum."""
+
+    def reduce_blocks(blocks: Iterator[torch.Tensor], floating: bool) -> list[torch.Tensor]:
+        return fl.weighted_sums(blocks, [weights]) if floating else [fl.maximum(blocks)]
+
+    averaged: fl.Tensors = {}
+    for entry in layout.entries:
+        if not entry.trainable:
+            floating = entry.dtype.is_floating_point
+            pieces = _by_block(paths, entry, lambda blocks, floating=floating: reduce_blocks(blocks, floating))
+            averaged[entry.name] = torch.cat([piece for (piece,) in pieces]).view(entry.shape)
+    return averaged
+
+
+def _by_block(
+    paths: Sequence[Path], entry: Entry, reduce: Callable[[Iterator[torch.Tensor]], list[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """`reduce` of each block of a tensor over all updates. An empty tensor has one empty block."""
+    per_block = max(1, BLOCK_BYTES // entry.dtype.itemsize)
+    starts = range(0, max(entry.numel, 1), per_block)
+    return [
+        reduce(_read(path, entry, start, min(per_block, entry.numel - start)) for path in paths) for start in starts
+    ]
+
+
+def _read(path: Path, entry: Entry, start: int, count: int) -> torch.Tensor:
+    """`count` elements of a tensor from element `start` on, flat. Opened for each block: a cohort may be large."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        raw = os.pread(descriptor, count * entry.dtype.itemsize, entry.offset + start * entry.dtype.itemsize)
+    finally:
+        os.close(descriptor)
+    block = Entry(entry.name, entry.dtype, (count,), 0, entry.trainable)
+    return unpack(raw, Layout((block,), block.nbytes))[entry.name]

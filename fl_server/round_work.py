@@ -1,0 +1,264 @@
+"""What a run does when the round state machine asks for it: one function a command.
+
+Each keeps the order that makes a crash harmless: write down, then do, then tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from fl_server import events as ev
+from fl_server.assignments import Order, Place, assignment
+from fl_server.engine import Diverged, Snapshot, StepNorms
+from fl_server.model_line import until_room
+from fl_server.progress import Progress
+from fl_server.rounds import Phase
+from fl_server.spool import SpoolKey
+from fl_server.stop_rules import StopPolicy, stop_reason
+from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreFull, UpdateRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+from protos.codec import digest_message
+from tasks import TaskError
+
+if TYPE_CHECKING:
+    from fl_server.run import Run
+
+log = structlog.get_logger()
+
+RETRY_S = 10.0
+"""Wait before clients that failed in a round are drawn for it again."""
+
+
+async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
+    """Write the cohort down, push its assignments, start the deadline."""
+    record = AttemptRecord(run.id, command.round, command.exchange, command.attempt, command.cohort, time.time())
+    store = run.parts.ledger.store
+    await until_room(lambda: run.parts.ledger.do(store.open_attempt, record), lambda why: no_room(run, why))
+    if command.exchange == 0 and not run.round_began:
+        run.round_began = record.opened_at
+    run.waiting_for = ""
+    run.parts.metrics.attempts.labels(run.id).inc()
+    log.info(
+        "attempt_opened", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,
+        clients=len(command.cohort),
+    )  # fmt: skip
+    start_deadline(run)
+    for client in command.cohort:
+        push_assignment(run, client)
+
+
+def start_deadline(run: Run) -> None:
+    """The attempt under way has its whole time from now."""
+    run.attempt_ends = time.monotonic() + run.config.round.deadline_s
+    run.set_timer(run.config.round.deadline_s, ev.DeadlinePassed())
+
+
+def push_assignment(run: Run, client: str) -> None:
+    """Tell a client of the cohort what to do, if it is attached."""
+    order = Order(
+        run.id, run.config, run.model.engine.algorithm.parameters, run.behaviour.fingerprint, run.model.broadcasts,
+        run.parts.config.limits.max_update_mib << 20, run.record.state_epoch,
+    )  # fmt: skip
+    place = Place(run.state.round, run.state.exchange, run.state.attempt, run.attempt_ends - time.monotonic())
+    run.parts.fleet.push(client, pb.AttendResponse(assignment=assignment(order, place, client)))
+
+
+def reattached(run: Run, client: str) -> None:
+    """A client is here again: push what it still has to do."""
+    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn:
+        return
+    if client in run.state.out:
+        run.post(ev.ClientBack(client))
+    if client in run.state.outstanding | run.state.out:
+        push_assignment(run, client)
+
+
+async def await_clients(run: Run, command: ev.AwaitClients) -> None:
+    """Say that too few clients are here."""
+    waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
+    if waiting != run.waiting_for:
+        run.waiting_for = waiting
+        log.info("run_waits", run=run.id, why=waiting)
+        await run.save_status("run_waits")
+
+
+async def retry_later(run: Run, command: ev.RetryLater) -> None:
+    """Give those who failed another chance after a while."""
+    del command
+    run.set_timer(RETRY_S, ev.RetryDue())
+
+
+async def cancel(run: Run, command: ev.Cancel) -> None:
+    """Tell clients that their work is not wanted any more."""
+    key = ExchangeKey(run_id=run.id, round=run.state.round, exchange=run.state.exchange)
+    for client in command.clients:
+        run.parts.metrics.assignments.labels(run.id, "cancelled").inc()
+        order = pb.Cancel(key=key, reason=RefusalReason.REFUSAL_REASON_NOT_NEEDED)
+        run.parts.fleet.push(client, pb.AttendResponse(cancel=order))
+
+
+async def step(run: Run, command: ev.Step) -> None:
+    """Fix the accepted list, then compute beside the loop."""
+    store, state = run.parts.ledger.store, run.state
+    await until_room(
+        lambda: run.parts.ledger.do(store.fix_accepted, run.id, state.round, state.exchange, command.accepted),
+        lambda why: no_room(run, why),
+    )
+    run.spawn(_compute_step(run, command.accepted))
+
+
+async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
+    state, spool = run.state, run.parts.spool
+    updates = await accepted_updates(run, accepted)
+    paths = [
+        spool.path(SpoolKey(run.id, state.round, state.exchange, update.client_id), update.digest) for update in updates
+    ]
+    try:
+        norms = await run.model.step(updates, paths)
+    except Diverged as error:
+        log.error("run_diverged", run=run.id, round=state.round, error=str(error))
+        run.fail(str(error))
+        return
+    _observe(run, norms, updates)
+    run.post(ev.Stepped())
+
+
+async def accepted_updates(run: Run, accepted: ev.Accepted) -> list[UpdateRecord]:
+    """The ledger's lines of the accepted updates, in the order of id bytes."""
+    store, state = run.parts.ledger.store, run.state
+    updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
+    return [update for update in updates if (update.client_id, update.digest) in set(accepted)]
+
+
+def _observe(run: Run, norms: StepNorms, updates: list[UpdateRecord]) -> None:
+    norm, metrics = run.parts.metrics.norm, run.parts.metrics
+    norm.labels(run.id, "update").set(sum(update.norm for update in updates) / len(updates))
+    norm.labels(run.id, "aggregate").set(norms.aggregate)
+    norm.labels(run.id, "direction").set(norms.direction)
+    metrics.cosine.labels(run.id).set(norms.cosine)
+
+
+async def commit(run: Run, command: ev.Commit) -> None:
+    """Write the new model beside the loop."""
+    del command
+    run.spawn(_write_commit(run))
+
+
+async def _write_commit(run: Run) -> None:
+    state, now = run.state, time.time()
+    updates = await accepted_updates(run, state.accepted)
+    losses = [update.training_loss for update in updates if update.training_loss is not None]
+    record = CommitRecord(
+        run_id=run.id,
+        round=state.round,
+        committed_at=now,
+        seconds=now - (run.round_began or now),
+        attempts=state.attempt + 1,
+        accepted=len(state.accepted),
+        dropped=len(state.drawn) - len(state.accepted),
+        training_loss=sum(losses) / len(losses) if losses else None,
+        bytes_down=run.log.bytes_down,
+        bytes_up=run.log.bytes_up,
+        model_digest="",
+    )
+    why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
+    record = await run.model.commit(record, why, lambda reason: no_room(run, reason))
+    run.waiting_for = ""
+    run.round_began = 0.0
+    run.log.add(record)
+    run.post(ev.Committed())
+
+
+async def no_room(run: Run, why: str) -> None:
+    """The disk is full or read-only: say so; the caller tries again, and nothing is lost."""
+    run.waiting_for = f"the coordinator cannot write: {why}"
+    log.error("no_room", run=run.id, round=run.state.round, error=why)
+    run.watchers.tell(Progress("state", run.waiting_for))
+
+
+async def announce(run: Run, command: ev.Announce) -> None:
+    """Tell the cohort what became of its updates; tidy up; start the evaluation if one is due."""
+    record = run.log.commits[command.round]
+    metrics = run.parts.metrics
+    metrics.rounds.labels(run.id, "committed").inc()
+    metrics.round.labels(run.id).set(command.round + 1)
+    metrics.last_commit.labels(run.id).set(record.committed_at)
+    metrics.round_seconds.labels(run.id).observe(record.seconds)
+    log.info(
+        "round_committed", run=run.id, round=command.round, accepted=record.accepted, dropped=record.dropped,
+        attempts=record.attempts, seconds=round(record.seconds, 3), training_loss=record.training_loss,
+        bytes_down=record.bytes_down, bytes_up=record.bytes_up, model=record.model_digest,
+    )  # fmt: skip
+    counted = dict(command.accepted)
+    for client in command.drawn:
+        outcome = outcome_of(ExchangeKey(run_id=run.id, round=command.round), counted.get(client))
+        run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))
+    run.watchers.tell(Progress("committed", commit=record))
+    await run.parts.in_io(run.parts.spool.remove_round, run.id, command.round)
+    await run.model.prune(run.log, run.config.keep_checkpoints)
+    if command.evaluate:
+        await start_evaluation(run)
+
+
+def outcome_of(key: ExchangeKey, counted_digest: bytes | None, clip_factor: float = 1.0) -> Outcome:
+    """The outcome of one client's update in a committed round; digest None: it was not among the accepted."""
+    if counted_digest is None:
+        return Outcome(key=key, counted=False, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_NOT_NEEDED)
+    return Outcome(key=key, digest=digest_message(counted_digest), counted=True, clip_factor=clip_factor)
+
+
+async def start_evaluation(run: Run) -> None:
+    """Evaluate the latest model beside the next round; at most one evaluation is behind."""
+    if run.evaluation is not None:
+        await run.evaluation
+    run.evaluation = run.spawn(_evaluate(run, run.model.snapshot))
+
+
+async def _evaluate(run: Run, snapshot: Snapshot) -> None:
+    try:
+        metrics = await run.model.evaluate(snapshot)
+    except (TaskError, StoreFull) as error:
+        log.error("evaluation_failed", run=run.id, round=snapshot.round, error=str(error), exc_info=error)
+        run.fail(f"evaluation of round {snapshot.round} failed: {error}")
+        return
+    record = run.log.evaluated(snapshot.round, metrics)
+    for name, value in metrics.items():
+        run.parts.metrics.evaluation.labels(run.id, name).set(value)
+    log.info("round_evaluated", run=run.id, round=snapshot.round, **{key: round(v, 5) for key, v in metrics.items()})
+    run.watchers.tell(Progress("evaluated", commit=record))
+    stop = run.config.stop
+    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
+    reason = stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
+    if reason is not None:
+        run.post(ev.EndRequested("completed", reason))
+    run.post(ev.Evaluated())
+
+
+async def end(run: Run, command: ev.End) -> None:
+    """The run is over: write it down, and let go of what it held."""
+    run.waiting_for = ""
+    await run.save_status(f"run_{command.status}")
+    level = log.error if command.status == "failed" else log.info
+    level("run_ended", run=run.id, status=command.status, reason=command.reason, rounds=run.state.round)
+    if run.evaluation is not None and not run.evaluation.done() and command.status == "completed":
+        await run.evaluation
+    await run.parts.in_io(run.parts.spool.remove_run, run.id)
+    run.model.unload()
+    run.watchers.end()
+
+
+CARRY_OUT: Mapping[type, Callable[[Run, Any], Awaitable[None]]] = {
+    ev.OpenAttempt: open_attempt,
+    ev.AwaitClients: await_clients,
+    ev.RetryLater: retry_later,
+    ev.Cancel: cancel,
+    ev.Step: step,
+    ev.Commit: commit,
+    ev.Announce: announce,
+    ev.End: end,
+}

@@ -1,0 +1,289 @@
+"""One run's life: feeds the round state machine with events, and carries out its commands.
+
+Events come from the fleet, from uploads, from operators and from the run's own work; they are taken one at a time. What takes
+long (step, commit, evaluation) runs beside that and comes back as an event. The order of writes is what makes a crash harmless:
+a cohort is in the ledger before anybody is told, an update before it is acknowledged, a checkpoint before its round is announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from fl_server import events as ev
+from fl_server.admission import Gate
+from fl_server.broadcast import Broadcast
+from fl_server.engine import Engine
+from fl_server.model_line import ModelLine
+from fl_server.parts import Parts
+from fl_server.progress import Progress, RoundLog, Watchers
+from fl_server.rounds import Phase, RoundState, advance
+from fl_server.run_config import RunConfig
+from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
+from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a run is given to do its work with."""
+
+    fingerprint: tuple[str, str]
+    """(version, source) of the task that clients must have."""
+    make_engine: Callable[[], Engine]
+    carry_out: Mapping[type, Callable[[Run, Any], Awaitable[None]]]
+    """Command -> what does it."""
+
+
+class Run:
+    """A run's state and its loop. Lives on the event loop; `round_work.py` does what the commands say."""
+
+    def __init__(self, parts: Parts, record: RunRecord, config: RunConfig, behaviour: Behaviour) -> None:
+        self.parts = parts
+        self.record = record
+        self.config = config
+        self.behaviour = behaviour
+        self.watchers = Watchers()
+        self.log = RoundLog(config.stop.metric)
+        self.model = ModelLine(parts, record.run_id, behaviour.make_engine)
+        self.state = RoundState(config.policy(), config.stop.rounds)
+        self.waiting_for = ""
+        """Why nothing goes on, in words; empty while something does."""
+        self.attempt_ends = 0.0
+        self.round_began = 0.0
+        self.evaluation: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
+        self._phase_began = time.monotonic()
+        self._fleet_seen = -1
+        self._held = False
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.record.run_id
+
+    @property
+    def status(self) -> str:
+        """"waiting", "running", "paused", "completed", "stopped" or "failed"."""
+        if self.ended and self.state.ending is not None:
+            return self.state.ending[0]
+        if self.state.paused:
+            return "paused"
+        return "waiting" if self.waiting_for else "running"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.state.phase is Phase.ENDED
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a step or commit is under way, which a stop of the coordinator should wait for."""
+        return self.state.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
+
+    # Its life.
+
+    def begin(self) -> None:
+        """Start taking events."""
+        self.spawn(self._live())
+        if self.config.stop.wall_time_s:
+            self.spawn(self._watch_wall_time())
+        self.fleet_changed()
+
+    async def close(self) -> None:
+        """Stop working; everything that matters is on disk."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.watchers.end()
+
+    def hold(self) -> None:
+        """Draw nobody new: the coordinator is going to stop."""
+        self._held = True
+        self._fleet_seen = -1
+        self.fleet_changed()
+
+    async def _live(self) -> None:
+        while True:
+            event = await self._events.get()
+            try:
+                async with self._turn:
+                    await self._look_at_fleet()
+                    if event is not None and self._applies(event):
+                        await self._take(event)
+            except Exception as error:
+                log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
+                self.fail(f"a fault of the coordinator: {error!r}; see its log")
+
+    async def do(self, event: ev.Event, why: HistoryRecord) -> None:
+        """Take an operator's event at once, with its line in the history. Raises UnexpectedEvent."""
+        async with self._turn:
+            await self._look_at_fleet()
+            await self.parts.ledger.do(self.parts.ledger.store.add_history, why)
+            log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
+            await self._take(event)
+
+    def post(self, event: ev.Event) -> None:
+        """Take an event when its turn comes."""
+        self._events.put_nowait(event)
+
+    def fail(self, reason: str) -> None:
+        """End the run by an error; the last committed model stays."""
+        self.post(ev.EndRequested("failed", reason))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside the loop, for as long as the run lives; a failure ends the run."""
+        task = asyncio.create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
+            self.fail(f"a fault of the coordinator: {error!r}; see its log")
+
+    def set_timer(self, seconds: float, event: ev.Event) -> None:
+        """Post an event after a while, in place of an earlier timer for its kind."""
+        self.stop_timer(type(event))
+        self._timers[type(event)] = asyncio.get_running_loop().call_later(seconds, self.post, event)
+
+    def stop_timer(self, kind: type[ev.Event]) -> None:
+        """Forget a timer."""
+        if timer := self._timers.pop(kind, None):
+            timer.cancel()
+
+    def _applies(self, event: ev.Event) -> bool:
+        """Whether what was posted still means something: the round may have moved on in between."""
+        state = self.state
+        match event:
+            case ev.UpdateAdmitted(client):
+                known = any(client == other for other, _ in state.admitted)
+                return state.phase is Phase.COLLECTING and client in state.drawn and not known
+            case ev.ClientOut(client):
+                return state.phase is Phase.COLLECTING and client in state.outstanding
+            case ev.ClientBack(client):
+                return state.phase in (Phase.COLLECTING, Phase.SELECTING) and client in state.out
+            case ev.DeadlinePassed():
+                return state.phase is Phase.COLLECTING
+            case ev.RetryDue():
+                return state.phase is Phase.SELECTING
+            case ev.Evaluated():
+                return state.phase is Phase.EVALUATING
+        return not self.ended
+
+    async def _look_at_fleet(self) -> None:
+        """Tell the state who may be drawn, until that is how it is: other runs draw while this one waits."""
+        fleet = self.parts.fleet
+        while not self.ended and self._fleet_seen != fleet.version:
+            self._fleet_seen = fleet.version
+            eligible, settled = self.eligible(), fleet.settled and not self._held
+            if (eligible, settled) != (self.state.eligible, self.state.settled):
+                await self._take(ev.RosterChanged(eligible, settled))
+
+    async def _take(self, event: ev.Event) -> None:
+        before = self.state
+        self.state, commands = advance(before, event)
+        self._reserve()
+        if self.state.phase is not before.phase:
+            self._phase_changed(before.phase)
+        for command in commands:
+            await self.behaviour.carry_out[type(command)](self, command)
+        if isinstance(event, ev.UpdateAdmitted):
+            self.watchers.tell(Progress("admitted", event.client))
+        if self.record.state != self.status:
+            await self.save_status()
+
+    def _reserve(self) -> None:
+        """Before anything is awaited: no other run may draw the clients that work for this one."""
+        fleet = self.parts.fleet
+        up_to_date = self._fleet_seen == fleet.version
+        fleet.work_for(self.id, self.state.outstanding)
+        if up_to_date:
+            self._fleet_seen = fleet.version
+
+    def _phase_changed(self, before: Phase) -> None:
+        now = time.monotonic()
+        self.parts.metrics.phase_seconds.labels(self.id, before.value).observe(now - self._phase_began)
+        self._phase_began = now
+        if before is Phase.COLLECTING:
+            self.stop_timer(ev.DeadlinePassed)
+        self.watchers.tell(Progress("phase", self.state.phase.value))
+
+    async def save_status(self, event: str = "") -> None:
+        """Write down how the run stands, with a line of history if `event` names one."""
+        reason = self.state.ending[1] if self.ended and self.state.ending else self.waiting_for
+        ended_at = time.time() if self.ended else None
+        self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
+        why = HistoryRecord(time.time(), "coordinator", event or f"run_{self.status}", self.id, reason)
+        await self.parts.ledger.do(self.parts.ledger.store.update_run, self.record, why)
+        self.watchers.tell(Progress("state", f"{self.status} {reason}".strip()))
+
+    async def _watch_wall_time(self) -> None:
+        """Count the time that the run is not paused; end it at its limit."""
+        began = time.monotonic()
+        while not self.ended:
+            await asyncio.sleep(min(1.0, max(0.01, self.config.stop.wall_time_s - self.record.elapsed_s)))
+            now = time.monotonic()
+            if not self.state.paused:
+                self.record = replace(self.record, elapsed_s=self.record.elapsed_s + now - began)
+            began = now
+            if self.record.elapsed_s >= self.config.stop.wall_time_s and self.state.ending is None:
+                self.post(ev.EndRequested("completed", f"its {self.config.stop.wall_time_s:g} s are over"))
+                return
+
+    # For the fleet and for uploads.
+
+    def fleet_changed(self) -> None:
+        """Look at the roster again."""
+        if self._events.empty():
+            self._events.put_nowait(None)
+
+    def eligible(self) -> tuple[str, ...]:
+        """Clients that could be drawn now."""
+        version, source = self.behaviour.fingerprint
+        task = {"name": self.config.task.name, "version": version, "source": source}
+        return self.parts.fleet.eligible(self.id, task, self.config.labels)
+
+    def resource(self, digest: bytes) -> Broadcast | None:
+        """What is being sent out under that digest."""
+        return next((broadcast for broadcast in self.model.broadcasts if broadcast.digest == digest), None)
+
+    def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
+        """Why an update of the client for the key would not be taken; None if it would."""
+        current = (key.round, key.exchange) == (self.state.round, self.state.exchange)
+        if self.state.phase is not Phase.COLLECTING or not current:
+            return RefusalReason.REFUSAL_REASON_LATE
+        return None if client in self.state.drawn else RefusalReason.REFUSAL_REASON_NOT_ASSIGNED
+
+    def gate(self) -> Gate:
+        """What an update of the round under way must be."""
+        limit = self.parts.config.limits.max_update_mib << 20
+        return Gate(self.model.engine.layout, limit, self.config.round.max_update_norm, self.record.state_epoch)
+
+    def admitted(self, update: UpdateRecord) -> None:
+        """An update is in the spool and in the ledger."""
+        self.parts.metrics.assignments.labels(self.id, "admitted").inc()
+        self.post(ev.UpdateAdmitted(update.client_id, update.digest))
+
+    def client_out(self, client: str, state: str, why: str) -> None:
+        """A client will not deliver. state, for the metric: "refused", "failed" or "lost"."""
+        if client in self.state.outstanding:
+            self.parts.metrics.assignments.labels(self.id, state).inc()
+            log.info("client_out", run=self.id, round=self.state.round, client=client, state=state, why=why)
+            self.watchers.tell(Progress("client_out", f"{client}: {why}"))
+            self.post(ev.ClientOut(client))
+

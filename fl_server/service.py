@@ -1,0 +1,161 @@
+"""The Coordinator service: messages to calls and back; no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import structlog
+
+from fl_server.coordinator import Coordinator
+from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.fleet import Fleet
+from fl_server.parts import Parts
+from fl_server.uploads import Uploads
+from protos.codec import digest_bytes
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import coordinator_pb2_grpc
+from protos.fl.v1.training_pb2 import FailureReason, Receipt, RefusalReason
+from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
+
+log = structlog.get_logger()
+Context = grpc.aio.ServicerContext
+SERVICE = "fl.v1.Coordinator"
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """What client daemons call."""
+
+    def __init__(self, parts: Parts, coordinator: Coordinator, uploads: Uploads) -> None:
+        self._parts = parts
+        self._fleet: Fleet = parts.fleet
+        self._coordinator = coordinator
+        self._uploads = uploads
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        """Open a session, and tell what was decided since the client was last here."""
+        session, protocol = await self._fleet.register(request)
+        response = pb.RegisterResponse(
+            session_id=session.id,
+            protocol=protocol,
+            coordinator_id=self._parts.ledger.store.coordinator_id,
+            limits=self._limits(),
+        )
+        for key in request.pending:
+            if outcome := await self._coordinator.outcome(key, session.client_id):
+                response.outcomes.append(outcome)
+        return response
+
+    def _limits(self) -> pb.Limits:
+        limits = pb.Limits(max_chunk_bytes=MAX_CHUNK_BYTES, chunk_bytes=self._parts.config.limits.chunk_bytes)
+        limits.keepalive.FromSeconds(KEEPALIVE_SECONDS)
+        limits.reattach_grace.FromMilliseconds(int(self._parts.config.limits.reattach_grace_s * 1000))
+        return limits
+
+    async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
+        """Push the client its work for as long as it listens."""
+        async for message in self._fleet.attend(request.session_id):
+            yield message
+
+    async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
+        """Messages that are encoded already: the serializer of this method hands bytes through."""
+        self._fleet.session(request.session_id)
+        digest = _digest(request.digest, "digest")
+        run, broadcast = self._coordinator.resource(digest)
+        if request.offset > broadcast.resource.size_bytes:
+            raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
+        sent = self._parts.metrics.bytes.labels("down", broadcast.kind)
+        for number, message in enumerate(broadcast.from_offset(request.offset)):
+            yield message
+            if number:
+                sent.inc(len(message))
+                run.log.bytes_down += len(message)
+
+    async def SubmitUpdate(
+        self, request_iterator: AsyncIterator[pb.SubmitUpdateRequest], context: Context
+    ) -> pb.SubmitUpdateResponse:
+        """Take an upload."""
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise InvalidInput("part", "a header first", first.WhichOneof("part") if first else "nothing")
+        session = self._fleet.session(first.header.session_id)
+        try:
+            run = self._coordinator.run(first.header.key.run_id)
+        except NoSuchRun:
+            late = RefusalReason.REFUSAL_REASON_LATE
+            return pb.SubmitUpdateResponse(
+                receipt=Receipt(key=first.header.key, digest=first.header.digest, reason=late, detail="no such run")
+            )
+        receipt = await self._uploads.submit(run, first.header, session.client_id, requests)
+        return pb.SubmitUpdateResponse(receipt=receipt)
+
+    async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
+        """Where an upload goes on, or that it is decided."""
+        session = self._fleet.session(request.session_id)
+        run = self._coordinator.run(request.key.run_id)
+        receipt = await self._uploads.receipt(run, request.key, session.client_id)
+        if receipt is not None:
+            return pb.QueryUploadResponse(receipt=receipt)
+        digest = _digest(request.digest, "digest")
+        kept = await self._uploads.kept_bytes(request.key, session.client_id, digest)
+        return pb.QueryUploadResponse(kept_bytes=kept)
+
+    async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
+        """Availability, and work that was given up."""
+        client_id = self._fleet.session(request.session_id).client_id
+        if request.HasField("availability"):
+            self._fleet.set_availability(client_id, request.availability)
+        for failure in request.failures:
+            reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
+            words = f"{reason}: {failure.message[:1000]}"
+            log.warning("client_failed", run=failure.key.run_id, round=failure.key.round, client=client_id, why=words)
+            await self._fleet.note(client_id, words[:300])
+            run = self._coordinator.run(failure.key.run_id)
+            if run.refusal(failure.key, client_id) is None:
+                run.client_out(client_id, "failed", words)
+        return pb.ReportStatusResponse()
+
+    async def ReportEvaluation(
+        self, request: pb.ReportEvaluationRequest, context: Context
+    ) -> pb.ReportEvaluationResponse:
+        """Keep a client's evaluation."""
+        client_id = self._fleet.session(request.session_id).client_id
+        run = self._coordinator.run(request.key.run_id)
+        raise InvalidInput(
+            "key", "an evaluation that was asked for", f"round {request.key.round} of {run.id} by {client_id}"
+        )
+
+
+def _digest(message: object, field: str) -> bytes:
+    try:
+        return digest_bytes(message)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidInput(field, "a BLAKE3-256 digest", str(error)) from error
+
+
+def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
+    """The service's methods as the generated code registers them, but for FetchModel, whose messages are bytes already."""
+    one, up, down = (
+        grpc.unary_unary_rpc_method_handler,
+        grpc.stream_unary_rpc_method_handler,
+        grpc.unary_stream_rpc_method_handler,
+    )
+    methods = {
+        "Register": _method(one, service.Register, pb.RegisterRequest, pb.RegisterResponse),
+        "Attend": _method(down, service.Attend, pb.AttendRequest, pb.AttendResponse),
+        "FetchModel": down(
+            service.FetchModel, request_deserializer=pb.FetchModelRequest.FromString, response_serializer=bytes
+        ),
+        "SubmitUpdate": _method(up, service.SubmitUpdate, pb.SubmitUpdateRequest, pb.SubmitUpdateResponse),
+        "QueryUpload": _method(one, service.QueryUpload, pb.QueryUploadRequest, pb.QueryUploadResponse),
+        "ReportStatus": _method(one, service.ReportStatus, pb.ReportStatusRequest, pb.ReportStatusResponse),
+        "ReportEvaluation": _method(
+            one, service.ReportEvaluation, pb.ReportEvaluationRequest, pb.ReportEvaluationResponse
+        ),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+
+def _method(make, behaviour, request, response):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    return make(behaviour, request_deserializer=request.FromString, response_serializer=response.SerializeToString)

@@ -1,0 +1,250 @@
+"""One upload under way: a preallocated file, and beside it the list of chunks that arrived."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_server.store.base import StoreError
+from fl_server.store.files import disk_errors, fsync_path
+
+Checksum = Callable[[bytes | memoryview], int]
+"""A 32-bit checksum of a chunk."""
+
+_NOTE = struct.Struct("<QI")
+"""A chunk that arrived: its end offset and its checksum."""
+_PIECE = 1 << 20
+_NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+@dataclass(frozen=True, slots=True)
+class PartPaths:
+    """Where one update lies: while it comes, the notes on what came, and when it is whole."""
+
+    part: Path
+    notes: Path
+    final: Path
+
+    def remove_part(self) -> None:
+        """Remove the unfinished upload. The notes go first: a part without notes is never trusted."""
+        self.notes.unlink(missing_ok=True)
+        self.part.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """What holds for every upload of a spool."""
+
+    durable: bool
+    """Whether a sealed update survives a power cut."""
+    checksum: Checksum
+
+
+class PartFile:
+    """One update on its way to the disk, for one writer at a time; made by `Spool.open_part`. Blocking, thread-safe."""
+
+    def __init__(self, paths: PartPaths, digest: bytes, size: int, rules: PartRules) -> None:
+        self.digest = digest
+        self.size_bytes = size
+        self._paths, self._rules = paths, rules
+        self._lock = threading.Lock()
+        self._notes: int | None = None
+        self._file: int | None = None
+        self._kept = 0
+        self._at = 0
+        self._open()
+
+    @property
+    def path(self) -> Path:
+        """Where the bytes lie now, for checks before `seal`."""
+        return self._paths.final if self._notes is None else self._paths.part
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are here from the start, without a gap."""
+        return self._kept
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, sealed or discarded."""
+        return self._file is None
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write a chunk where it belongs. Bytes that are kept already are passed over.
+
+        Raises ValueError for a chunk that leaves a gap or goes over the size, StoreFull when there is no room; what was
+        kept stays kept.
+        """
+        with self._lock:
+            file = self._opened()
+            if offset < 0 or offset > self._kept:
+                raise ValueError(f"a chunk at offset {offset} leaves a gap: go on at {self._kept}")
+            if offset + len(data) > self.size_bytes:
+                raise ValueError(f"a chunk ends at {offset + len(data)}, over the update's {self.size_bytes} bytes")
+            fresh = memoryview(data)[self._kept - offset :]
+            with disk_errors(f"write into {self._paths.part}"):
+                for start in range(0, len(fresh), _PIECE):
+                    self._write_piece(file, fresh[start : start + _PIECE])
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Kept bytes, to take the digest of a resumed upload: fewer than `size` at the end of what is kept."""
+        with self._lock, disk_errors(f"read {self._paths.part}"):
+            return os.pread(self._opened(), max(0, min(size, self._kept - offset)), offset)
+
+    def seal(self) -> Path:
+        """Give the whole update its final name, close it, and return its path.
+
+        The digest is the caller's to check before. Raises ValueError when bytes are missing.
+        """
+        with self._lock:
+            file = self._opened()
+            if self._kept != self.size_bytes:
+                raise ValueError(
+                    f"the update has {self._kept} of {self.size_bytes} bytes: send the rest before sealing it"
+                )
+            with disk_errors(f"seal {self._paths.final}"):
+                if self._rules.durable:
+                    os.fsync(file)
+                if self._notes is not None:
+                    self._paths.part.rename(self._paths.final)
+                    self._paths.notes.unlink()
+                if self._rules.durable:
+                    fsync_path(self._paths.final.parent)
+            self._close()
+            return self._paths.final
+
+    def discard(self) -> None:
+        """Close it and remove what came."""
+        with self._lock:
+            whole = self._file is not None and self._notes is None
+            self._close()
+            with disk_errors(f"discard {self._paths.part}"):
+                if whole:
+                    self._paths.final.unlink(missing_ok=True)
+                self._paths.remove_part()
+
+    def close(self) -> None:
+        """Stop for now: what is kept waits for the next `open_part` with this digest. A second call does nothing."""
+        with self._lock:
+            self._close()
+
+    def _open(self) -> None:
+        paths = self._paths
+        with disk_errors(f"open {paths.part}"):
+            if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before anybody knew
+                self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
+                return
+            self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes, self._rules.checksum)
+            try:
+                self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
+                self._prepare(self._file, noted)
+            except OSError:
+                self._close()
+                if not self._kept:
+                    paths.remove_part()
+                raise
+
+    def _prepare(self, file: int, noted: int) -> None:
+        """Room for the whole, then notes that begin anew or go on after those that were good."""
+        if not self._kept:
+            self._paths.notes.unlink(missing_ok=True)
+            os.ftruncate(file, 0)
+        _allocate(file, self.size_bytes)
+        header = _header(self.digest, self.size_bytes)
+        self._notes = os.open(self._paths.notes, os.O_WRONLY | os.O_CREAT, 0o600)
+        _write_all(self._notes, header, 0)
+        self._at = len(header) + noted * _NOTE.size
+        os.ftruncate(self._notes, self._at)
+
+    def _write_piece(self, file: int, piece: memoryview) -> None:
+        """Bytes first, their note after: a note is never there without its bytes, whenever the process ends."""
+        _write_all(file, piece, self._kept)
+        end = self._kept + len(piece)
+        if self._notes is not None:
+            _write_all(self._notes, _NOTE.pack(end, self._rules.checksum(piece)), self._at)
+            self._at += _NOTE.size
+        self._kept = end
+
+    def _opened(self) -> int:
+        if self._file is None:
+            raise StoreError(f"the upload {self._paths.part.name} is closed: open it again to go on")
+        return self._file
+
+    def _close(self) -> None:
+        for descriptor in (self._file, self._notes):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._file = self._notes = None
+
+
+def kept_prefix(paths: PartPaths, digest: bytes, size: int, checksum: Checksum) -> tuple[int, int]:
+    """Bytes of an unfinished upload whose noted checksums hold, and how many notes that is; 0, 0 for another update."""
+    header = _header(digest, size)
+    try:
+        notes = paths.notes.read_bytes()
+        file = os.open(paths.part, os.O_RDONLY)
+    except FileNotFoundError:
+        return 0, 0
+    try:
+        kept = count = 0
+        if notes.startswith(header):
+            body = notes[len(header) :]
+            for end, expected in _NOTE.iter_unpack(body[: len(body) // _NOTE.size * _NOTE.size]):
+                if not kept < end <= min(size, kept + _PIECE) or not _holds(file, (kept, end), expected, checksum):
+                    break
+                kept, count = end, count + 1
+        return kept, count
+    finally:
+        os.close(file)
+
+
+def noted_update(notes: Path) -> tuple[bytes, int] | None:
+    """Digest and size of the update that an unfinished upload is for; None if its notes do not say."""
+    try:
+        with notes.open("rb") as file:
+            header = json.loads(file.readline(512))
+        return bytes.fromhex(header["digest"]), int(header["size_bytes"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _holds(file: int, span: tuple[int, int], expected: int, checksum: Checksum) -> bool:
+    start, end = span
+    data = os.pread(file, end - start, start)
+    return len(data) == end - start and checksum(data) == expected
+
+
+def _header(digest: bytes, size: int) -> bytes:
+    return json.dumps({"digest": digest.hex(), "size_bytes": size}).encode() + b"\n"
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _allocate(file: int, size: int) -> None:
+    """Take the room now, so that a full disk is known before bytes come; not every file system can."""
+    if size:
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+    os.ftruncate(file, size)
+
+
+def _write_all(file: int, data: bytes | memoryview, offset: int) -> None:
+    """pwrite, again and again until all is written."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

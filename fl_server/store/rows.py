@@ -1,0 +1,58 @@
+"""Records of `base` to table rows and back. Column names are field names; here stand the few values that differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from fl_server.store.base import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord, UpdateRecord
+
+Record = RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientRecord | HistoryRecord
+Row = RowMapping
+
+
+def to_row(record: Record) -> dict[str, Any]:
+    """Field values by name, with mappings and tuples as the dicts and lists that JSON knows."""
+    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def run(row: Row) -> RunRecord:
+    """Row of `runs` -> record."""
+    return RunRecord(**row)
+
+
+def attempt(row: Row) -> AttemptRecord:
+    """Row of `attempts` -> record."""
+    return AttemptRecord(**{**row, "cohort": tuple(row["cohort"])})
+
+
+def update(row: Row) -> UpdateRecord:
+    """Row of `updates` -> record. A norm that was NaN is NULL in the table; so is a loss, which is then None."""
+    return UpdateRecord(**{**row, "norm": math.nan if row["norm"] is None else row["norm"]})
+
+
+def commit(row: Row) -> CommitRecord:
+    """Row of `commits` -> record."""
+    return CommitRecord(**row)
+
+
+def client(row: Row) -> ClientRecord:
+    """Row of `clients` -> record."""
+    return ClientRecord(**{**row, "tasks": tuple(row["tasks"])})
+
+
+def history(row: Row) -> HistoryRecord:
+    """Row of `history` -> record."""
+    return HistoryRecord(**{key: value for key, value in row.items() if key != "id"})

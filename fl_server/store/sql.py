@@ -1,0 +1,268 @@
+"""The ledger in a SQL database: `Store` with SQLAlchemy Core, the same statements on every backend."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, delete, insert, select
+from sqlalchemy import update as change
+
+from fl_server.store import rows, schema
+from fl_server.store.base import (
+    AttemptRecord,
+    ClientRecord,
+    CommitRecord,
+    HistoryRecord,
+    RunRecord,
+    StoreError,
+    UpdateRecord,
+)
+from fl_server.store.engine import database_errors, engine_for, migrate, prepare_file
+from fl_server.store.files import Durability
+
+
+def open_sqlite(path: Path | str, durability: Durability = "process") -> SqlStore:
+    """Open or make the ledger in a SQLite file (":memory:" for one that goes with the process).
+
+    Raises StoreFull where the file may not be written, StoreError for a file that is no ledger or a newer one.
+    """
+    if str(path) != ":memory:":
+        prepare_file(Path(path))
+    return SqlStore(f"sqlite:///{path}", durability)
+
+
+class SqlStore:
+    """`Store` over a SQLAlchemy engine or database URL; opening it brings an older schema to this version's.
+
+    Each method is one transaction, durable against SIGKILL when it returns. `commit` is fsynced; with durability
+    "power" every write is.
+    """
+
+    def __init__(self, url_or_engine: str | Engine, durability: Durability = "process") -> None:
+        with database_errors("open the ledger"):
+            self._engine = engine_for(url_or_engine)
+        self._reads = self._engine.execution_options(reads=True)
+        self._fsynced = self._engine.execution_options(fsynced=True)
+        self._writes = self._fsynced if durability == "power" else self._engine
+        try:
+            with database_errors("open the ledger"), self._fsynced.begin() as db:
+                migrate(db)
+                self._coordinator_id = _identity(db)
+        except StoreError:
+            self.close()
+            raise
+
+    @property
+    def coordinator_id(self) -> str:
+        """Random id of this ledger, made once with it."""
+        return self._coordinator_id
+
+    def close(self) -> None:
+        """Release files and connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self, doing: str, *, fsynced: bool = False) -> Iterator[Connection]:
+        """All or nothing; `doing` completes "could not ..." in errors."""
+        with database_errors(doing), (self._fsynced if fsynced else self._writes).begin() as db:
+            yield db
+
+    def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:
+        with database_errors(f"read {doing}"), self._reads.begin() as db:
+            return list(db.execute(query).mappings())
+
+    # runs
+    def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
+        """Add a run. Raises StoreError if the id is taken."""
+        with self._transaction(f"create run {run.run_id!r}") as db:
+            if db.execute(_of(schema.runs, run_id=run.run_id)).first():
+                raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
+            db.execute(insert(schema.runs).values(rows.to_row(run)))
+            _explain(db, why)
+
+    def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
+        """Replace what is stored for run.run_id. Raises StoreError if there is no such run."""
+        with self._transaction(f"update run {run.run_id!r}") as db:
+            table = schema.runs
+            if not db.execute(change(table).where(table.c.run_id == run.run_id).values(rows.to_row(run))).rowcount:
+                raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
+            _explain(db, why)
+
+    def runs(self) -> list[RunRecord]:
+        """All runs, oldest first."""
+        found = map(rows.run, self._read("runs", select(schema.runs)))
+        return sorted(found, key=lambda run: (run.created_at, run.run_id))
+
+    # the round under way
+    def open_attempt(self, attempt: AttemptRecord) -> None:
+        """Write a cohort down. The same (run, round, exchange, attempt) twice is a StoreError."""
+        doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
+        with self._transaction(doing) as db:
+            db.execute(insert(schema.attempts).values(rows.to_row(attempt)))
+
+    def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
+        """Attempts of a round, by exchange and attempt."""
+        table = schema.attempts
+        query = _of(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.attempt)
+        return [rows.attempt(row) for row in self._read("attempts", query)]
+
+    def record_update(self, update: UpdateRecord) -> UpdateRecord:
+        """Write the first word on an update and return it; if there is one already, change nothing and return that.
+
+        Counts towards the client's updates_refused when it is not admitted.
+        """
+        key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
+        with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
+            if first := db.execute(_of(schema.updates, **key)).mappings().first():
+                return rows.update(first)
+            db.execute(insert(schema.updates).values(rows.to_row(update)))
+            if not update.admitted:
+                _count(db, [update.client_id], "updates_refused")
+            return update
+
+    def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
+        """The ledger's line, if there is one."""
+        query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange, client_id=client_id)
+        return next((rows.update(row) for row in self._read("an update", query)), None)
+
+    def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
+        """The ledger's lines of an exchange, in the order of client id bytes."""
+        query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange)
+        return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
+
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:  # noqa: PLR0913, PLR0917
+        """Take back the line of an update whose file is torn or gone, so that it can be sent again.
+
+        Where there is no such line nothing is done, and nothing is explained.
+        """
+        key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
+        with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
+            if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
+                _explain(db, why)
+
+    def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
+        """Write down, once and for all, which (client, digest) make the exchange.
+
+        The same list again changes nothing; a different one is a StoreError.
+        """
+        entries = [[client_id, digest.hex()] for client_id, digest in accepted]
+        key = {"run_id": run_id, "round": round, "exchange": exchange}
+        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}") as db:
+            fixed = db.execute(_of(schema.accepted, **key)).mappings().first()
+            if fixed is None:
+                db.execute(insert(schema.accepted).values(**key, entries=entries))
+            elif fixed["entries"] != entries:
+                raise StoreError(
+                    f"the accepted list of run {run_id!r} round {round} exchange {exchange} is fixed with "
+                    f"{len(fixed['entries'])} updates; another list of {len(entries)} came, and the first one stands"
+                )
+
+    def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
+        """The list as it was fixed; None before that."""
+        found = self._read("an accepted list", _of(schema.accepted, run_id=run_id, round=round, exchange=exchange))
+        return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
+
+    # commits
+    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+        """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
+
+        Those of a round with several exchanges are the accepted of the last one. Entering the same round again with
+        the same model digest changes nothing; with another it is a StoreError.
+        """
+        with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
+            entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
+            if entered is None:
+                db.execute(insert(schema.commits).values(rows.to_row(commit)))
+                _count(db, _clients_of(db, commit), "updates_counted")
+                _explain(db, why)
+            elif entered["model_digest"] != commit.model_digest:
+                raise StoreError(
+                    f"run {commit.run_id!r} round {commit.round} is committed with model {entered['model_digest']}; "
+                    f"{commit.model_digest} came, and the first one stands"
+                )
+
+    def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
+        """Add the evaluation of a committed round, in place of an earlier one. StoreError if it is not committed."""
+        with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round).values(metrics=dict(metrics))
+            if not db.execute(query).rowcount:
+                raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
+
+    def commits(self, run_id: str) -> list[CommitRecord]:
+        """Committed rounds in order."""
+        query = _of(schema.commits, run_id=run_id).order_by(schema.commits.c.round)
+        return [rows.commit(row) for row in self._read("commits", query)]
+
+    # clients
+    def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
+        """Add or replace a client, except its counters, which only updates and commits move."""
+        row = rows.to_row(client)
+        counters = {"updates_counted": 0, "updates_refused": 0}
+        values = {name: value for name, value in row.items() if name not in counters}
+        with self._transaction(f"write client {client.client_id!r} down") as db:
+            table = schema.clients
+            if not db.execute(change(table).where(table.c.client_id == client.client_id).values(values)).rowcount:
+                db.execute(insert(table).values({**values, **counters}))
+            _explain(db, why)
+
+    def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
+        """Remove a client from the roster; False if there was none. History and ledger stay."""
+        with self._transaction(f"forget client {client_id!r}") as db:
+            found = db.execute(delete(schema.clients).filter_by(client_id=client_id)).rowcount > 0
+            if found:
+                _explain(db, why)
+            return found
+
+    def clients(self) -> list[ClientRecord]:
+        """All clients in the order of id bytes."""
+        found = map(rows.client, self._read("clients", select(schema.clients)))
+        return sorted(found, key=lambda client: client.client_id.encode())
+
+    # history
+    def add_history(self, entry: HistoryRecord) -> None:
+        """Write a line of history that goes with no other change."""
+        with self._transaction("write history") as db:
+            _explain(db, entry)
+
+    def history(self, subject: str = "", limit: int = 1000) -> list[HistoryRecord]:
+        """The newest `limit` lines about a subject ("" for all), oldest first."""
+        query = _of(schema.history, **({"subject": subject} if subject else {}))
+        newest = query.order_by(schema.history.c.id.desc()).limit(max(limit, 0))
+        return [rows.history(row) for row in reversed(self._read("history", newest))]
+
+
+def _of(table: Table, **key: object) -> Select[tuple[object, ...]]:
+    """The rows of a table with these values."""
+    return select(table).filter_by(**key)
+
+
+def _identity(db: Connection) -> str:
+    """The ledger's own id, made at the first call."""
+    if found := db.execute(select(schema.identity.c.coordinator_id)).scalar():
+        return str(found)
+    made = uuid.uuid4().hex
+    db.execute(insert(schema.identity).values(coordinator_id=made))
+    return made
+
+
+def _explain(db: Connection, why: HistoryRecord | None) -> None:
+    """Write the line of history that goes with a change."""
+    if why is not None:
+        db.execute(insert(schema.history).values(rows.to_row(why)))
+
+
+def _count(db: Connection, client_ids: Sequence[str], counter: str) -> None:
+    """Add 1 to a counter of clients; those that the roster has forgotten are passed over."""
+    table = schema.clients
+    for client_id in client_ids:
+        db.execute(change(table).where(table.c.client_id == client_id).values({counter: table.c[counter] + 1}))
+
+
+def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
+    """Whose updates a round counted: the accepted clients of its last exchange."""
+    last = _of(schema.accepted, run_id=commit.run_id, round=commit.round)
+    found = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
+    return [client_id for client_id, _ in found["entries"]] if found else []

@@ -1,0 +1,245 @@
+"""The way of an update from the wire to the ledger: header, chunks, trailer; whole or not at all.
+
+The header is judged before a byte of tensors is taken. Each chunk is written once, where it belongs. At the trailer the whole is
+checked, moved into the spool and entered in the ledger; only then is it acknowledged. The first word on a (run, round,
+exchange, client) stands: a repeat gets it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import structlog
+
+from fl_server.admission import Gate, Refused, WrongDigest
+from fl_server.errors import InvalidInput, NotNow, UploadBroken
+from fl_server.parts import Parts
+from fl_server.run import Run
+from fl_server.spool import PartBusy, SpoolKey
+from fl_server.spool_parts import PartFile
+from fl_server.store.base import UpdateRecord
+from protos.chunks import ChunkError, check_chunk
+from protos.codec import digest_bytes, digest_message
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import tensor_pb2
+from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, RefusalReason, UpdateHeader, UpdateTrailer
+from protos.wire import MAX_CHUNK_BYTES
+
+log = structlog.get_logger()
+Requests = AsyncIterator[pb.SubmitUpdateRequest]
+
+BUSY_WAIT_S = 1.0
+"""How long a client waits when an older stream for the same update has not been noticed to be dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """One stream that is being taken."""
+
+    run: Run
+    header: UpdateHeader
+    client: str
+    gate: Gate
+    part: PartFile
+
+    @property
+    def key(self) -> ExchangeKey:
+        return self.header.key
+
+
+class Uploads:
+    """Takes the updates of all runs."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._digest_faults: set[tuple[str, bytes]] = set()
+        self.in_flight = 0
+        """Streams that are being taken now."""
+
+    async def submit(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
+        """Take one upload whose header came; returns what is to be answered."""
+        first = await self.receipt(run, header.key, client)
+        if first is not None:
+            self._count_conflict(run, header, first)
+            return first
+        reason = run.refusal(header.key, client)
+        if reason is not None:
+            return _refusal(header, reason, "the round is closed" if reason == _LATE else "not of this round's cohort")
+        gate = run.gate()
+        try:
+            gate.check_header(header)
+        except Refused as refusal:
+            return await self._refuse(run, header, client, refusal)
+        self.in_flight += 1
+        try:
+            return await self._take(run, header, client, requests)
+        finally:
+            self.in_flight -= 1
+
+    async def receipt(self, run: Run, key: ExchangeKey, client: str) -> Receipt | None:
+        """The first word on this client's update for the key, if it was said."""
+        store = self._parts.ledger.store
+        known = await self._parts.ledger.do(store.update_of, run.id, key.round, key.exchange, client)
+        return None if known is None else _receipt(key, known)
+
+    async def kept_bytes(self, key: ExchangeKey, client: str, digest: bytes) -> int:
+        """Where an upload of that digest goes on."""
+        return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
+
+    async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
+        part = await self._open(header, client)
+        upload = _Upload(run, header, client, run.gate(), part)
+        gauge = self._parts.metrics.uploads_in_flight
+        gauge.inc(header.size_bytes)
+        try:
+            trailer = await self._receive(upload, requests)
+            if trailer.size_bytes != header.size_bytes or part.kept_bytes != header.size_bytes:
+                raise UploadBroken(header.key, part.kept_bytes, f"the upload ended short of {header.size_bytes} bytes")
+            return await self._finish(upload)
+        except Refused as refusal:
+            await self._parts.in_io(part.discard)
+            return await self._refuse(run, header, client, refusal)
+        finally:
+            gauge.dec(header.size_bytes)
+            await self._parts.in_io(part.close)
+
+    async def _open(self, header: UpdateHeader, client: str) -> PartFile:
+        """The part file; it must have what the sender believes to be there."""
+        digest = digest_bytes(header.digest)
+        try:
+            part = await self._parts.in_io(
+                self._parts.spool.open_part, _spool_key(header.key, client), digest, header.size_bytes
+            )
+        except PartBusy as busy:
+            raise NotNow("an older stream of this update is still open", BUSY_WAIT_S) from busy
+        if header.resume_offset > part.kept_bytes:
+            kept = part.kept_bytes
+            await self._parts.in_io(part.close)
+            raise UploadBroken(header.key, kept, f"expected a start at {kept} or before, got {header.resume_offset}")
+        if header.resume_offset:
+            self._parts.metrics.uploads_resumed.inc()
+            log.info("upload_resumed", run=header.key.run_id, client=client, offset=header.resume_offset)
+        return part
+
+    async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
+        """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
+        offset = upload.header.resume_offset
+        sent = self._parts.metrics.bytes.labels("up", "update")
+        while True:
+            request = await self._next(requests, upload)
+            kind = request.WhichOneof("part")
+            if kind == "trailer":
+                return request.trailer
+            if kind != "chunk":
+                raise InvalidInput("part", "a chunk or a trailer behind the header", kind or "nothing")
+            await self._parts.in_io(_write, upload, request.chunk, offset)
+            offset += len(request.chunk.data)
+            sent.inc(len(request.chunk.data))
+            upload.run.log.bytes_up += len(request.chunk.data)
+            reason = upload.run.refusal(upload.key, upload.client)
+            if reason is not None:
+                raise Refused(reason, "the round was closed while the update was on its way")
+
+    async def _next(self, requests: Requests, upload: _Upload) -> pb.SubmitUpdateRequest:
+        stall_s = self._parts.config.limits.stall_s
+        try:
+            return await asyncio.wait_for(anext(requests), stall_s)
+        except TimeoutError:
+            raise NotNow(f"nothing came for {stall_s:g} s; what came is kept", BUSY_WAIT_S) from None
+        except StopAsyncIteration:
+            why = "the stream ended before the trailer"
+            raise UploadBroken(upload.key, upload.part.kept_bytes, why) from None
+
+    async def _finish(self, upload: _Upload) -> Receipt:
+        """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
+        digest = digest_bytes(upload.header.digest)
+        try:
+            norm = await self._parts.in_io(upload.gate.check_file, upload.part.path, digest)
+        except WrongDigest:
+            # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
+            if (fault := (upload.client, digest)) in self._digest_faults:
+                self._digest_faults.discard(fault)
+                raise
+            self._digest_faults.add(fault)
+            await self._parts.in_io(upload.part.discard)
+            raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
+        reason = upload.run.refusal(upload.key, upload.client)
+        if reason is not None:
+            raise Refused(reason, "the round was closed while the update was on its way")
+        await self._parts.in_io(upload.part.seal)
+        return await self._enter(upload.run, _record(upload.header, upload.client, norm=norm))
+
+    async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
+        """Enter a refusal, unless it is only for coming late, and stop waiting for the client."""
+        if refusal.reason == _LATE:
+            return _refusal(header, refusal.reason, str(refusal))
+        reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
+        self._parts.metrics.updates_refused.labels(run.id, reason).inc()
+        log.warning("update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal))
+        record = _record(header, client, refusal=refusal)
+        receipt = await self._enter(run, record)
+        await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
+        run.client_out(client, "refused", f"update refused: {refusal}")
+        return receipt
+
+    async def _enter(self, run: Run, record: UpdateRecord) -> Receipt:
+        stands = await self._parts.ledger.do(self._parts.ledger.store.record_update, record)
+        if stands.admitted and stands.digest == record.digest:
+            run.admitted(stands)
+        return _receipt(ExchangeKey(run_id=run.id, round=record.round, exchange=record.exchange), stands)
+
+    def _count_conflict(self, run: Run, header: UpdateHeader, first: Receipt) -> None:
+        if first.digest.value != header.digest.value:
+            self._parts.metrics.update_conflicts.labels(run.id).inc()
+            log.warning("update_conflict", run=run.id, round=header.key.round, client=header.session_id)
+
+
+_LATE = RefusalReason.REFUSAL_REASON_LATE
+
+
+def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
+    """Check a chunk and put it where it belongs; in a worker thread."""
+    try:
+        check_chunk(chunk, offset, MAX_CHUNK_BYTES, upload.header.size_bytes)
+        upload.part.write(chunk.offset, chunk.data)
+    except (ChunkError, ValueError) as error:
+        raise UploadBroken(upload.key, upload.part.kept_bytes, str(error)) from error
+
+
+def _spool_key(key: ExchangeKey, client: str) -> SpoolKey:
+    return SpoolKey(key.run_id, key.round, key.exchange, client)
+
+
+def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refused | None = None) -> UpdateRecord:
+    return UpdateRecord(
+        run_id=header.key.run_id,
+        round=header.key.round,
+        exchange=header.key.exchange,
+        client_id=client,
+        digest=header.digest.value,
+        size_bytes=header.size_bytes,
+        admitted=refusal is None,
+        reason="" if refusal is None else RefusalReason.Name(refusal.reason),
+        detail="" if refusal is None else str(refusal)[:1000],
+        num_examples=header.num_examples,
+        num_steps=header.num_steps,
+        training_loss=header.training_loss if header.HasField("training_loss") else None,
+        norm=norm,
+        attempt=header.attempt,
+        received_at=time.time(),
+    )
+
+
+def _receipt(key: ExchangeKey, record: UpdateRecord) -> Receipt:
+    reason = RefusalReason.Value(record.reason) if record.reason else RefusalReason.REFUSAL_REASON_UNSPECIFIED
+    receipt = Receipt(key=key, admitted=record.admitted, reason=reason, detail=record.detail)
+    if len(record.digest) == 32:
+        receipt.digest.CopyFrom(digest_message(record.digest))
+    return receipt
+
+
+def _refusal(header: UpdateHeader, reason: RefusalReason, detail: str) -> Receipt:
+    return Receipt(key=header.key, digest=header.digest, admitted=False, reason=reason, detail=detail)

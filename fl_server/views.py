@@ -1,0 +1,101 @@
+"""Runs and clients as operators see them: what is in memory, put into the messages of admin.proto."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fl_server.fleet import Fleet
+from fl_server.rounds import Phase
+from fl_server.run import Run
+from fl_server.run_config import to_spec
+from fl_server.store.base import ClientRecord, CommitRecord, HistoryRecord
+from protos.fl.v1 import admin_pb2 as pb
+from protos.fl.v1 import coordinator_pb2, training_pb2
+
+
+def run_status(run: Run) -> pb.RunStatus:
+    """A run as it is now."""
+    state, record, log = run.state, run.record, run.log
+    down, up = log.total_bytes
+    status = pb.RunStatus(
+        run_id=run.id,
+        spec=to_spec(run.config),
+        state=pb.RunState.Value(f"RUN_STATE_{run.status.upper()}"),
+        reason=state.ending[1] if run.ended and state.ending else run.waiting_for,
+        rounds_done=len(log.commits),
+        phase="" if state.phase is Phase.ENDED else state.phase.value,
+        attempt=state.attempt,
+        cohort=sorted(state.drawn),
+        admitted=len(state.admitted),
+        created=timestamp(record.created_at),
+        bytes_down=down,
+        bytes_up=up,
+        eligible_clients=0 if run.ended else len(run.eligible()),
+    )
+    if record.ended_at is not None:
+        status.ended.CopyFrom(timestamp(record.ended_at))
+    if log.latest is not None:
+        status.latest.CopyFrom(round_summary(log.latest))
+    if log.best is not None:
+        status.best.CopyFrom(round_summary(log.commits[log.best.round]))
+    return status
+
+
+def round_summary(commit: CommitRecord) -> pb.RoundSummary:
+    """A committed round."""
+    return pb.RoundSummary(
+        round=commit.round,
+        committed=timestamp(commit.committed_at),
+        seconds=commit.seconds,
+        attempts=commit.attempts,
+        accepted=commit.accepted,
+        dropped=commit.dropped,
+        training_loss=commit.training_loss,
+        metrics=commit.metrics,
+        bytes_down=commit.bytes_down,
+        bytes_up=commit.bytes_up,
+        model_digest=commit.model_digest,
+    )
+
+
+def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
+    """A client as it is now."""
+    offers = [
+        coordinator_pb2.TaskOffer(
+            name=task["name"],
+            fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
+            train_examples=task["train_examples"],
+            eval_examples=task["eval_examples"],
+        )
+        for task in record.tasks
+    ]
+    return pb.ClientStatus(
+        client_id=record.client_id,
+        state=pb.ClientState.Value(f"CLIENT_STATE_{fleet.state(record.client_id).upper()}"),
+        banned=record.banned,
+        draining=record.draining,
+        availability=fleet.availability(record.client_id),
+        labels=record.labels,
+        device=coordinator_pb2.Device(**record.device),
+        tasks=offers,
+        software=record.software,
+        last_seen=timestamp(record.last_seen),
+        run_id=fleet.run_of(record.client_id),
+        updates_counted=record.updates_counted,
+        updates_refused=record.updates_refused,
+        note=record.note,
+    )
+
+
+def history_entry(entry: HistoryRecord) -> pb.HistoryEntry:
+    """A line of history."""
+    return pb.HistoryEntry(
+        time=timestamp(entry.time), actor=entry.actor, event=entry.event, subject=entry.subject, detail=entry.detail
+    )
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds on the wire."""
+    message = Timestamp()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message

@@ -1,0 +1,23 @@
+"""What every test has: one torch thread, no deadlines, and a model small enough to read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import nn
+
+# Results are promised for a fixed number of threads, and test workers would fight for the cores.
+torch.set_num_threads(1)
+
+# A slow machine is no failure. All else stays as it is, also that CI draws the same examples every time.
+settings.register_profile("impetus", settings(), deadline=None)
+settings.load_profile("impetus")
+
+
+@pytest.fixture
+def tiny_model() -> nn.Module:
+    """[n, 4] -> [n, 2], the same values every time; with float and integer buffers (BatchNorm)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))

@@ -1,0 +1,99 @@
+"""The page on bringing a model: its example is run as a reader would run it."""
+
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks import PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
+from tasks.batches import batches, seed_everything
+from tasks.evaluation import evaluate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-own-model.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLE = next(block for block in BLOCKS if "class Wine" in block)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current directory, with the example saved as my_task.py."""
+    (tmp_path / "my_task.py").write_text(EXAMPLE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    yield tmp_path
+    for name in ("my_task", "call", "own"):
+        sys.modules.pop(name, None)
+
+
+def train(task, model, shard, steps=20):
+    """Local steps of plain SGD on one shard."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in batches(task.train_data(shard), 16, seed=0, steps=steps):
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def test_the_example_is_at_most_30_lines():
+    """The page promises a task in 30 lines, all of them counted but the empty ones at its ends."""
+    assert len(EXAMPLE.strip().splitlines()) <= 30
+
+
+def test_the_example_learns_on_dealt_data(folder):
+    """my_task:Wine loads by name, is dealt to eight clients, and training on two of them lowers the held-out loss."""
+    task = load_task("my_task:Wine", {"hidden": 16.0})
+    parts = make_partition(PartitionSpec("dirichlet", 8, alpha=0.5), training_labels(task))
+    seed_everything(0)
+    model = task.model()
+    before = evaluate(task, model, task.eval_data())
+    for part in parts[:2]:
+        train(task, model, Shard(part))
+    after = evaluate(task, model, task.eval_data())
+    assert after["loss"] < before["loss"]
+    assert after["accuracy"] > before["accuracy"]
+
+
+def test_the_examples_parts_are_disjoint(folder):
+    """142 samples are trained on, 36 others held out, and a device keeps none for itself."""
+    task = load_task("my_task:Wine")
+    assert (len(task.train_data(Shard())), len(task.eval_data())) == (142, 36)
+    assert len(task.eval_data(Shard(torch.tensor([0])))) == 0
+
+
+def test_the_example_has_a_fingerprint(folder):
+    """Version and digest of my_task.py, as server and devices compare them."""
+    version, source = fingerprint(load_task("my_task:Wine"))
+    assert version == "1"
+    assert re.fullmatch("sha256:[0-9a-f]{64}", source)
+
+
+def test_the_call_of_the_page_works(folder):
+    """The block that checks a task runs as it stands."""
+    (folder / "call.py").write_text(next(block for block in BLOCKS if "load_task(" in block))
+    importlib.import_module("call")
+
+
+def test_a_shard_can_be_a_folder(folder):
+    """The method of the page reads inputs.npy and targets.npy from the device's folder."""
+    np.save(folder / "inputs.npy", np.ones((3, 13), dtype=np.float32))
+    np.save(folder / "targets.npy", np.arange(3))
+    imports = "import numpy as np\nimport torch\nfrom tasks import Examples, Shard\n"
+    (folder / "own.py").write_text(f"{imports}class Own:\n{next(block for block in BLOCKS if 'shard.folder' in block)}")
+    examples = importlib.import_module("own").Own().train_data(Shard(folder=folder))
+    assert (examples.inputs.shape, examples.targets.tolist()) == ((3, 13), [0, 1, 2])
+
+
+def test_the_configuration_of_the_page_loads(folder):
+    """The [task] table is TOML, and its name and options make the task."""
+    table = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1])["task"]
+    assert load_task(table["name"], table["options"]).hidden == 32
+
+
+def test_the_page_shows_how_to_run_it():
+    """The command that a reader copies names the file and the class of the example."""
+    assert "fl demo --task my_task:Wine\n" in PAGE

@@ -1,0 +1,88 @@
+"""Every mistake in a configuration is told in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_client.config import load_config
+from fl_client.errors import ConfigError
+from fl_client.identity import identity_of
+
+GOOD = """
+client_id = "edge-3"
+server = "127.0.0.1:7070"
+state_dir = "state"
+insecure = true
+labels = {site = "north"}
+metrics_listen = ""
+[task]
+name = "digits"
+[shard]
+partition = {method = "dirichlet", clients = 8, alpha = 0.1, seed = 1}
+index = 3
+"""
+
+
+def load(tmp_path, text):
+    """The configuration of a file with this text."""
+    path = tmp_path / "client.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def test_a_whole_configuration_is_read(tmp_path):
+    """Every key finds its place, an empty metrics_listen is none, and defaults stand."""
+    config = load(tmp_path, GOOD)
+    assert (config.device, config.threads, config.metrics_listen, config.shard.index) == ("auto", 1, None, 3)
+    assert identity_of(config) == "edge-3"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("insecure =", "insecur =", "insecur: unknown key, did you mean insecure?"),
+        ('name = "digits"', 'name = "digits"\nrounds = 3', "task.rounds: unknown key, expected one of name, options"),
+        ('server = "127.0.0.1:7070"', "", "server: expected a value, found none"),
+        ("127.0.0.1:7070", "http://127.0.0.1:7070", "server: expected host:port, got 'http://127.0.0.1:7070'"),
+        ("127.0.0.1:7070", "127.0.0.1", "server: expected host:port with a port up to 65535"),
+        ("127.0.0.1:7070", "127.0.0.1:0", "server: expected the port that the coordinator listens on"),
+        ("127.0.0.1:7070", "10.1.2.3:7070", "insecure_remote = true"),
+        ("insecure = true", "", "for plain text set insecure = true"),
+        ("insecure = true", "insecure = 7", "insecure: expected"),
+        ('client_id = "edge-3"', "", "client_id: expected a name for this device"),
+        ("edge-3", "edge 3", "client_id: this device's name: expected 1 to 64 of"),
+        ("[task]", 'device = "gpu"\n[task]', 'device: expected "auto", "cpu", "cuda" or "cuda:1", got \'gpu\''),
+        ("[task]", "threads = 0\n[task]", "threads: expected greater than or equal to 1, got 0"),
+        ("[task]", 'log = "loud"\n[task]', "log: expected 'auto', 'json' or 'pretty', got 'loud'"),
+        ("index = 3", "", "partition needs an index"),
+        ("index = 3", 'index = 3\nfolder = "x"', "expected one of partition, file and folder"),
+        ("partition = {", "p = {", "shard.p: unknown key"),
+        ("[task]", '[tls]\nca = "a"\ncert = "b"\nkey = "c"\n[task]', "insecure and [tls] contradict each other"),
+        ("[task]", "[task", "is not TOML"),
+    ],
+)
+def test_a_mistake_is_told_in_words(tmp_path, old, new, words):
+    """The message names the key, what was expected and what came."""
+    assert old in GOOD
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, GOOD.replace(old, new))
+    assert words in str(caught.value)
+    assert "client.toml" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    """No file: the message says where it was looked for."""
+    with pytest.raises(ConfigError, match=r"nothing\.toml: expected a settings file there"):
+        load_config(tmp_path / "nothing.toml")
+
+
+def test_plain_text_over_a_network_can_be_asked_for_by_two_names(tmp_path):
+    """insecure and insecure_remote together are taken as meant."""
+    text = GOOD.replace("127.0.0.1:7070", "10.1.2.3:7070").replace("insecure = true", "insecure = true\ninsecure_remote = true")
+    assert load(tmp_path, text).server == "10.1.2.3:7070"
+
+
+def test_two_mistakes_are_both_told(tmp_path):
+    """One start shows everything that is to be changed."""
+    with pytest.raises(ConfigError, match=r"(?s)device: .*; threads: "):
+        load(tmp_path, GOOD.replace("[task]", 'device = "gpu"\nthreads = 0\n[task]'))

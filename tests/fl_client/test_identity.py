@@ -1,0 +1,160 @@
+"""With certificates: who the daemon is, and what it says when the handshake fails."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fl_client.config import ClientConfig
+from fl_client.errors import ConfigError, StartError, Unreachable
+from fl_client.identity import identity_of
+from fl_client.transport import GrpcTransport, TlsFiles
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import coordinator_pb2_grpc
+
+
+class Register(coordinator_pb2_grpc.CoordinatorServicer):
+    """Answers every registration."""
+
+    async def Register(self, request, context):  # noqa: N802
+        """The session's id is the client's."""
+        return pb.RegisterResponse(session_id=request.client_id)
+
+
+def certificate(path, name, alternative, issuer=None):
+    """Write name.pem and name.key, signed by the issuer's (certificate, key) or by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+    )
+    if alternative:
+        made = made.add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+    signed = made.sign(issuer[1] if issuer else key, hashes.SHA256())
+    (path / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    private = serialization.PrivateFormat.PKCS8
+    (path / f"{name}.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
+    )
+    return signed, key
+
+
+@pytest.fixture
+def pki(tmp_path):
+    """A folder with an authority, a server, a client edge-3, and a stranger's authority."""
+    authority = certificate(tmp_path, "ca", [])
+    local = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate(tmp_path, "server", local, authority)
+    certificate(tmp_path, "edge", [x509.UniformResourceIdentifier("fl://client/edge-3")], authority)
+    certificate(tmp_path, "admin", [x509.UniformResourceIdentifier("fl://admin/alice")], authority)
+    certificate(tmp_path, "stranger", [])
+    return tmp_path
+
+
+def config(pki, cert="edge", **changes):
+    """A TLS client's configuration."""
+    tls = {"ca": pki / "ca.pem", "cert": pki / f"{cert}.pem", "key": pki / f"{cert}.key"}
+    values = {"server": "127.0.0.1:1", "state_dir": pki, "task": {"name": "digits"}, "tls": tls, **changes}
+    return ClientConfig.model_validate(values)
+
+
+def test_the_certificate_names_the_device(pki):
+    """Without a client_id the identity is the certificate's."""
+    assert identity_of(config(pki)) == "edge-3"
+
+
+@pytest.mark.parametrize(
+    ("cert", "changes", "words"),
+    [
+        ("edge", {"client_id": "edge-4"}, "the certificate of 'edge-3', got client_id = 'edge-4'"),
+        ("admin", {}, "fl://client/edge-3, got fl://admin/alice"),
+        ("stranger", {}, "got none in"),
+        ("nobody", {}, "tls.cert: expected a certificate that can be read"),
+    ],
+)
+def test_a_certificate_of_somebody_else_is_refused(pki, cert, changes, words):
+    """The message says whose it is and what is needed."""
+    with pytest.raises(ConfigError) as caught:
+        identity_of(config(pki, cert, **changes))
+    assert words in str(caught.value)
+
+
+def test_a_key_is_not_a_certificate(pki):
+    """The wrong file in tls.cert is told."""
+    (pki / "edge.pem").write_bytes((pki / "edge.key").read_bytes())
+    with pytest.raises(ConfigError, match=r"tls\.cert: expected a certificate in PEM"):
+        identity_of(config(pki))
+
+
+def test_a_missing_file_is_told_before_the_first_try(pki):
+    """What cannot be read is a mistake of the start."""
+    with pytest.raises(StartError, match="tls: expected a readable PEM file"):
+        TlsFiles(pki / "nothing.pem", pki / "edge.pem", pki / "edge.key").credentials()
+
+
+@pytest.fixture
+async def tls_port(pki):
+    """A coordinator that wants client certificates of the authority."""
+    server = grpc.aio.server()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Register(), server)
+    pair = ((pki / "server.key").read_bytes(), (pki / "server.pem").read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], (pki / "ca.pem").read_bytes(), require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    yield port
+    await server.stop(None)
+
+
+async def register(port, tls):
+    """The answer to one registration."""
+    transport = GrpcTransport(f"127.0.0.1:{port}", tls)
+    try:
+        return await transport.register(pb.RegisterRequest(client_id="edge-3"))
+    finally:
+        await transport.close()
+
+
+async def test_mutual_tls_works(pki, tls_port):
+    """Both sides know the authority."""
+    response = await register(tls_port, TlsFiles(pki / "ca.pem", pki / "edge.pem", pki / "edge.key"))
+    assert response.session_id == "edge-3"
+
+
+async def test_an_unknown_authority_is_told(pki, tls_port):
+    """The coordinator's certificate is signed by somebody else: the message names tls.ca."""
+    with pytest.raises(Unreachable, match=r"not signed by tls\.ca"):
+        await register(tls_port, TlsFiles(pki / "stranger.pem", pki / "edge.pem", pki / "edge.key"))
+
+
+async def test_a_certificate_of_another_authority_is_told(pki, tls_port):
+    """The coordinator does not know who signed the client's certificate."""
+    with pytest.raises(Unreachable, match="CA"):
+        await register(tls_port, TlsFiles(pki / "ca.pem", pki / "stranger.pem", pki / "stranger.key"))
+
+
+async def test_plain_text_to_a_tls_coordinator_is_told(tls_port):
+    """The other way of the mistake that is made most."""
+    with pytest.raises(Unreachable, match="TLS"):
+        await register(tls_port, None)
+
+
+async def test_tls_to_a_plain_text_coordinator_is_told(pki, coordinator):
+    """The message says on which side to change what."""
+    with pytest.raises(Unreachable, match="speaks plain text, this daemon TLS"):
+        await register(coordinator.port, TlsFiles(pki / "ca.pem", pki / "edge.pem", pki / "edge.key"))

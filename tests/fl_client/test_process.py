@@ -1,0 +1,110 @@
+"""The real process: `python -m fl_client --config client.toml`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TASK = """
+import torch
+from tasks import Classifier, Examples
+
+class Tiny(Classifier):
+    def model(self):
+        return torch.nn.Linear(1, 2)
+
+    def train_data(self, shard):
+        return shard.of(Examples(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)))
+
+    def eval_data(self, shard=None):
+        return self.train_data(shard)[:0]
+"""
+
+
+@pytest.fixture
+def free_port():
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def start(tmp_path, free_port):
+    """Starts daemons in a folder that has a task of its own; what still runs at the end is killed."""
+    (tmp_path / "tiny_task.py").write_text(TASK)
+    (tmp_path / "client.toml").write_text(
+        f'client_id = "edge-1"\nserver = "127.0.0.1:{free_port}"\nstate_dir = "state"\ninsecure = true\n'
+        '[task]\nname = "tiny_task:Tiny"\n'
+    )
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(  # noqa: S603  our own program
+            [sys.executable, "-m", "fl_client", *(arguments or ("--config", "client.toml"))],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def lines_until(process, event):
+    """The log lines of a process up to an event."""
+    lines = []
+    for line in process.stdout:
+        lines.append(json.loads(line))
+        if lines[-1]["event"] == event:
+            return lines
+    raise AssertionError(f"ended without {event}: {lines}, {process.stderr.read()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_without_a_server_keeps_trying_until_a_signal(start, free_port, number):
+    """It says what is wrong, where, and when it tries again; the signal ends it with exit code 0."""
+    process = start()
+    line = lines_until(process, "disconnected")[-1]
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=30)
+    assert line["server"] == f"127.0.0.1:{free_port}"
+    assert "nobody listens there" in line["reason"]
+    assert line["next_try_seconds"] >= 0
+    assert json.loads(rest.splitlines()[-1])["event"] == "stopped"
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_second_daemon_on_the_state_directory_is_refused(start):
+    """Exit code 2, and the message names the first one's process."""
+    first = start()
+    lines_until(first, "starting")
+    second = start()
+    _, errors = second.communicate(timeout=30)
+    assert second.returncode == 2
+    assert f"held by another daemon, process {first.pid}" in errors
+
+
+def test_a_wrong_configuration_is_one_line(start, tmp_path):
+    """Exit code 2, the mistake in words, no traceback."""
+    (tmp_path / "client.toml").write_text('clientid = "x"')
+    process = start()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.startswith("fl-client: client.toml: ")
+    assert "clientid: unknown key, did you mean client_id?" in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,95 @@
+"""Updates on disk until their outcome is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_client.updates import KEPT, PendingUpdates, Update, key_of, work_of
+from protos.digests import digest_message, digest_of
+from protos.fl.v1 import training_pb2
+
+WORK = bytes(32)
+
+
+def update(round_number=0, data=b"12345678", run_id="run"):
+    """An update of the only run."""
+    key = training_pb2.ExchangeKey(run_id=run_id, round=round_number)
+    header = training_pb2.UpdateHeader(key=key, size_bytes=len(data), digest=digest_message(digest_of(data)))
+    return Update(WORK, header, data)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """An empty folder."""
+    return PendingUpdates(tmp_path)
+
+
+def test_what_was_put_is_found_after_a_restart(kept, tmp_path):
+    """Header and bytes are the same for another object on the same folder."""
+    kept.put(update())
+    found = PendingUpdates(tmp_path).find(("run", 0, 0), WORK)
+    assert (found.header, bytes(found.data)) == (update().header, b"12345678")
+
+
+def test_an_update_for_other_work_is_dropped(kept):
+    """The same key from another coordinator's run asks for other work: the old bytes must not go there."""
+    kept.put(update())
+    assert kept.find(("run", 0, 0), b"\x01" * 32) is None
+    assert kept.keys() == []
+
+
+@pytest.mark.parametrize("length", [0, 10, 45, -1])
+def test_a_torn_file_is_no_update(kept, tmp_path, length):
+    """Cut anywhere, a file is not taken for an update."""
+    kept.put(update())
+    (path,) = tmp_path.glob("*.update")
+    path.write_bytes(path.read_bytes()[:length])
+    assert kept.find(("run", 0, 0), WORK) is None
+
+
+def test_changed_bytes_are_no_update(kept, tmp_path):
+    """The digest in the header stands for the bytes."""
+    kept.put(update())
+    (path,) = tmp_path.glob("*.update")
+    path.write_bytes(path.read_bytes()[:-1] + b"9")
+    assert kept.keys() == []
+
+
+def test_only_the_newest_are_kept(kept):
+    """Outcomes that never come do not fill the disk."""
+    for number in range(KEPT + 2):
+        kept.put(update(number))
+    assert [key.round for key in kept.keys()] == [2, 3, 4, 5]
+
+
+def test_a_run_id_is_not_a_path(kept, tmp_path):
+    """A hostile run id stays inside the folder."""
+    kept.put(update(run_id="../../evil"))
+    assert [path.parent for path in tmp_path.rglob("*.update")] == [tmp_path]
+    assert [key_of(key) for key in kept.keys()] == [("../../evil", 0, 0)]
+
+
+def test_what_was_left_half_written_goes(tmp_path):
+    """A part file of a process that was killed is removed at the next start."""
+    (tmp_path / "x.part").write_bytes(b"")
+    PendingUpdates(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"attempt": 2}, True),
+        ({"deadline": {"seconds": 3}}, True),
+        ({"training": {"seed": 2}}, False),
+        ({"state_epoch": 1}, False),
+    ],
+    ids=str,
+)
+def test_work_is_all_that_the_result_depends_on(changes, same):
+    """Attempt and deadline change no bit of the update; seed and state epoch do."""
+    assignment = training_pb2.Assignment(task="tiny", training=training_pb2.LocalTraining(seed=1))
+    other = training_pb2.Assignment()
+    other.CopyFrom(assignment)
+    other.MergeFrom(training_pb2.Assignment(**changes))
+    assert (work_of(other) == work_of(assignment)) is same

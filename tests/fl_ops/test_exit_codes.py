@@ -1,0 +1,173 @@
+"""Exit codes and error texts of `fl`, against a coordinator with canned answers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fl_ops.errors import Exit
+from protos.fl.v1 import admin_pb2, errors_pb2
+
+ROOT = Path(__file__).parents[2]
+Status = grpc.StatusCode
+RUN = admin_pb2.RunStatus(run_id="digits-1", state=admin_pb2.RUN_STATE_RUNNING, rounds_done=3)
+
+
+def test_success_is_zero(admin: Any, fl: Any) -> None:
+    """A command that worked exits with 0 and asked for what its arguments say."""
+    admin.answers["PauseRun"] = admin_pb2.PauseRunResponse(run=RUN)
+    assert fl("run", "pause", "digits-1").exit_code == Exit.OK
+    assert admin.requests == [admin_pb2.PauseRunRequest(run_id="digits-1")]
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "exit_code", "words"),
+    [
+        pytest.param(Status.NOT_FOUND, errors_pb2.UnknownRun(run_id="digits-9"), 5, "fl run list", id="unknown-run"),
+        pytest.param(
+            Status.FAILED_PRECONDITION,
+            errors_pb2.WrongRunState(run_id="digits-9", state="completed", allowed_states=["running", "paused"]),
+            1,
+            "running or paused",
+            id="wrong-state",
+        ),
+        pytest.param(
+            Status.PERMISSION_DENIED,
+            errors_pb2.NotAllowed(identity="edge-3", needed="role admin"),
+            4,
+            "'edge-3' do this; needed: role admin",
+            id="not-an-admin",
+        ),
+        pytest.param(
+            Status.INVALID_ARGUMENT,
+            errors_pb2.InvalidField(field="round.close", expected="cohort or goal", came="never"),
+            2,
+            "round.close: expected cohort or goal, got never",
+            id="invalid-field",
+        ),
+        pytest.param(Status.ALREADY_EXISTS, errors_pb2.UnknownRun(run_id="digits-9"), 1, "another --name", id="exists"),
+        pytest.param(Status.UNAUTHENTICATED, None, 4, "fl ca issue admin", id="no-certificate"),
+        pytest.param(Status.UNIMPLEMENTED, None, 1, "admin address", id="other-service"),
+        pytest.param(Status.UNAVAILABLE, None, 3, "fl-server --config", id="unavailable"),
+        pytest.param(Status.INTERNAL, None, 1, "INTERNAL", id="internal"),
+        pytest.param(Status.NOT_FOUND, None, 5, "what the server said", id="round-not-found"),
+    ],
+)
+def test_failures(admin: Any, fl: Any, code: Any, detail: Any, exit_code: int, words: str) -> None:
+    """Each failure of a call has its exit code and its remedy, on stderr alone."""
+    admin.fail("StopRun", code, "what the server said", detail)
+    result = fl("run", "stop", "x", "--json")
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert words in result.stderr
+
+
+def test_coordinators_own_sentence(admin: Any, fl: Any) -> None:
+    """Where the coordinator's text has field, expected and came, it is shown once and alone."""
+    text = "round.close: expected cohort or goal, got never"
+    detail = errors_pb2.InvalidField(field="round.close", expected="cohort or goal", came="never")
+    admin.fail("ListRuns", Status.INVALID_ARGUMENT, text, detail)
+    assert fl("run", "list").stderr == f"error: {text}\n"
+
+
+def test_nobody_listens(fl: Any) -> None:
+    """With no coordinator at the address, the error names the address and what to start."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        result = fl("run", "list", "--insecure", "--server", address)
+    assert result.exit_code == Exit.UNREACHABLE
+    assert address in result.stderr
+    assert "fl-server --config" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["run", "nonsense"], ["run", "show"], ["run", "extend", "x"], ["--nonsense"]])
+def test_misuse(admin: Any, fl: Any, arguments: list[str]) -> None:
+    """A wrong command line exits with 2 and calls nobody."""
+    assert fl(*arguments).exit_code == Exit.MISUSED
+    assert admin.requests == []
+
+
+def test_interrupt(admin: Any, fl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C exits with 130 and without a traceback."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fl_ops.runs.follow", interrupted)
+    result = fl("run", "watch", "digits-1")
+    assert result.exit_code == Exit.INTERRUPTED
+    assert "Traceback" not in result.output
+
+
+def test_version(fl: Any) -> None:
+    """`fl version` needs no coordinator and speaks JSON."""
+    assert set(json.loads(fl("version", "--json").stdout)) == {"impetus", "protocol", "python"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        *(
+            ["run", name]
+            for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")
+        ),
+        *(["clients", name] for name in ("list", "ban", "unban", "forget", "drain")),
+        *(["ca", *names] for names in (["init"], ["issue", "server"], ["issue", "client"], ["issue", "admin"])),
+        ["export"],
+        ["partition"],
+        ["version"],
+    ],
+    ids=lambda arguments: "-".join(arguments) or "fl",
+)
+def test_help(fl: Any, arguments: list[str]) -> None:
+    """Every command explains itself; all but the first take --json."""
+    result = fl(*arguments, "--help")
+    assert result.exit_code == Exit.OK
+    assert "--json" in result.stdout
+    assert "Usage: fl" in result.stdout
+
+
+def test_interrupted_process(admin: Any) -> None:
+    """A process that follows a quiet run ends at SIGINT with 130 and nothing on stderr."""
+    over = threading.Event()
+
+    def quiet_run() -> Iterator[admin_pb2.WatchRunResponse]:
+        yield admin_pb2.WatchRunResponse(event="snapshot", run=RUN)
+        over.wait()
+
+    admin.answers["WatchRun"] = quiet_run()
+    arguments = [sys.executable, "-m", "fl_ops", "run", "watch", "digits-1"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "watching digits-1: 3 rounds done\n"
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    over.set()
+    assert (process.returncode, errors) == (Exit.INTERRUPTED, "")
+
+
+def test_light_start() -> None:
+    """Commands that need no torch do not wait for it."""
+    check = "import sys, fl_ops.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0
+
+
+def test_quiet_stderr(admin: Any) -> None:
+    """Of a failed call the command's one line is on stderr, and nothing that the transport logs."""
+    admin.fail("ListRuns", Status.UNAVAILABLE, "draining")
+    arguments = [sys.executable, "-m", "fl_ops", "run", "list"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == Exit.UNREACHABLE
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,140 @@
+"""Lists and details as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+
+from protos.fl.v1 import admin_pb2
+
+RUN = admin_pb2.RunStatus(run_id="digits-1", state=admin_pb2.RUN_STATE_RUNNING, rounds_done=12, bytes_down=5 << 20)
+RUN.spec.task.name, RUN.spec.algorithm.name, RUN.spec.stop.rounds = "digits", "fedcm", 40
+RUN.best.round, RUN.best.metrics["accuracy"] = 11, 0.9641
+CLIENT = admin_pb2.ClientStatus(client_id="edge-3", state=admin_pb2.CLIENT_STATE_PRESENT, updates_counted=1234)
+CLIENT.tasks.add(name="digits", train_examples=180)
+ENTRY = admin_pb2.HistoryEntry(actor="admin:alice", event="run_paused", subject="digits-1", detail="lunch")
+
+
+def test_runs(admin: Any, fl: Any) -> None:
+    """A run's line says what it is, how far it is, how good and what it cost."""
+    admin.answers["ListRuns"] = admin_pb2.ListRunsResponse(runs=[RUN])
+    text = fl("run", "list").stdout
+    for expected in ("digits-1", "running", "fedcm", "12 of 40", "96.41 %", "5.0 MiB"):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "words"), [("run", "ListRuns", "run create"), ("clients", "ListClients", "fl-client")]
+)
+def test_empty_lists(admin: Any, fl: Any, arguments: str, method: str, words: str) -> None:
+    """An empty list says how to change that; in JSON it is an empty array."""
+    admin.answers[method] = getattr(admin_pb2, f"{method}Response")()
+    assert words in fl(arguments, "list").stdout
+    assert json.loads(fl(arguments, "list", "--json").stdout) == []
+
+
+def test_show(admin: Any, fl: Any) -> None:
+    """`fl run show` tells about the run and each of its rounds, which it asks for."""
+    rounds = [admin_pb2.RoundSummary(round=n, accepted=2, seconds=61) for n in range(3)]
+    admin.answers["GetRun"] = admin_pb2.GetRunResponse(run=RUN, rounds=rounds)
+    text = fl("run", "show", "digits-1").stdout
+    assert "96.41 % in round 11" in text
+    assert text.count("1 min 01 s") == 3
+    assert admin.requests == [admin_pb2.GetRunRequest(run_id="digits-1", with_rounds=True)]
+
+
+def test_json_is_the_message(admin: Any, fl: Any) -> None:
+    """JSON can be read back into the very message that came; fields without a value are there too."""
+    admin.answers["ListRuns"] = admin_pb2.ListRunsResponse(runs=[RUN])
+    (read,) = json.loads(fl("run", "list", "--json").stdout)
+    assert ParseDict(read, admin_pb2.RunStatus()) == RUN
+    assert read["bytes_up"] == "0"
+
+
+def test_clients(admin: Any, fl: Any) -> None:
+    """A client's line says how it is, what it can train and what it has done."""
+    admin.answers["ListClients"] = admin_pb2.ListClientsResponse(clients=[CLIENT])
+    text = fl("clients", "list").stdout
+    assert "present" in text
+    assert "digits (180)" in text
+    assert "1,234" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"banned": True}, "banned"),
+        ({"draining": True}, "present, draining"),
+        ({"availability": {"may_train": False}}, "present, may not train"),
+        ({"state": 77}, "77"),
+    ],
+)
+def test_client_states(admin: Any, fl: Any, change: dict[str, Any], word: str) -> None:
+    """What keeps a client from work stands beside its state, and a newer server's state is shown as its number."""
+    client = ParseDict(change, admin_pb2.ClientStatus(client_id="edge-3", state=admin_pb2.CLIENT_STATE_PRESENT))
+    admin.answers["ListClients"] = admin_pb2.ListClientsResponse(clients=[client])
+    assert word in fl("clients", "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "request_"),
+    [
+        (["ban", "a", "--reason", "r"], "BanClient", admin_pb2.BanClientRequest(client_id="a", reason="r")),
+        (["unban", "a"], "UnbanClient", admin_pb2.UnbanClientRequest(client_id="a")),
+        (["forget", "a"], "ForgetClient", admin_pb2.ForgetClientRequest(client_id="a")),
+        (["drain", "a"], "DrainClient", admin_pb2.DrainClientRequest(client_id="a")),
+        (["drain", "a", "--undo"], "DrainClient", admin_pb2.DrainClientRequest(client_id="a", undo=True)),
+    ],
+)
+def test_client_commands(admin: Any, fl: Any, arguments: list[str], method: str, request_: Any) -> None:
+    """Each command on a client sends its request and answers with one JSON object."""
+    admin.answers[method] = getattr(admin_pb2, f"{method}Response")()
+    result = fl("clients", *arguments, "--json")
+    assert result.exit_code == 0
+    assert isinstance(json.loads(result.stdout), dict)
+    assert admin.requests == [request_]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "request_"),
+    [
+        (["resume", "a"], "ResumeRun", admin_pb2.ResumeRunRequest(run_id="a")),
+        (["stop", "a", "--reason", "r"], "StopRun", admin_pb2.StopRunRequest(run_id="a", reason="r")),
+        (["extend", "a", "--rounds", "10"], "ExtendRun", admin_pb2.ExtendRunRequest(run_id="a", rounds=10)),
+        (["extend", "a", "--wall-time", "60"], "ExtendRun", admin_pb2.ExtendRunRequest(run_id="a", wall_time_s=60)),
+    ],
+)
+def test_run_commands(admin: Any, fl: Any, arguments: list[str], method: str, request_: Any) -> None:
+    """Each command on a run sends its request and answers with the run as it is now."""
+    admin.answers[method] = getattr(admin_pb2, f"{method}Response")(run=RUN)
+    assert json.loads(fl("run", *arguments, "--json").stdout)["run_id"] == "digits-1"
+    assert admin.requests == [request_]
+
+
+def test_history(admin: Any, fl: Any) -> None:
+    """A run's history says who did what and why; it asks about that run alone."""
+    admin.answers["ListHistory"] = admin_pb2.ListHistoryResponse(entries=[ENTRY])
+    text = fl("run", "history", "digits-1", "--limit", "5").stdout
+    assert "admin:alice" in text
+    assert "run_paused" in text
+    assert "lunch" in text
+    assert admin.requests == [admin_pb2.ListHistoryRequest(subject="digits-1", limit=5)]
+
+
+def test_foreign_text_is_inert(admin: Any, fl: Any) -> None:
+    """Markup and escape sequences in what a client wrote are shown, not obeyed."""
+    client = admin_pb2.ClientStatus(client_id="edge-3", note="[bold]\x1b[2Jx")
+    admin.answers["ListClients"] = admin_pb2.ListClientsResponse(clients=[client])
+    text = fl("clients", "list").stdout
+    assert "\x1b" not in text
+    assert "[bold]" in text
+
+
+def test_large_fleet(admin: Any, fl: Any) -> None:
+    """A list over the size of other messages (5 MiB) arrives: 10,000 clients with a note of 600 letters are 6 MB."""
+    clients = [admin_pb2.ClientStatus(client_id=f"edge-{n}", note="x" * 600) for n in range(10_000)]
+    admin.answers["ListClients"] = admin_pb2.ListClientsResponse(clients=clients)
+    assert len(json.loads(fl("clients", "list", "--json").stdout)) == len(clients)

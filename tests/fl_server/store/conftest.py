@@ -1,0 +1,33 @@
+"""Ledgers to test: every backend goes through the whole suite."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fl_server.store.base import Store
+from fl_server.store.sql import open_sqlite
+from tests.fl_server.store.records import a_client, a_run, why
+
+BACKENDS: Mapping[str, Callable[[Path], Store]] = {
+    "sqlite-file": lambda folder: open_sqlite(folder / "ledger.sqlite"),
+    "sqlite-memory": lambda folder: open_sqlite(":memory:"),
+}
+"""A new backend is a line here."""
+
+
+@pytest.fixture(params=BACKENDS)
+def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A new ledger of each backend."""
+    store = BACKENDS[request.param](tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def store(empty_store: Store) -> Store:
+    """A ledger with a run "r1" and clients "a" and "b", and one line in its history."""
+    empty_store.create_run(a_run(), why("created"))
+    for client_id in ("b", "a"):
+        empty_store.put_client(a_client(client_id))
+    return empty_store

@@ -1,0 +1,207 @@
+"""The ledger in a SQLite file: durability, schema versions, and what the file's errors become."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import event
+
+from fl_server.store import schema
+from fl_server.store.base import StoreError, StoreFull
+from fl_server.store.engine import sqlite_engine
+from fl_server.store.sql import SqlStore, open_sqlite
+from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
+
+KILLED_WRITER = """
+import os, signal, sys
+from fl_server.store.sql import open_sqlite
+from tests.fl_server.store.records import *
+store = open_sqlite(sys.argv[1])
+store.create_run(a_run(), why())
+store.open_attempt(an_attempt())
+for client_id in "abcd":
+    store.record_update(an_update(client_id))
+    print(client_id, flush=True)
+with store._transaction("write") as db:
+    db.exec_driver_sql("DELETE FROM updates")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the ledger lies."""
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqlStore]:
+    """A ledger with a run "r1"."""
+    store = open_sqlite(path)
+    store.create_run(a_run(), why("created"))
+    yield store
+    store.close()
+
+
+def run_sql(path: Path, *statements: str) -> None:
+    """Write into a database by hand."""
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def synchronous_levels(store: SqlStore) -> list[str]:
+    """From now on, the level that each transaction ran with."""
+    levels: list[str] = []
+
+    @event.listens_for(store._engine, "before_cursor_execute")
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("PRAGMA synchronous="):
+            levels.append(statement.rpartition("=")[2])
+
+    return levels
+
+
+def test_a_killed_process_loses_nothing_it_acknowledged(path: Path) -> None:
+    """SIGKILL in the middle of a transaction: all that came before is there, the unfinished one is not."""
+    command = [sys.executable, "-c", KILLED_WRITER, str(path)]
+    writer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (writer.returncode, writer.stdout.split()) == (-signal.SIGKILL, ["a", "b", "c", "d"]), writer.stderr
+    store = open_sqlite(path)
+    assert store.runs() == [a_run()]
+    assert store.attempts("r1", 0) == [an_attempt()]
+    assert store.updates("r1", 0, 0) == [an_update(client_id) for client_id in "abcd"]
+    store.close()
+
+
+def test_reopening_keeps_the_ledgers_id(path: Path, store: SqlStore) -> None:
+    """Clients know the coordinator by it."""
+    again = open_sqlite(path)
+    assert again.coordinator_id == store.coordinator_id
+    again.close()
+
+
+def test_a_commit_is_fsynced_and_an_update_is_not(store: SqlStore) -> None:
+    """synchronous=FULL makes SQLite fsync its log at the end of a transaction; NORMAL does not."""
+    levels = synchronous_levels(store)
+    store.record_update(an_update())
+    store.commit(a_commit(), why())
+    store.put_client(a_client())
+    assert levels == ["NORMAL", "FULL", "NORMAL"]
+
+
+def test_durability_power_fsyncs_every_write(path: Path) -> None:
+    """Where a power cut must lose nothing, each transaction is fsynced."""
+    store = open_sqlite(path, durability="power")
+    levels = synchronous_levels(store)
+    store.create_run(a_run(), why())
+    store.record_update(an_update())
+    assert levels == ["FULL", "FULL"]
+    store.close()
+
+
+def test_the_level_of_a_transaction_is_what_sqlite_uses(store: SqlStore) -> None:
+    """2 is FULL and 1 NORMAL, read back from inside the transactions."""
+    for fsynced, level in ((True, 2), (False, 1)):
+        with store._transaction("look", fsynced=fsynced) as db:
+            assert db.exec_driver_sql("PRAGMA synchronous").scalar() == level
+
+
+def test_the_log_is_write_ahead(store: SqlStore) -> None:
+    """In WAL a reader never waits for the writer, and a commit is one append."""
+    with store._transaction("look") as db:
+        assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_migrations_make_the_schema(path: Path, store: SqlStore) -> None:
+    """What the versions build, one after the other, is what schema.py says."""
+    engine = sqlite_engine(path)
+    with engine.begin() as db:
+        assert compare_metadata(MigrationContext.configure(db), schema.metadata) == []
+    engine.dispose()
+
+
+def test_an_unknown_schema_version_is_refused(path: Path, store: SqlStore) -> None:
+    """A ledger of a newer program is named, left as it was, and what to do is said."""
+    store.close()
+    run_sql(path, "UPDATE alembic_version SET version_num = '9999'")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"has schema version 9999; this program knows versions up to 0001: start the"):
+        open_sqlite(path)
+    assert path.read_bytes() == before
+
+
+def test_another_programs_database_is_refused(path: Path) -> None:
+    """Tables without a schema version are somebody else's."""
+    run_sql(path, "CREATE TABLE accounts (id INTEGER)")
+    with pytest.raises(StoreError, match=r"is not a ledger: it has tables \(accounts\)"):
+        open_sqlite(path)
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    """The error is in words, with the library's error as its cause."""
+    path.write_text("not a database, but long enough to have a header of one" * 10)
+    with pytest.raises(StoreError, match="could not open the ledger: file is not a database") as caught:
+        open_sqlite(path)
+    assert caught.value.__cause__ is not None
+
+
+def test_an_interrupted_creation_is_finished(path: Path) -> None:
+    """A coordinator killed while it made the ledger leaves an empty file, which is taken for a new one."""
+    path.touch()
+    store = open_sqlite(path)
+    assert store.runs() == []
+    store.close()
+
+
+def test_a_folder_that_cannot_be_written_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No right to make the file is the operator's to mend: StoreFull, not a traceback of the system."""
+
+    def refuse(self: Path, mode: int = 0) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(StoreFull, match="could not open the ledger .*Permission denied"):
+        open_sqlite(path)
+
+
+@pytest.mark.parametrize("pragma", ["max_page_count=1", "query_only=ON"], ids=["disk full", "read-only"])
+def test_no_room_is_store_full_and_loses_nothing(store: SqlStore, pragma: str) -> None:
+    """SQLite at its size limit fails as on a full disk; what was stored stays, and writing goes on when there is room."""
+    with store._transaction("set the limit") as db:
+        db.exec_driver_sql(f"PRAGMA {pragma}")
+    big = why("x" * 100_000)
+    with pytest.raises(StoreFull, match="could not write history: .*; make room"):
+        store.add_history(big)
+    assert [entry.event for entry in store.history()] == ["created"]
+    with store._transaction("lift the limit") as db:
+        db.exec_driver_sql("PRAGMA max_page_count=100000")
+        db.exec_driver_sql("PRAGMA query_only=OFF")
+    store.add_history(big)
+    assert len(store.history()) == 2
+
+
+def test_a_failed_write_leaves_nothing_behind(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method is one transaction: when its history cannot be written, its change is not there either."""
+    with store._transaction("break the history") as db:
+        db.exec_driver_sql("ALTER TABLE history RENAME TO gone")
+    with pytest.raises(StoreError, match="no such table: history"):
+        store.update_run(a_run(state="paused"), why("paused"))
+    assert store.runs() == [a_run()]
+
+
+def test_two_ledgers_of_memory_are_two(tmp_path: Path) -> None:
+    """":memory:" is a ledger of its own each time, and no file."""
+    first, second = open_sqlite(":memory:"), open_sqlite(":memory:")
+    assert first.coordinator_id != second.coordinator_id
+    assert os.listdir(tmp_path) == []
+    first.close()
+    second.close()

@@ -1,0 +1,309 @@
+"""What every ledger does, whatever database it lies in."""
+
+import math
+import threading
+from dataclasses import replace
+
+import pytest
+
+from fl_server.store.base import Store, StoreError
+from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
+
+
+def events(store: Store, subject: str = "") -> list[str]:
+    """The events of the history, oldest first."""
+    return [entry.event for entry in store.history(subject)]
+
+
+def counters(store: Store, client_id: str = "a") -> tuple[int, int]:
+    """Updates counted and refused of a client."""
+    client = next(each for each in store.clients() if each.client_id == client_id)
+    return client.updates_counted, client.updates_refused
+
+
+def test_a_ledger_has_an_id_of_its_own(empty_store: Store) -> None:
+    """The id is there from the start, and the same at every call."""
+    assert len(empty_store.coordinator_id) == 32
+    assert empty_store.coordinator_id == empty_store.coordinator_id
+
+
+def test_a_run_comes_back_as_it_was_written(empty_store: Store) -> None:
+    """Every field of a run is kept, its nested configuration too."""
+    run = a_run(reason="too few", ended_at=99.5, elapsed_s=3.25, state_epoch=2)
+    empty_store.create_run(run, why("created"))
+    assert empty_store.runs() == [run]
+    assert empty_store.history() == [why("created")]
+
+
+def test_a_run_id_is_given_once(store: Store) -> None:
+    """A second run of the same id is refused, and neither run nor history changes."""
+    with pytest.raises(StoreError, match="there is a run 'r1' already; choose another id"):
+        store.create_run(a_run(state="failed"), why("again"))
+    assert store.runs() == [a_run()]
+    assert events(store) == ["created"]
+
+
+def test_runs_come_oldest_first(store: Store) -> None:
+    """Runs are sorted by the time of their creation, not of their writing."""
+    store.create_run(a_run("older", created_at=9.0), why())
+    assert [run.run_id for run in store.runs()] == ["older", "r1"]
+
+
+def test_an_updated_run_replaces_the_old_one(store: Store) -> None:
+    """The new values and their explanation are stored together."""
+    store.update_run(a_run(state="paused"), why("paused"))
+    assert store.runs() == [a_run(state="paused")]
+    assert events(store) == ["created", "paused"]
+
+
+def test_a_run_may_be_updated_without_explanation(store: Store) -> None:
+    """Elapsed time is written often and is no state change: no line of history."""
+    store.update_run(a_run(elapsed_s=5.0))
+    assert store.runs()[0].elapsed_s == 5.0
+    assert events(store) == ["created"]
+
+
+def test_an_unknown_run_cannot_be_updated(store: Store) -> None:
+    """An update never makes a run, nor a line about one."""
+    with pytest.raises(StoreError, match="no run 'r2'"):
+        store.update_run(a_run("r2"), why("paused"))
+    assert events(store) == ["created"]
+
+
+def test_attempts_come_by_exchange_and_number(store: Store) -> None:
+    """The order of reading is that of the round, and the cohort keeps its own."""
+    later, second, first = an_attempt(0, exchange=1), an_attempt(1, cohort=("c",)), an_attempt(0, cohort=("b", "a"))
+    for attempt in (later, second, first):
+        store.open_attempt(attempt)
+    assert store.attempts("r1", 0) == [first, second, later]
+    assert store.attempts("r1", 1) == []
+
+
+def test_an_attempt_opens_once(store: Store) -> None:
+    """A cohort that was told stands: the same attempt cannot be drawn again."""
+    store.open_attempt(an_attempt())
+    with pytest.raises(StoreError, match="could not open attempt 0 of run 'r1' round 0: it is there already"):
+        store.open_attempt(an_attempt(cohort=("z",)))
+    assert store.attempts("r1", 0) == [an_attempt()]
+
+
+def test_an_attempt_needs_its_run(store: Store) -> None:
+    """The ledger has no rounds of runs that it does not know."""
+    with pytest.raises(StoreError, match="its run is unknown"):
+        store.open_attempt(replace(an_attempt(), run_id="r2"))
+
+
+def test_an_update_comes_back_as_it_was_written(store: Store) -> None:
+    """Every field of the ledger's line is kept."""
+    update = an_update(num_steps=3, training_loss=0.25, clip_factor=0.5, attempt=1, received_at=12.5, size_bytes=2**40)
+    assert store.record_update(update) == update
+    assert store.update_of("r1", 0, 0, "a") == update
+
+
+@pytest.mark.parametrize("second", [{"digest": b"\2" * 32}, {"admitted": False, "reason": "NON_FINITE"}, {}])
+def test_the_first_word_on_an_update_stands(store: Store, second: dict[str, object]) -> None:
+    """A second line for the same (run, round, exchange, client) changes nothing and is answered with the first."""
+    first = store.record_update(an_update())
+    assert store.record_update(an_update(**second)) == first
+    assert store.updates("r1", 0, 0) == [first]
+    assert counters(store) == (0, 0)
+
+
+def test_a_refused_update_may_have_no_finite_norm(store: Store) -> None:
+    """A norm that is NaN is kept as such: it is why the update was refused."""
+    store.record_update(an_update(admitted=False, reason="NON_FINITE", norm=math.nan, training_loss=math.nan))
+    found = store.update_of("r1", 0, 0, "a")
+    assert found is not None
+    assert math.isnan(found.norm)
+    assert found.training_loss is None
+
+
+def test_an_infinite_norm_is_kept(store: Store) -> None:
+    """Infinity is a value of its own, not a missing one."""
+    store.record_update(an_update(admitted=False, norm=math.inf))
+    assert store.updates("r1", 0, 0)[0].norm == math.inf
+
+
+def test_refusals_are_counted_once(store: Store) -> None:
+    """A refused update counts for its client, its repeat does not."""
+    for _ in range(2):
+        store.record_update(an_update(admitted=False, reason="WRONG_SHAPE"))
+    assert counters(store, "a") == (0, 1)
+    assert counters(store, "b") == (0, 0)
+
+
+def test_an_update_of_a_forgotten_client_is_recorded(store: Store) -> None:
+    """The ledger needs no roster: a client may be forgotten while its update is on the way."""
+    store.record_update(an_update("gone", admitted=False))
+    assert [update.client_id for update in store.updates("r1", 0, 0)] == ["gone"]
+
+
+def test_updates_come_in_the_order_of_id_bytes(store: Store) -> None:
+    """Upper case before lower, as bytes are: the order that reductions run in."""
+    for client_id in ("b", "a", "B", "_", "a.1"):
+        store.record_update(an_update(client_id))
+    assert [update.client_id for update in store.updates("r1", 0, 0)] == ["B", "_", "a", "a.1", "b"]
+
+
+def test_exchanges_and_rounds_are_kept_apart(store: Store) -> None:
+    """An update is found under its own round and exchange alone."""
+    store.record_update(replace(an_update(), exchange=1))
+    assert store.update_of("r1", 0, 0, "a") is None
+    assert store.updates("r1", 1, 1) == []
+
+
+def test_a_dropped_update_can_be_sent_again(store: Store) -> None:
+    """After its line is taken back another word may be the first, and the history tells why."""
+    store.record_update(an_update())
+    store.drop_update("r1", 0, 0, "a", why("torn"))
+    again = an_update(digest=b"\3" * 32)
+    assert store.record_update(again) == again
+    assert events(store) == ["created", "torn"]
+
+
+def test_dropping_what_is_not_there_does_nothing(store: Store) -> None:
+    """No line, no explanation."""
+    store.drop_update("r1", 0, 0, "a", why("torn"))
+    assert events(store) == ["created"]
+
+
+def test_an_accepted_list_is_kept_as_it_was_fixed(store: Store) -> None:
+    """None before, the pairs in their order after."""
+    assert store.accepted("r1", 0, 0) is None
+    store.fix_accepted("r1", 0, 0, [("b", b"\xff"), ("a", b"\0")])
+    assert store.accepted("r1", 0, 0) == [("b", b"\xff"), ("a", b"\0")]
+
+
+def test_an_empty_accepted_list_is_a_list(store: Store) -> None:
+    """A cohort nobody was drawn into is fixed too, and told from one not yet fixed."""
+    store.fix_accepted("r1", 0, 0, [])
+    assert store.accepted("r1", 0, 0) == []
+
+
+def test_the_same_accepted_list_twice_is_no_error(store: Store) -> None:
+    """A coordinator that was killed after the write writes the same again."""
+    for _ in range(2):
+        store.fix_accepted("r1", 0, 0, [("a", b"\1")])
+    assert store.accepted("r1", 0, 0) == [("a", b"\1")]
+
+
+@pytest.mark.parametrize("other", [[("a", b"\2")], [], [("a", b"\1"), ("b", b"\1")]], ids=["digest", "none", "more"])
+def test_another_accepted_list_is_refused(store: Store, other: list[tuple[str, bytes]]) -> None:
+    """The accepted list defines the round: the first one stands."""
+    store.fix_accepted("r1", 0, 0, [("a", b"\1")])
+    with pytest.raises(StoreError, match="the first one stands"):
+        store.fix_accepted("r1", 0, 0, other)
+    assert store.accepted("r1", 0, 0) == [("a", b"\1")]
+
+
+def test_a_commit_comes_back_as_it_was_written(store: Store) -> None:
+    """Commits come in order of round, each with all its fields."""
+    second, first = a_commit(1, training_loss=None, metrics={"accuracy": 0.5}), a_commit(0)
+    for commit in (second, first):
+        store.commit(commit, why("committed"))
+    assert store.commits("r1") == [first, second]
+
+
+def test_a_commit_counts_each_accepted_client_once(store: Store) -> None:
+    """In a round of two exchanges "b" fell out after the first: only "a" counts, and once."""
+    store.fix_accepted("r1", 0, 0, [("a", b"\1"), ("b", b"\1")])
+    store.fix_accepted("r1", 0, 1, [("a", b"\2")])
+    store.commit(a_commit(), why("committed"))
+    assert (counters(store, "a"), counters(store, "b")) == ((1, 0), (0, 0))
+
+
+def test_the_same_commit_twice_changes_nothing(store: Store) -> None:
+    """A commit that is repeated after a crash counts nobody again and adds no history."""
+    store.fix_accepted("r1", 0, 0, [("a", b"\1")])
+    store.commit(a_commit(), why("committed"))
+    store.commit(a_commit(committed_at=77.0), why("committed"))
+    assert store.commits("r1") == [a_commit()]
+    assert counters(store) == (1, 0)
+    assert events(store) == ["created", "committed"]
+
+
+def test_a_round_has_one_model(store: Store) -> None:
+    """A commit of the same round with another model is refused, and the first stands."""
+    store.commit(a_commit(), why())
+    with pytest.raises(StoreError, match="committed with model blake3:00; blake3:11 came"):
+        store.commit(a_commit(model_digest="blake3:11"), why())
+    assert store.commits("r1") == [a_commit()]
+
+
+def test_metrics_are_added_to_a_commit(store: Store) -> None:
+    """An evaluation comes after its commit; NaN of a diverged model is kept."""
+    store.commit(a_commit(), why())
+    store.set_metrics("r1", 0, {"accuracy": 0.875, "loss": math.nan})
+    metrics = store.commits("r1")[0].metrics
+    assert metrics["accuracy"] == 0.875
+    assert math.isnan(metrics["loss"])
+
+
+def test_metrics_need_a_commit(store: Store) -> None:
+    """A round that is not committed has no model to evaluate."""
+    with pytest.raises(StoreError, match="no committed round 3"):
+        store.set_metrics("r1", 3, {"accuracy": 1.0})
+
+
+def test_a_client_comes_back_as_it_was_written(empty_store: Store) -> None:
+    """Every field of a client is kept, labels, device and tasks too."""
+    client = a_client(
+        labels={"site": "north"}, device={"kind": "cuda", "memory_bytes": 2**33}, tasks=({"name": "digits"},),
+        present=True, banned=True, draining=True, note="spare", instance_id="i", software="1.0",
+    )  # fmt: skip
+    empty_store.put_client(client, why("registered", "a"))
+    assert empty_store.clients() == [client]
+    assert events(empty_store, "a") == ["registered"]
+
+
+def test_clients_come_in_the_order_of_id_bytes(store: Store) -> None:
+    """The roster's order is that of sampling."""
+    store.put_client(a_client("Z"))
+    assert [client.client_id for client in store.clients()] == ["Z", "a", "b"]
+
+
+def test_writing_a_client_leaves_its_counters(store: Store) -> None:
+    """Only updates and commits move the counters, whatever a record of the roster says."""
+    store.record_update(an_update(admitted=False))
+    store.put_client(a_client(updates_counted=50, updates_refused=50, banned=True))
+    assert counters(store) == (0, 1)
+    assert store.clients()[0].banned
+
+
+def test_a_forgotten_client_leaves_its_history(store: Store) -> None:
+    """The roster loses the client; ledger and history keep what it did."""
+    store.record_update(an_update())
+    assert store.forget_client("a", why("forgotten", "a"))
+    assert [client.client_id for client in store.clients()] == ["b"]
+    assert store.updates("r1", 0, 0) == [an_update()]
+    assert events(store, "a") == ["forgotten"]
+
+
+def test_forgetting_nobody_says_so(store: Store) -> None:
+    """An unknown client is no error, and no event."""
+    assert not store.forget_client("nobody", why("forgotten", "nobody"))
+    assert events(store, "nobody") == []
+
+
+def test_history_gives_the_newest_oldest_first(empty_store: Store) -> None:
+    """Of five lines the limit of two leaves the last two, in the order they were written."""
+    for number in range(5):
+        empty_store.add_history(why(str(number)))
+    assert [entry.event for entry in empty_store.history(limit=2)] == ["3", "4"]
+    assert empty_store.history(limit=0) == []
+
+
+def test_history_is_kept_by_subject(empty_store: Store) -> None:
+    """A subject gets its own lines, no subject gets all."""
+    for subject in ("r1", "a", "r1"):
+        empty_store.add_history(why(subject=subject))
+    assert [entry.subject for entry in empty_store.history("r1")] == ["r1", "r1"]
+    assert len(empty_store.history()) == 3
+
+
+def test_another_thread_may_use_the_store(store: Store) -> None:
+    """The worker thread is not the one that opened the ledger."""
+    worker = threading.Thread(target=store.record_update, args=[an_update()])
+    worker.start()
+    worker.join()
+    assert store.updates("r1", 0, 0) == [an_update()]

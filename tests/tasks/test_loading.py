@@ -1,0 +1,182 @@
+"""Tasks by name, and their fingerprints."""
+
+import hashlib
+import subprocess
+import sys
+import textwrap
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from tasks import BUILT_IN, TaskError, fingerprint, load_task
+
+NUMBERS = count()
+
+PLAIN = """
+    import torch
+    from tasks import Examples
+
+    class Plain:
+        version = "7"
+        def __init__(self, width=1, fail=False):
+            self.width = width
+            if fail:
+                raise KeyError("no such file")
+        def model(self): return torch.nn.Linear(self.width, 1)
+        def loss(self, output, target): return (output - target).square().mean()
+        def train_data(self, shard): return Examples(torch.zeros(2, self.width), torch.zeros(2, 1))
+        def eval_data(self, shard=None): return self.train_data(shard)
+        def metrics(self, output, target): return {"loss": (output - target).square()[:, 0]}
+
+    def factory(**options): return Plain(**options)
+    finished = Plain(width=3)
+    number = 5
+    class Half:
+        version = "1"
+        def model(self): pass
+        def loss(self, output, target): pass
+    class Numbered(Plain):
+        version = 1
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module of a fresh name into the current directory; gives its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+
+    def write(source=PLAIN):
+        name = f"written_task_{next(NUMBERS)}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        return name
+
+    return write
+
+
+@pytest.mark.parametrize("attribute", ["Plain", "factory"])
+def test_a_class_or_a_factory_is_called_with_the_options(module, attribute):
+    """Options are keyword arguments; the module lies in the current directory."""
+    task = load_task(f"{module()}:{attribute}", {"width": 4})
+    assert (task.width, task.version) == (4, "7")
+
+
+def test_a_finished_task_is_taken_as_it_is(module):
+    """An instance needs no call, and options for it are refused."""
+    name = module()
+    assert load_task(f"{name}:finished").width == 3
+    with pytest.raises(TaskError, match="finished object and takes no options, got width"):
+        load_task(f"{name}:finished", {"width": 4})
+
+
+def test_the_current_directory_hides_no_installed_module(module, tmp_path):
+    """A file json.py beside the configuration does not become json."""
+    (tmp_path / "colorsys.py").write_text("raise SystemExit")
+    sys.modules.pop("colorsys", None)
+    with pytest.raises(TaskError, match="module colorsys has no attribute Wine"):
+        load_task("colorsys:Wine")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("digit", 'Did you mean "digits"'), ("zzz", '"zzz".$'), (":Wine", "")])
+def test_an_unknown_name_lists_what_there_is(name, hint):
+    """The built-in tasks, the form for one's own and the nearest name are in the message."""
+    with pytest.raises(TaskError, match=f"digits, fashion-mnist, cifar10.* as module:attribute.*{hint}"):
+        load_task(name)
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Wine", "no_such_package.wine:Wine", "tasks.no_such:Wine"])
+def test_a_module_that_is_not_there_says_how_to_install_it(name):
+    """The message names the module and the two places where it may come from."""
+    with pytest.raises(TaskError, match=r"there is no module .*pip install .* start in the folder") as caught:
+        load_task(name)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_module_that_lacks_a_library_names_the_library(module):
+    """A missing import inside the task's module is not taken for a missing task."""
+    with pytest.raises(TaskError, match=r"importing \w+ for task .* No module named 'no_such_library'"):
+        load_task(f"{module('import no_such_library')}:Wine")
+
+
+def test_a_module_that_raises_keeps_the_cause(module):
+    """What the module's own code raises is in the message and is the cause."""
+    with pytest.raises(TaskError, match="raised ZeroDivisionError: division by zero") as caught:
+        load_task(f"{module('1 / 0')}:Wine")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_missing_attribute_lists_the_classes(module):
+    """A misspelt class finds its neighbours in the message."""
+    with pytest.raises(TaskError, match="no attribute Plane; its classes are Half, Numbered, Plain"):
+        load_task(f"{module()}:Plane")
+
+
+def test_an_option_that_is_not_taken_lists_those_that_are(module):
+    """The name given and the names accepted are in the message, the task is not made."""
+    with pytest.raises(TaskError, match=r"options depth: .*; it accepts width, fail"):
+        load_task(f"{module()}:Plain", {"depth": 4})
+
+
+def test_a_task_that_raises_when_made_keeps_the_cause(module):
+    """An exception of the constructor is named with the options."""
+    with pytest.raises(TaskError, match=r"making task .* \{'fail': True\} raised KeyError") as caught:
+        load_task(f"{module()}:Plain", {"fail": True})
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "missing"),
+    [
+        ("Half", "'Half' without train_data, eval_data, metrics;"),
+        ("Numbered", "'Numbered' without version;"),
+        ("number", "'int' without version, model, loss,"),
+    ],
+)
+def test_missing_members_are_named(module, attribute, missing):
+    """An object that is not whole says which members it lacks; a version that is no string counts as missing."""
+    with pytest.raises(TaskError, match=missing):
+        load_task(f"{module()}:{attribute}")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_tasks_are_made_without_data(name):
+    """Every built-in task is whole and makes its model before any file is there."""
+    task = load_task(name)
+    assert list(task.model().parameters())
+    assert fingerprint(task)[0] == "1"
+
+
+def test_built_in_tasks_refuse_options_too():
+    """The options of a built-in task are checked like any other's."""
+    with pytest.raises(TaskError, match="it accepts data_root, download, model, client_eval_fraction"):
+        load_task("cifar10", {"size": 3})
+
+
+def test_the_fingerprint_is_the_modules_text(module):
+    """version and sha256 of the file's text, computed here on its own; line ends do not count."""
+    source = textwrap.dedent(PLAIN)
+    expected = "sha256:" + hashlib.sha256(source.encode()).hexdigest()
+    assert ("7", expected) == fingerprint(load_task(f"{module()}:Plain"))
+    assert ("7", expected) == fingerprint(load_task(f"{module(source.replace(chr(10), chr(13) + chr(10)))}:Plain"))
+
+
+def test_the_fingerprint_changes_with_the_text(module):
+    """One more comment in the module is another fingerprint."""
+    assert fingerprint(load_task(f"{module()}:Plain")) != fingerprint(load_task(f"{module(PLAIN + '    # x')}:Plain"))
+
+
+def test_the_fingerprint_is_that_of_another_process():
+    """A second interpreter, with another hash seed, computes the same."""
+    program = "from tasks import *; print(fingerprint(load_task('digits')))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert str(fingerprint(load_task("digits"))) == run.stdout.strip()
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, type("Typed", (), {"__module__": "typed_by_hand"})])
+def test_a_task_without_source_has_no_fingerprint(kind):
+    """A class that no file of the author defines cannot be compared between machines."""
+    task = kind()
+    task.version = "1"
+    with pytest.raises(TaskError, match=f"class {kind.__name__} of module .* has no source here"):
+        fingerprint(task)

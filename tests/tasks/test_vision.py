@@ -1,0 +1,142 @@
+"""Fashion-MNIST and CIFAR-10."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks import Shard, TaskError, load_task, training_labels
+from tasks.models import ResNet18
+from tasks.torchvision_compat import import_torchvision
+from tasks.vision_files import cifar10_holds_out_batch_5
+
+SHARD = Shard(torch.arange(0, 1000, 10))
+
+
+def test_fashion_mnist_as_it_is(data_root):
+    """60,000 labels, 6,000 of each class, and the official test set in the shape and spread that models expect."""
+    task = load_task("fashion-mnist", {"data_root": data_root})
+    test = task.eval_data()
+    assert training_labels(task).bincount().tolist() == [6000] * 10
+    assert test.targets.bincount().tolist() == [1000] * 10
+    assert test.inputs.shape == (10_000, 1, 28, 28)
+    assert test.inputs.mean().item() == pytest.approx(0, abs=0.01)
+    assert test.inputs.std().item() == pytest.approx(1, abs=0.01)
+    assert task.model()(test.inputs[:2]).shape == (2, 10)
+
+
+def test_cifar10_holds_out_batch_5_without_the_official_test(data_root):
+    """40,000 images to train on, batch 5 held out, and `held_out` says that it is not the official test set."""
+    if not cifar10_holds_out_batch_5(Path(data_root)):
+        pytest.skip("this folder has the official test batch")
+    task = load_task("cifar10", {"data_root": data_root})
+    assert "NOT the official test set" in task.held_out
+    assert len(training_labels(task)) == 40_000
+    held_out = task.eval_data().targets.bincount()
+    assert (int(held_out.sum()), int(held_out.min()), int(held_out.max())) == (10_000, 952, 1025)
+
+
+def test_cifar10_images_are_normalised_channel_by_channel(data_root):
+    """A shard of 100 images: bytes [n, 3, 32, 32] minus mean, over deviation; augmented in training only."""
+    task = load_task("cifar10", {"data_root": data_root, "client_eval_fraction": 0.1})
+    train, evaluation = task.train_data(SHARD), task.eval_data(SHARD)
+    assert (train.inputs.shape, evaluation.inputs.shape) == ((90, 3, 32, 32), (10, 3, 32, 32))
+    raw, _ = task._read(train=True)
+    expected = (raw[0, 2].double() / 255 - 0.447) / 0.262
+    torch.testing.assert_close(evaluation.inputs[0, 2].double(), expected, atol=1e-6, rtol=1e-6)
+    assert evaluation.augment is None
+    assert train.augment(train.inputs).shape == train.inputs.shape
+
+
+@pytest.mark.parametrize(("model", "stem"), [("resnet18-gn", (7, 7)), ("resnet18-gn-cifar", (3, 3))])
+def test_cifar10_has_a_choice_of_models(model, stem):
+    """The option model picks the network."""
+    built = load_task("cifar10", {"model": model}).model()
+    assert isinstance(built, ResNet18)
+    assert stem == built.conv1.kernel_size
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar10", {"model": "vgg"}, 'one of cnn, resnet18-gn, resnet18-gn-cifar, got "vgg"'),
+        ("fashion-mnist", {"model": "resnet18-gn"}, 'one of cnn, got "resnet18-gn"'),
+        ("cifar10", {"download": "yes"}, "download to be true or false, got 'yes'"),
+        ("cifar10", {"client_eval_fraction": 1.5}, "from 0 to below 1, got 1.5"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(name, options, message):
+    """The value given and the values accepted are in the message."""
+    with pytest.raises(TaskError, match=message):
+        load_task(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "file"),
+    [
+        ("fashion-mnist", "FashionMNIST/raw", "train-images-idx3-ubyte"),
+        ("cifar10", "cifar-10-batches-py", "data_batch_1, data_batch_2"),
+    ],
+)
+def test_missing_files_are_named_with_folder_and_remedy(tmp_path, name, folder, file):
+    """Without data the message has the folder, the files and both ways to them."""
+    task = load_task(name, {"data_root": str(tmp_path)})
+    with pytest.raises(
+        TaskError, match=f"{file}.* in {tmp_path}/{folder}, which is missing.*data_root.*download = true"
+    ):
+        task.train_data(Shard())
+
+
+def test_files_that_are_not_the_originals_are_refused(tmp_path):
+    """A batch of other bytes is never unpickled."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for number in range(1, 6):
+        (folder / f"data_batch_{number}").write_bytes(b"something else")
+    with pytest.raises(TaskError, match="files that are not the originals"):
+        load_task("cifar10", {"data_root": str(tmp_path)}).eval_data()
+
+
+def test_the_official_test_set_goes_first(tmp_path, monkeypatch):
+    """With a test batch in the folder all five batches train, and `held_out` says official."""
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar(folder, monkeypatch)
+    task = load_task("cifar10", {"data_root": str(tmp_path)})
+    assert task.held_out == "the official test set, 10,000 images"
+    assert training_labels(task).tolist() == [1, 2, 3, 4, 5]
+    assert task.eval_data().targets.tolist() == [6]
+    (folder / "test_batch").unlink()
+    assert training_labels(task).tolist() == [1, 2, 3, 4]
+    assert task.eval_data().targets.tolist() == [5]
+
+
+def write_cifar(folder, monkeypatch):
+    """Six batches of one black image in the original layout, labelled 1 to 6, whose hashes are not checked."""
+    official = import_torchvision().datasets.CIFAR10
+    monkeypatch.setattr(official, "train_list", [[name, None] for name, _ in official.train_list])
+    monkeypatch.setattr(official, "test_list", [["test_batch", None]])
+    monkeypatch.setattr(official, "meta", {**official.meta, "md5": None})
+    folder.mkdir()
+    for label, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], start=1):
+        image = torch.zeros(1, 3072, dtype=torch.uint8).numpy()
+        (folder / name).write_bytes(pickle.dumps({"data": image, "labels": [label]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+
+
+def test_downloads_are_asked_for_when_allowed(tmp_path, monkeypatch):
+    """With download = true torchvision is asked to fetch; what it cannot fetch is an error with its cause."""
+    fashion = import_torchvision().datasets.FashionMNIST
+    asked = []
+
+    def refuse(url, **_):
+        asked.append(url)
+        raise RuntimeError("no route")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", refuse)
+    monkeypatch.setattr(fashion, "mirrors", ["mirror/"])
+    task = load_task("fashion-mnist", {"data_root": str(tmp_path), "download": True})
+    with pytest.raises(TaskError, match="is missing train-images-idx3-ubyte") as caught:
+        task.train_data(Shard())
+    assert asked
+    assert isinstance(caught.value.__cause__, RuntimeError)
