@@ -48,7 +48,7 @@ class LocalResult:
     """Mean of the steps' losses, each before its step."""
 
 
-def train_locally(  # noqa: PLR0913 - the loop and all that it depends on
+def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends on
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -80,7 +80,7 @@ def train_locally(  # noqa: PLR0913 - the loop and all that it depends on
     for inputs, targets in batches:
         value = loss(model(inputs.to(device)), targets.to(device))
         model.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         g = _gradient(model)
         if settings.max_gradient_norm:
             g = _clipped(g, settings.max_gradient_norm)

@@ -102,11 +102,6 @@ class Federation:
         return fl.RoundInfo(t, self.settings.learning_rate)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def federation() -> Federation:
     """Three clients: 2, 4 and 3 rows; 1, 3 and 2 steps."""

@@ -175,7 +175,7 @@ def test_single_full_steps_reach_the_optimum(federation, name, parameters):
 
 @each_method
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_cutting_into_blocks_changes_no_bit(name, parameters, data):
     """Sums of slices, cut anywhere, are the slices of the sums."""
     n, seed = data.draw(st.integers(1, 200)), data.draw(st.integers(0, 2**31))
