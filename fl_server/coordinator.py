@@ -114,9 +114,7 @@ class Coordinator:
         for commit in await self._parts.ledger.do(store.commits, run.id):
             run.log.add(commit)
         if run.record.state in _ENDED:
-            done, status = len(run.log.commits), run.record.state
-            ending = (status, run.record.reason)
-            run.state = replace(run.state, round=done, phase=Phase.ENDED, ending=ending)  # type: ignore[arg-type]
+            await self._read_back_ended(run)
             return
         try:
             await self._load(run)
@@ -129,6 +127,19 @@ class Coordinator:
         if run.state.phase is Phase.COLLECTING:
             start_deadline(run)
             run.post(ev.PickedUp())
+
+    async def _read_back_ended(self, run: Run) -> None:
+        """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
+        done, ending = len(run.log.commits), (run.record.state, run.record.reason)
+        attempts = await self._parts.ledger.do(self._parts.ledger.store.attempts, run.id, done)
+        run.state = replace(
+            run.state,
+            round=done,
+            attempt=max((attempt.attempt for attempt in attempts), default=0),
+            goal=1 if attempts else 0,
+            phase=Phase.ENDED,
+            ending=ending,  # type: ignore[arg-type]
+        )
 
     async def _load(self, run: Run) -> None:
         """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
@@ -152,7 +163,11 @@ class Coordinator:
         for leftover in await self._parts.in_io(spool.sweep):
             if leftover.key.run_id == run.id and leftover.key.round < done:
                 await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
-        run.state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
+        state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
+        # Who was lost before the restart is not waited for.
+        run.state = replace(state, out=state.outstanding - set(self._parts.fleet.present()))
+        updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
+        run.refused = {update.client_id for update in updates if not update.admitted}
         await self._make_up_evaluation(run)
 
     async def _make_up_evaluation(self, run: Run) -> None:
@@ -192,7 +207,9 @@ class Coordinator:
         """More rounds, more time; a completed run goes on."""
         _require(run, "extending", "running", "waiting", "paused", "completed")
         reopened = run.ended
-        total = (run.state.round if reopened else run.state.rounds) + rounds
+        total = run.state.rounds + rounds
+        if total <= run.state.round:
+            raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
         limit = run.config.stop.wall_time_s
         if limit:
             limit = (run.record.elapsed_s if reopened else limit) + wall_time_s

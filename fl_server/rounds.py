@@ -211,6 +211,11 @@ def _admit(state: RoundState, event: UpdateAdmitted) -> Result:
     return _close_if_done(replace(state, admitted=admitted, out=state.out - {event.client}))
 
 
+def _admit_while_waiting(state: RoundState, event: UpdateAdmitted) -> Result:
+    """Nobody was expected any more, and yet one of the cohort delivered: x_t has not moved, so it counts."""
+    return _admit(replace(state, phase=Phase.COLLECTING), event)
+
+
 def _client_out(state: RoundState, event: ClientOut) -> Result:
     if event.client not in state.outstanding:
         raise UnexpectedEvent(event, state, f"{event.client} is not outstanding")
@@ -411,6 +416,7 @@ _STEPPING = (Phase.STEPPING, Phase.COMMITTING)
 RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, RetryDue): _retry,
     (Phase.SELECTING, ClientBack): _client_returns,
+    (Phase.SELECTING, UpdateAdmitted): _admit_while_waiting,
     (Phase.COLLECTING, UpdateAdmitted): _admit,
     (Phase.COLLECTING, PickedUp): _picked_up,
     (Phase.COLLECTING, ClientOut): _client_out,

@@ -95,6 +95,7 @@ NEXT = {
     (Phase.SELECTING, RosterChanged): Phase.COLLECTING,
     (Phase.SELECTING, ClientBack): Phase.COLLECTING,
     (Phase.SELECTING, RetryDue): Phase.COLLECTING,
+    (Phase.SELECTING, UpdateAdmitted): Phase.STEPPING,
     (Phase.SELECTING, EndRequested): Phase.ENDED,
     (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,
     (Phase.COLLECTING, ClientOut): Phase.SELECTING,
