@@ -80,6 +80,8 @@ class Attendance:
                         case "drain":
                             why = event.drain.reason or "drained"
                             log.info("drained", by_coordinator=event.drain.coordinator_leaving, reason=why)
+                        case "notice":
+                            log.warning("notice", text=event.notice.text)
                         case _:
                             desk.take(event)
         finally:

@@ -23,6 +23,7 @@ from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, RunRecord, StoreError, UpdateRecord
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
+from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
 from tasks import TaskError, fingerprint, load_task
 
@@ -88,6 +89,8 @@ class Coordinator:
         why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
         await self._parts.ledger.do(self._parts.ledger.store.create_run, record, why)
         self._runs[run_id] = run
+        for client_id in self._parts.fleet.present():
+            self._tell_misfit(run, client_id)
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.begin()
         return run
@@ -255,6 +258,19 @@ class Coordinator:
         for run in self._runs.values():
             if not run.ended:
                 reattached(run, client_id)
+                self._tell_misfit(run, client_id)
+
+    def _tell_misfit(self, run: Run, client_id: str) -> None:
+        """A client that has the run's task in another version is never drawn for it: say so at both ends."""
+        name, (version, source) = run.config.task.name, run.behaviour.fingerprint
+        for offer in self._parts.fleet.record(client_id).tasks:
+            if offer["name"] == name and (offer["version"], offer["source"]) != (version, source):
+                text = (
+                    f"run {run.id!r} needs task {name!r} in version {version!r} ({source[:15]}), this client has "
+                    f"{offer['version']!r} ({offer['source'][:15]}): install the coordinator's version of the task"
+                )
+                log.warning("task_differs", run=run.id, client=client_id, why=text)
+                self._parts.fleet.push(client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
 
     def client_gone(self, client_id: str, reason: str) -> None:
         """A client is not waited for any more."""
