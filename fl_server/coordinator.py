@@ -15,8 +15,9 @@ from fl_server.engine import Engine
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
 from fl_server.parts import Parts
 from fl_server.recovery import recover_round
+from fl_server.round_state import Phase
 from fl_server.round_work import CARRY_OUT, outcome_of, reattached, start_deadline, start_evaluation
-from fl_server.rounds import Phase, evaluation_due
+from fl_server.rounds import evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
 from fl_server.spool import SpoolKey

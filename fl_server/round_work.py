@@ -16,7 +16,7 @@ from fl_server.assignments import Order, Place, assignment
 from fl_server.engine import Diverged, Snapshot, StepNorms
 from fl_server.model_line import until_room
 from fl_server.progress import Progress
-from fl_server.rounds import Phase
+from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
 from fl_server.stop_rules import StopPolicy, stop_reason
 from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreFull, UpdateRecord

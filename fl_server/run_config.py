@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fl_server.errors import InvalidInput
-from fl_server.rounds import RoundPolicy
+from fl_server.round_state import RoundPolicy
 from protos.fl.v1 import admin_pb2
 
 
