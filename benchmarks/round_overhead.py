@@ -130,7 +130,7 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
 def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends:
-        answer = admin.get_run(run, with_rounds=True)
+        answer = admin.get_run(run)
         if len(answer.rounds) == wanted:
             return list(answer.rounds)
         time.sleep(0.2)
