@@ -242,7 +242,7 @@ class Run:
         self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
         why = HistoryRecord(time.time(), "coordinator", event or f"run_{self.status}", self.id, reason)
         await self.parts.ledger.do(self.parts.ledger.store.update_run, self.record, why)
-        self.watchers.tell(Progress("state", f"{self.status} {reason}".strip()))
+        self.watchers.tell(Progress("state", reason))
 
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""
