@@ -74,7 +74,7 @@ def weighted_sums_of_tensors(updates: Sequence[Tensors], coefficients: Sequence[
     """`weighted_sums` of whole updates that are in memory: for each row the sums by name."""
     results: list[Tensors] = [{} for _ in coefficients]
     for name, like in _layout_of(updates).items():
-        cuts = zip(*(update[name].flatten().split(BLOCK) for update in updates), strict=True)
+        cuts = zip(*(torch.split(update[name].flatten(), BLOCK) for update in updates), strict=True)
         pieces = [weighted_sums(blocks, coefficients) for blocks in cuts]
         for result, row in zip(results, zip(*pieces, strict=True), strict=True):
             result[name] = torch.cat(row).reshape(like.shape)
@@ -86,11 +86,11 @@ def average_buffers(updates: Sequence[Tensors], weights: Sequence[float]) -> Ten
 
     Server optimizers never see buffers: momentum could make a running variance negative; a mean of p_i >= 0 cannot.
     """
-    return {
-        name: weighted_sums(blocks, [weights])[0] if tensor.is_floating_point() else maximum(blocks)
-        for name, tensor in _layout_of(updates).items()
-        for blocks in [[update[name] for update in updates]]
-    }
+
+    def combined(*blocks: torch.Tensor) -> torch.Tensor:
+        return weighted_sums(blocks, [weights])[0] if blocks[0].is_floating_point() else maximum(blocks)
+
+    return tree.map(combined, _layout_of(updates), *updates[1:])
 
 
 def apply_updates(
@@ -117,14 +117,16 @@ def _require_updates(updates: Sequence[object]) -> None:
 
 def _alike(blocks: Iterable[torch.Tensor], count: int | None = None) -> Iterator[torch.Tensor]:
     """The blocks, one at a time: at least one, `count` if given, all of the first one's shape and dtype."""
-    layout: tuple[torch.Size, torch.dtype] | None = None
+    expected = "at least one block" if count is None else f"{count} blocks, one for each coefficient of a row"
+    layout: tuple[list[int], torch.dtype] | None = None
     seen = 0
     for seen, block in enumerate(blocks, start=1):
-        layout = layout or (block.shape, block.dtype)
-        if (block.shape, block.dtype) != layout:
-            raise ValueError(
-                f"expected blocks alike, got {layout} first and {(block.shape, block.dtype)} as number {seen}"
-            )
+        if count is not None and seen > count:
+            raise ValueError(f"expected {expected}, got more")
+        here = (list(block.shape), block.dtype)
+        layout = layout or here
+        if here != layout:
+            raise ValueError(f"expected blocks alike, got {layout} first and {here} as number {seen}")
         yield block
-    if seen == 0 or seen != (count or seen):
-        raise ValueError(f"expected {count or 'some'} blocks, one for each update, got {seen}")
+    if seen < (count or 1):
+        raise ValueError(f"expected {expected}, got {seen}")

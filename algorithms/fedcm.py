@@ -5,9 +5,8 @@
               x_{t+1}     = x_t + eta_g * Dbar,     Dbar = sum_S p_i delta_i
 
 alpha is the share of the LOCAL gradient: alpha = 1 is FedAvg. (Some programs call 1 - alpha by that name.) Delta is in
-units of a gradient: each delta_i is divided by its own K_i and by the rate that produced it, so that neither unequal
-work nor a decaying rate changes its scale, and lemma 4.1 holds: it is the moving average of the gradients that
-clients saw,
+units of a gradient: each delta_i is divided by its own K_i and by the rate that produced it, so that unequal work and
+a decaying rate do not change its scale, and lemma 4.1 holds: it is the moving average of the gradients the clients saw,
 
     Delta_{t+1} = sum_{s<=t} alpha (1 - alpha)^(t-s) gbar_s,     gbar_s = sum_i p_i (1/K_i) sum_k g_{i,k}
 

@@ -48,12 +48,13 @@ class LocalResult:
     """Mean of the steps' losses, each before its step."""
 
 
-def train_locally(  # noqa: PLR0913, PLR0917 - what every loop of this kind takes
+def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends on
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     loss: Callable[[Tensor, Tensor], Tensor],
     rule: LocalRule,
     settings: LocalSettings,
+    *,
     on_step: Callable[[int], object] | None = None,
 ) -> LocalResult:
     """Train `model` in place from the values it has, one step for each batch.
@@ -80,12 +81,12 @@ def train_locally(  # noqa: PLR0913, PLR0917 - what every loop of this kind take
         value = loss(model(inputs.to(device)), targets.to(device))
         model.zero_grad()
         value.backward()
-        d = _gradient(model)
+        g = _gradient(model)
         if settings.max_gradient_norm:
-            _clip_(d, settings.max_gradient_norm)
+            g = _clipped(g, settings.max_gradient_norm)
         if settings.weight_decay:
-            tree.add_(d, y, settings.weight_decay)
-        _mix_(d, rule, y, x)
+            g = tree.add(g, y, settings.weight_decay)
+        d = _mixed(g, rule, y, x)
         tree.add_(y, d, -settings.learning_rate)
 
         total = total + value.detach()  # stays on the device: reading it here would wait for the GPU
@@ -108,7 +109,10 @@ def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:
 
 
 def _gradient(model: nn.Module) -> Tensors:
-    """Gradients of the trainable parameters, ours to overwrite; zero for a parameter that the loss did not reach."""
+    """Gradients of the trainable parameters, zero for one that the loss did not reach.
+
+    They are not to be written into: autograd may let two parameters share the memory of one gradient.
+    """
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
         for name, parameter in model.named_parameters()
@@ -116,16 +120,18 @@ def _gradient(model: nn.Module) -> Tensors:
     }
 
 
-def _clip_(g: Tensors, limit: float) -> None:
-    """g <- g * min(1, C / (||g|| + 1e-6)), one norm over all parameters, without waiting for it."""
-    tree.scale_(g, (limit / (tree.norm(g) + 1e-6)).clamp(max=1.0))
+def _clipped(g: Tensors, limit: float) -> Tensors:
+    """g * min(1, C / (||g|| + 1e-6)), one norm over all parameters, without waiting for it."""
+    return tree.scale(g, (limit / (tree.norm(g) + 1e-6)).clamp(max=1.0))
 
 
-def _mix_(g: Tensors, rule: LocalRule, y: Tensors, x: Tensors) -> None:
-    """g <- a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing."""
-    if rule.a != 1.0:
-        tree.scale_(g, rule.a)
+def _mixed(g: Tensors, rule: LocalRule, y: Tensors, x: Tensors) -> Tensors:
+    """d = a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing."""
+    d = g
     if rule.u is not None:
-        tree.add_(g, rule.u)
+        d = tree.add(rule.u, g, rule.a)
+    elif rule.a != 1.0:
+        d = tree.scale(g, rule.a)
     if rule.mu != 0.0:
-        tree.add_(g, tree.subtract(y, x), rule.mu)
+        d = tree.add(d, tree.subtract(y, x), rule.mu)
+    return d

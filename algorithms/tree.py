@@ -1,6 +1,6 @@
 """Arithmetic over named tensors: the one place of this package that knows how tensors are gone through.
 
-Functions make new tensors; those whose name ends in an underscore write into their first argument, as in torch. All
+Functions make new tensors; one whose name ends in an underscore writes into its first argument, as in torch. All
 tensors of an operation are handled together (torch._foreach), so that on a GPU a step costs a few kernels and not a few
 for each parameter. Operands are matched by name; the result has the order of the first one.
 """
@@ -34,8 +34,8 @@ def subtract(a: Tensors, b: Tensors) -> Tensors:
     return _named(a, torch._foreach_sub(list(a.values()), _matched(a, b)))
 
 
-def scale(a: Tensors, factor: float) -> Tensors:
-    """factor * a."""
+def scale(a: Tensors, factor: float | torch.Tensor) -> Tensors:
+    """factor * a; a factor that is a tensor of shape [] stays on its device."""
     return _named(a, torch._foreach_mul(list(a.values()), factor))
 
 
@@ -53,11 +53,6 @@ def norm(a: Tensors) -> torch.Tensor:
 def add_(a: Tensors, b: Tensors, scale: float = 1.0) -> None:
     """a <- a + scale * b."""
     torch._foreach_add_(list(a.values()), _matched(a, b), alpha=scale)
-
-
-def scale_(a: Tensors, factor: float | torch.Tensor) -> None:
-    """a <- factor * a; a factor that is a tensor of shape [] stays on its device."""
-    torch._foreach_mul_(list(a.values()), factor)
 
 
 def check_layout(expected: Tensors, given: Tensors, what: str) -> None:

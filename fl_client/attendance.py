@@ -44,6 +44,7 @@ class Attendance:
         """
         backoff = Backoff(self._link.waits)
         while True:
+            known = self._session
             try:
                 wait, why = await self._attend(desk, backoff)
                 wait = backoff.next() if wait is None else wait
@@ -51,8 +52,8 @@ class Attendance:
                 if isinstance(error, Fenced) and error.by_other_instance:
                     raise
                 self._session = None
-                if isinstance(error, SessionLost):
-                    backoff.reset()  # it is there again, and only started anew
+                if known is not None:
+                    backoff.reset()  # the coordinator is back and only wants to be told who this is
                 wait, why = backoff.next(), str(error)
             except (ProtocolMismatch, NotAllowed, Refused, StartError) as error:
                 self._session = None
@@ -82,6 +83,8 @@ class Attendance:
                         case "drain":
                             why = event.drain.reason or "drained"
                             log.info("drained", by_coordinator=event.drain.coordinator_leaving, reason=why)
+                        case "notice":
+                            log.warning("notice", text=event.notice.text)
                         case _:
                             desk.take(event)
         finally:

@@ -14,7 +14,7 @@ from fl_client.state import StateDir
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.loading import fingerprint, load_task
-from tasks.partition import PartitionSpec, make_partition
+from tasks.partition import PartitionSpec, make_partition, training_labels
 from tasks.partition_file import load_partition
 
 
@@ -77,7 +77,7 @@ def _asked(shard: ShardConfig) -> dict[str, Any]:
 def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
     if shard.index is None:
         return None
-    labels = task.train_data(Shard()).targets
+    labels = training_labels(task)
     if shard.partition is not None:
         parts = make_partition(_partition_spec(shard.partition), labels)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_ops.errors import Misused
+from protos.settings import is_loopback
 
 DEFAULT_SERVER = "127.0.0.1:7071"
 ENVIRONMENT = {
@@ -116,14 +116,6 @@ def resolve(layers: Sequence[Layer]) -> Connection:
 def load(flags: Layer) -> Connection:
     """The connection of this process: flags over environment over file."""
     return resolve([flags, from_environment(os.environ), from_file(file_path(os.environ))])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether bytes for `host` stay on this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _first(layers: Sequence[Layer], name: str) -> Any:

@@ -45,9 +45,9 @@ def moment(time: Timestamp) -> str:
     return datetime.fromtimestamp(time.seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None, digits: int = 2) -> str:
     """A share of 1 as 96.41 %; a dash for none."""
-    return NOTHING if share is None else f"{100 * share:.2f} %"
+    return NOTHING if share is None else f"{100 * share:.{digits}f} %"
 
 
 def plain(text: str) -> str:

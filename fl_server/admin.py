@@ -86,7 +86,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
         """All clients, in the order of id bytes."""
         fleet = self._parts.fleet
-        return pb.ListClientsResponse(clients=[client_status(fleet, record) for record in fleet.records()])
+        return pb.ListClientsResponse(clients=[client_status(fleet, record) for record in await fleet.records()])
 
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
         """Refuse a client."""

@@ -15,14 +15,16 @@ from fl_server.engine import Engine
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
 from fl_server.parts import Parts
 from fl_server.recovery import recover_round
+from fl_server.round_state import Phase
 from fl_server.round_work import CARRY_OUT, outcome_of, reattached, start_deadline, start_evaluation
-from fl_server.rounds import Phase, evaluation_due
+from fl_server.rounds import evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
 from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, RunRecord, StoreError, UpdateRecord
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
+from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
 from tasks import TaskError, fingerprint, load_task
 
@@ -88,6 +90,8 @@ class Coordinator:
         why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
         await self._parts.ledger.do(self._parts.ledger.store.create_run, record, why)
         self._runs[run_id] = run
+        for client_id in self._parts.fleet.present():
+            self._tell_misfit(run, client_id)
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.begin()
         return run
@@ -114,9 +118,7 @@ class Coordinator:
         for commit in await self._parts.ledger.do(store.commits, run.id):
             run.log.add(commit)
         if run.record.state in _ENDED:
-            done, status = len(run.log.commits), run.record.state
-            ending = (status, run.record.reason)
-            run.state = replace(run.state, round=done, phase=Phase.ENDED, ending=ending)  # type: ignore[arg-type]
+            await self._read_back_ended(run)
             return
         try:
             await self._load(run)
@@ -130,6 +132,19 @@ class Coordinator:
             run.round_began = (await self._parts.ledger.do(store.attempts, run.id, run.state.round))[0].opened_at
             start_deadline(run)
             run.post(ev.PickedUp())
+
+    async def _read_back_ended(self, run: Run) -> None:
+        """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
+        done, ending = len(run.log.commits), (run.record.state, run.record.reason)
+        attempts = await self._parts.ledger.do(self._parts.ledger.store.attempts, run.id, done)
+        run.state = replace(
+            run.state,
+            round=done,
+            attempt=max((attempt.attempt for attempt in attempts), default=0),
+            goal=1 if attempts else 0,
+            phase=Phase.ENDED,
+            ending=ending,  # type: ignore[arg-type]
+        )
 
     async def _load(self, run: Run) -> None:
         """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
@@ -153,7 +168,11 @@ class Coordinator:
         for leftover in await self._parts.in_io(spool.sweep):
             if leftover.key.run_id == run.id and leftover.key.round < done:
                 await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
-        run.state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
+        state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
+        # Who was lost before the restart is not waited for.
+        run.state = replace(state, out=state.outstanding - set(self._parts.fleet.present()))
+        updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
+        run.refused = {update.client_id for update in updates if not update.admitted}
         await self._make_up_evaluation(run)
 
     async def _make_up_evaluation(self, run: Run) -> None:
@@ -193,7 +212,9 @@ class Coordinator:
         """More rounds, more time; a completed run goes on."""
         _require(run, "extending", "running", "waiting", "paused", "completed")
         reopened = run.ended
-        total = (run.state.round if reopened else run.state.rounds) + rounds
+        total = run.state.rounds + rounds
+        if total <= run.state.round:
+            raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
         limit = run.config.stop.wall_time_s
         if limit:
             limit = (run.record.elapsed_s if reopened else limit) + wall_time_s
@@ -239,6 +260,19 @@ class Coordinator:
         for run in self._runs.values():
             if not run.ended:
                 reattached(run, client_id)
+                self._tell_misfit(run, client_id)
+
+    def _tell_misfit(self, run: Run, client_id: str) -> None:
+        """A client that has the run's task in another version is never drawn for it: say so at both ends."""
+        name, (version, source) = run.config.task.name, run.behaviour.fingerprint
+        for offer in self._parts.fleet.record(client_id).tasks:
+            if offer["name"] == name and (offer["version"], offer["source"]) != (version, source):
+                text = (
+                    f"run {run.id!r} needs task {name!r} in version {version!r} ({source[:15]}), this client has "
+                    f"{offer['version']!r} ({offer['source'][:15]}): install the coordinator's version of the task"
+                )
+                log.warning("task_differs", run=run.id, client=client_id, why=text)
+                self._parts.fleet.push(client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
 
     def client_gone(self, client_id: str, reason: str) -> None:
         """A client is not waited for any more."""

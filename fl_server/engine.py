@@ -25,6 +25,7 @@ from fl_server.store.checkpoints import Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from tasks import Examples, Task
+from tasks.base import task_code
 from tasks.evaluation import evaluate
 
 
@@ -121,7 +122,8 @@ class Engine:
         """The task's metrics on the server's held-out examples, which are read once. One at a time."""
         with self._evaluating:
             if self._held_out is None:
-                self._held_out = self._task.eval_data()
+                with task_code("the task's eval_data()"):
+                    self._held_out = self._task.eval_data()
             fl.load_state(self._model, fl.ModelState(snapshot.state.x, snapshot.buffers, self.frozen))
             return evaluate(self._task, self._model, self._held_out, self.config.evaluation.batch_size)
 
@@ -129,7 +131,8 @@ class Engine:
 def _first_model(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial_model_seed(seed))
-        return task.model()
+        with task_code("the task's model()"):
+            return task.model()
 
 
 def _from_file(model: nn.Module, path: Path) -> fl.ModelState:

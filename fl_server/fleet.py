@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -65,6 +64,7 @@ class Fleet:
         expected = [record.client_id for record in self._records.values() if record.present and not record.banned]
         self._roster.expect(expected, time.monotonic())
         if expected:
+            self._tick_later()
             log.info("roster_awaited", clients=len(expected), grace_s=self._limits.reattach_grace_s)
         self._changed()
 
@@ -128,15 +128,18 @@ class Fleet:
         finally:
             if session.stream is stream:
                 session.stream = None
+            # A stream that was fenced ends late: its client is here all the same.
+            if not self.attached(client_id):
                 self._stream_lost(client_id)
 
     def _stream_lost(self, client_id: str) -> None:
-        if self._sessions.of(client_id) is not None or client_id in self._records:
-            self._roster.stream_lost(client_id, time.monotonic())
-            self._count()
-            # Behind the grace by a little, so that the roster's own clock agrees that it is over.
-            with suppress(RuntimeError):
-                asyncio.get_running_loop().call_later(self._limits.reattach_grace_s + 0.02, self.tick)
+        self._roster.stream_lost(client_id, time.monotonic())
+        self._count()
+        self._tick_later()
+
+    def _tick_later(self) -> None:
+        # Behind the grace by a little, so that the roster's own clock agrees that it is over.
+        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s + 0.02, self.tick)
 
     def tick(self) -> None:
         """Give up those whose grace is over."""
@@ -166,6 +169,10 @@ class Fleet:
     def settled(self) -> bool:
         """False after a start until everybody who was here is back or was waited for."""
         return self._roster.settled
+
+    def present(self) -> tuple[str, ...]:
+        """Clients that are here, or may come back within the grace."""
+        return self._roster.present()
 
     def eligible(self, run_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
         """Clients that run `run_id` may draw now, in the order of id bytes.
@@ -206,9 +213,9 @@ class Fleet:
             raise NoSuchClient(client_id)
         return record
 
-    def records(self) -> list[ClientRecord]:
-        """All clients in the order of id bytes."""
-        return sorted(self._records.values(), key=lambda record: record.client_id.encode())
+    async def records(self) -> list[ClientRecord]:
+        """All clients in the order of id bytes, with the counters that only the ledger moves."""
+        return await self._ledger.do(self._ledger.store.clients)
 
     def state(self, client_id: str) -> str:
         """One of "present", "suspect" or "lost"."""

@@ -16,7 +16,7 @@ from fl_server.assignments import Order, Place, assignment
 from fl_server.engine import Diverged, Snapshot, StepNorms
 from fl_server.model_line import until_room
 from fl_server.progress import Progress
-from fl_server.rounds import Phase
+from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
 from fl_server.stop_rules import StopPolicy, stop_reason
 from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreFull, UpdateRecord
@@ -171,6 +171,7 @@ async def _write_commit(run: Run) -> None:
     record = await run.model.commit(record, why, lambda reason: no_room(run, reason))
     run.waiting_for = ""
     run.round_began = 0.0
+    run.refused.clear()
     run.log.add(record)
     run.post(ev.Committed())
 
@@ -237,7 +238,9 @@ async def _evaluate(run: Run, snapshot: Snapshot) -> None:
     reason = stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
     if reason is not None:
         run.post(ev.EndRequested("completed", reason))
-    run.post(ev.Evaluated())
+    # An evaluation that ran beside later rounds is not the one that a run waits for at its end.
+    if snapshot.round + 1 == run.state.round:
+        run.post(ev.Evaluated())
 
 
 async def end(run: Run, command: ev.End) -> None:
@@ -248,9 +251,18 @@ async def end(run: Run, command: ev.End) -> None:
     level("run_ended", run=run.id, status=command.status, reason=command.reason, rounds=run.state.round)
     if run.evaluation is not None and not run.evaluation.done() and command.status == "completed":
         await run.evaluation
+    await _give_up_round(run)
     await run.parts.in_io(run.parts.spool.remove_run, run.id)
     run.model.unload()
     run.watchers.end()
+
+
+async def _give_up_round(run: Run) -> None:
+    """What a round that the end cut short had admitted will not count; if the run is extended, it is asked for anew."""
+    state, store = run.state, run.parts.ledger.store
+    why = HistoryRecord(time.time(), "coordinator", "update_given_up", run.id, f"round {state.round}: the run ended")
+    for update in await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange):
+        await run.parts.ledger.do(store.drop_update, run.id, state.round, state.exchange, update.client_id, why)
 
 
 CARRY_OUT: Mapping[type, Callable[[Run, Any], Awaitable[None]]] = {

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from fl_server.events import (
-    Accepted,
     Announce,
     AwaitClients,
     Cancel,
@@ -52,86 +50,8 @@ from fl_server.events import (
     Stepped,
     UpdateAdmitted,
 )
-from fl_server.sampling import Draw, Sampling, by_id, draw_bernoulli, draw_fixed
-
-
-class Phase(Enum):
-    """What a run is doing."""
-
-    SELECTING = "selecting"
-    COLLECTING = "collecting"
-    REDUCING = "reducing"
-    STEPPING = "stepping"
-    COMMITTING = "committing"
-    EVALUATING = "evaluating"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPolicy:
-    """How a run's rounds are filled and closed; fixed for its life."""
-
-    seed: int
-    sampling: Sampling = "fixed"
-    clients_per_round: int = 1
-    """m of fixed-size sampling."""
-    rate: float = 0.0
-    """p of Bernoulli sampling."""
-    min_clients: int = 1
-    """Clients that must be eligible before the first draw of a round."""
-    close: Literal["cohort", "goal"] = "cohort"
-    quorum: int = 1
-    """Fewest updates that may close a round; a smaller cohort needs all of itself."""
-    deadline_s: float = 600.0
-    over_selection: float = 1.3
-    """Clients drawn for each update wanted, with close = "goal"."""
-    exchanges: int = 1
-    """Collections in a round."""
-    evaluate_every: int = 1
-    """Rounds between evaluations; 0: never."""
-    await_evaluation: bool = False
-    """The next round waits for the evaluation: stop rules that look at metrics need it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundState:
-    """Where a run stands. Everything that decides what happens next."""
-
-    policy: RoundPolicy
-    rounds: int
-    """The run is complete after this many committed rounds."""
-    round: int = 0
-    attempt: int = 0
-    exchange: int = 0
-    phase: Phase = Phase.SELECTING
-    paused: bool = False
-    eligible: tuple[str, ...] = ()
-    """Clients that could be drawn now, as last told."""
-    settled: bool = False
-    """False after a start until the roster is back, or was waited for: nothing is drawn before."""
-    goal: int = 0
-    """Updates wanted in this round; 0 before its first draw."""
-    drawn: frozenset[str] = frozenset()
-    """Everyone who may deliver in this exchange."""
-    out: frozenset[str] = frozenset()
-    """Of those, the ones not expected to deliver any more: lost, failed, refused, cancelled."""
-    admitted: Accepted = ()
-    """(client, digest) in order of arrival."""
-    accepted: Accepted = ()
-    """What closed the last exchange, in the order of id bytes."""
-    ending: tuple[EndStatus, str] | None = None
-    """Set when the run is to end after the step under way; and why it ended."""
-
-    @property
-    def outstanding(self) -> frozenset[str]:
-        """Clients that work for this exchange now."""
-        return self.drawn - self.out - {client for client, _ in self.admitted}
-
-    @property
-    def quorum(self) -> int:
-        """Fewest updates that may close this round."""
-        return min(self.policy.quorum, self.goal)
-
+from fl_server.round_state import Phase, RoundPolicy, RoundState
+from fl_server.sampling import Draw, by_id, draw_bernoulli, draw_fixed
 
 Result = tuple[RoundState, tuple[Command, ...]]
 Rule = Callable[[RoundState, Any], Result]
@@ -209,6 +129,11 @@ def _admit(state: RoundState, event: UpdateAdmitted) -> Result:
         raise UnexpectedEvent(event, state, f"{event.client} was admitted before")
     admitted = (*state.admitted, (event.client, event.digest))
     return _close_if_done(replace(state, admitted=admitted, out=state.out - {event.client}))
+
+
+def _admit_while_waiting(state: RoundState, event: UpdateAdmitted) -> Result:
+    """Nobody was expected any more, and yet one of the cohort delivered: x_t has not moved, so it counts."""
+    return _admit(replace(state, phase=Phase.COLLECTING), event)
 
 
 def _client_out(state: RoundState, event: ClientOut) -> Result:
@@ -411,6 +336,7 @@ _STEPPING = (Phase.STEPPING, Phase.COMMITTING)
 RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, RetryDue): _retry,
     (Phase.SELECTING, ClientBack): _client_returns,
+    (Phase.SELECTING, UpdateAdmitted): _admit_while_waiting,
     (Phase.COLLECTING, UpdateAdmitted): _admit,
     (Phase.COLLECTING, PickedUp): _picked_up,
     (Phase.COLLECTING, ClientOut): _client_out,

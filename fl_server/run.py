@@ -23,7 +23,8 @@ from fl_server.engine import Engine
 from fl_server.model_line import ModelLine
 from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
-from fl_server.rounds import Phase, RoundState, advance
+from fl_server.round_state import Phase, RoundState
+from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
@@ -59,6 +60,8 @@ class Run:
         self.attempt_ends = 0.0
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
+        self.refused: set[str] = set()
+        """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -173,7 +176,7 @@ class Run:
         match event:
             case ev.UpdateAdmitted(client):
                 known = any(client == other for other, _ in state.admitted)
-                return state.phase is Phase.COLLECTING and client in state.drawn and not known
+                return self._collects and client in state.drawn and not known
             case ev.ClientOut(client):
                 return state.phase is Phase.COLLECTING and client in state.outstanding
             case ev.ClientBack(client):
@@ -208,6 +211,12 @@ class Run:
         if self.record.state != self.status:
             await self.save_status()
 
+    @property
+    def _collects(self) -> bool:
+        """Whether updates of the round count: x_t has been sent and has not moved."""
+        phase = self.state.phase
+        return phase is Phase.COLLECTING or (phase is Phase.SELECTING and self.state.goal > 0)
+
     def _reserve(self) -> None:
         """Before anything is awaited: no other run may draw the clients that work for this one."""
         fleet = self.parts.fleet
@@ -222,6 +231,8 @@ class Run:
         self._phase_began = now
         if before is Phase.COLLECTING:
             self.stop_timer(ev.DeadlinePassed)
+        if before is Phase.SELECTING:
+            self.stop_timer(ev.RetryDue)
         self.watchers.tell(Progress("phase", self.state.phase.value))
 
     async def save_status(self, event: str = "") -> None:
@@ -231,7 +242,7 @@ class Run:
         self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
         why = HistoryRecord(time.time(), "coordinator", event or f"run_{self.status}", self.id, reason)
         await self.parts.ledger.do(self.parts.ledger.store.update_run, self.record, why)
-        self.watchers.tell(Progress("state", f"{self.status} {reason}".strip()))
+        self.watchers.tell(Progress("state", reason))
 
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""
@@ -257,7 +268,8 @@ class Run:
         """Clients that could be drawn now."""
         version, source = self.behaviour.fingerprint
         task = {"name": self.config.task.name, "version": version, "source": source}
-        return self.parts.fleet.eligible(self.id, task, self.config.labels)
+        eligible = self.parts.fleet.eligible(self.id, task, self.config.labels)
+        return tuple(client for client in eligible if client not in self.refused) if self.refused else eligible
 
     def resource(self, digest: bytes) -> Broadcast | None:
         """What is being sent out under that digest."""
@@ -266,7 +278,7 @@ class Run:
     def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
         """Why an update of the client for the key would not be taken; None if it would."""
         current = (key.round, key.exchange) == (self.state.round, self.state.exchange)
-        if self.state.phase is not Phase.COLLECTING or not current:
+        if not self._collects or not current:
             return RefusalReason.REFUSAL_REASON_LATE
         return None if client in self.state.drawn else RefusalReason.REFUSAL_REASON_NOT_ASSIGNED
 
@@ -282,6 +294,9 @@ class Run:
 
     def client_out(self, client: str, state: str, why: str) -> None:
         """A client will not deliver. state, for the metric: "refused", "failed" or "lost"."""
+        if state == "refused":
+            self.refused.add(client)
+            self._fleet_seen = -1
         if client in self.state.outstanding:
             self.parts.metrics.assignments.labels(self.id, state).inc()
             log.info("client_out", run=self.id, round=self.state.round, client=client, state=state, why=why)

@@ -9,10 +9,10 @@ import re
 from typing import Any, Literal, Self
 
 from google.protobuf.json_format import MessageToDict, ParseDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fl_server.errors import InvalidInput
-from fl_server.rounds import RoundPolicy
+from fl_server.round_state import RoundPolicy
 from protos.fl.v1 import admin_pb2
 
 
@@ -25,6 +25,12 @@ class TaskSection(_Section):
 
     name: str = Field(min_length=1)
     options: dict[str, Any] = {}
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _whole_numbers(cls, options: Any) -> Any:
+        """The wire knows one kind of number: 62.0 was 62 in the file, and is again."""
+        return _with_whole_numbers(options) if isinstance(options, dict) else options
 
 
 class AlgorithmSection(_Section):
@@ -101,6 +107,14 @@ class EvaluationSection(_Section):
 
     every: int = Field(default=1, ge=0)
     batch_size: int = Field(default=512, ge=1)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class RunConfig(_Section):

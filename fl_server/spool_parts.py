@@ -102,9 +102,7 @@ class PartFile:
                 if self._notes is not None:
                     self._paths.part.rename(self._paths.final)
                     os.close(self._notes)
-                    self._notes = (
-                        None  # it is a whole one from here on: should the rest fail, sealing goes on from here
-                    )
+                    self._notes = None  # should the rest fail, a second try finds a whole one
                     self._paths.notes.unlink(missing_ok=True)
                 if self._durable:
                     fsync_path(self._paths.final.parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_server.fleet import Fleet
-from fl_server.rounds import Phase
+from fl_server.round_state import Phase
 from fl_server.run import Run
 from fl_server.run_config import to_spec
 from fl_server.store.base import ClientRecord, CommitRecord, HistoryRecord

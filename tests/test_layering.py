@@ -21,7 +21,14 @@ MAY_IMPORT = {
 }
 """Room -> other rooms that it may import."""
 
-ONLY_STDLIB = ["fl_server/rounds.py", "fl_server/sampling.py", "fl_server/roster.py", "fl_server/events.py"]
+ONLY_STDLIB = [
+    "fl_server/rounds.py",
+    "fl_server/round_state.py",
+    "fl_server/stop_rules.py",
+    "fl_server/sampling.py",
+    "fl_server/roster.py",
+    "fl_server/events.py",
+]
 """Files that decide rounds: they run, and are tested, with nothing installed."""
 
 KNOW_GRPC = {

@@ -35,7 +35,8 @@ from fl_server.events import (
     Stepped,
     UpdateAdmitted,
 )
-from fl_server.rounds import RULES, Phase, RoundPolicy, RoundState, UnexpectedEvent, advance
+from fl_server.round_state import Phase, RoundPolicy, RoundState
+from fl_server.rounds import RULES, UnexpectedEvent, advance
 
 ALL = tuple("abcdefgh")
 STOP = EndRequested("stopped", "an operator said so")
@@ -95,6 +96,7 @@ NEXT = {
     (Phase.SELECTING, RosterChanged): Phase.COLLECTING,
     (Phase.SELECTING, ClientBack): Phase.COLLECTING,
     (Phase.SELECTING, RetryDue): Phase.COLLECTING,
+    (Phase.SELECTING, UpdateAdmitted): Phase.STEPPING,
     (Phase.SELECTING, EndRequested): Phase.ENDED,
     (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,
     (Phase.COLLECTING, ClientOut): Phase.SELECTING,

@@ -212,6 +212,17 @@ def test_kept_bytes_can_be_read_for_their_digest(spool: Spool) -> None:
     part.close()
 
 
+def test_a_part_tells_where_its_bytes_lie(spool: Spool) -> None:
+    """The checks before sealing read the part; opened again after sealing, the whole update."""
+    part = spool.open_part(KEY, DIGEST, len(DATA))
+    part.write(0, DATA)
+    assert part.path.read_bytes() == DATA
+    path = part.seal()
+    again = spool.open_part(KEY, DIGEST, len(DATA))
+    assert again.path == path
+    again.close()
+
+
 def test_an_upload_has_one_writer(spool: Spool) -> None:
     """A second stream must wait until the first is closed; another client need not."""
     part = spool.open_part(KEY, DIGEST, len(DATA))

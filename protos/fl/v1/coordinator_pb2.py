@@ -27,7 +27,7 @@ from protos.fl.v1 import tensor_pb2 as protos_dot_fl_dot_v1_dot_tensor__pb2
 from protos.fl.v1 import training_pb2 as protos_dot_fl_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/fl/v1/coordinator.proto\x12\x05\x66l.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19protos/fl/v1/tensor.proto\x1a\x1bprotos/fl/v1/training.proto\")\n\rProtocolRange\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\":\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"u\n\tTaskOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x12\x16\n\x0etrain_examples\x18\x03 \x01(\x04\x12\x15\n\reval_examples\x18\x04 \x01(\x04\"0\n\tHeldState\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bstate_epoch\x18\x02 \x01(\x04\"\xac\x03\n\x0fRegisterRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12&\n\x08protocol\x18\x03 \x01(\x0b\x32\x14.fl.v1.ProtocolRange\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".fl.v1.RegisterRequest.LabelsEntry\x12\x1d\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\r.fl.v1.Device\x12\x1f\n\x05tasks\x18\x07 \x03(\x0b\x32\x10.fl.v1.TaskOffer\x12#\n\x07pending\x18\x08 \x03(\x0b\x32\x12.fl.v1.ExchangeKey\x12 \n\x06states\x18\t \x03(\x0b\x32\x10.fl.v1.HeldState\x12\"\n\tencodings\x18\n \x03(\x0e\x32\x0f.fl.v1.Encoding\x12)\n\x0c\x61vailability\x18\x0b \x01(\x0b\x32\x13.fl.v1.Availability\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x01\n\x06Limits\x12\x17\n\x0fmax_chunk_bytes\x18\x01 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\x12,\n\tkeepalive\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0ereattach_grace\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x91\x01\n\x10RegisterResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x16\n\x0e\x63oordinator_id\x18\x03 \x01(\t\x12\x1d\n\x06limits\x18\x04 \x01(\x0b\x32\r.fl.v1.Limits\x12 \n\x08outcomes\x18\x05 \x03(\x0b\x32\x0e.fl.v1.Outcome\"#\n\rAttendRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\n\n\x08\x41ttached\"F\n\x0bRetryWindow\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reason\x18\x02 \x01(\t\"O\n\x06\x43\x61ncel\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.fl.v1.RefusalReason\"4\n\x05\x44rain\x12\x1b\n\x13\x63oordinator_leaving\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xa2\x02\n\x0e\x41ttendResponse\x12#\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x0f.fl.v1.AttachedH\x00\x12\'\n\nassignment\x18\x02 \x01(\x0b\x32\x11.fl.v1.AssignmentH\x00\x12\x31\n\nevaluation\x18\x03 \x01(\x0b\x32\x1b.fl.v1.EvaluationAssignmentH\x00\x12!\n\x07outcome\x18\x04 \x01(\x0b\x32\x0e.fl.v1.OutcomeH\x00\x12#\n\x05retry\x18\x05 \x01(\x0b\x32\x12.fl.v1.RetryWindowH\x00\x12\x1f\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\r.fl.v1.CancelH\x00\x12\x1d\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x0c.fl.v1.DrainH\x00\x42\x07\n\x05\x65vent\"V\n\x11\x46\x65tchModelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"V\n\x0eResourceHeader\x12!\n\x08resource\x18\x01 \x01(\x0b\x32\x0f.fl.v1.Resource\x12!\n\x08manifest\x18\x02 \x01(\x0b\x32\x0f.fl.v1.Manifest\"d\n\x12\x46\x65tchModelResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.fl.v1.ResourceHeaderH\x00\x12\x1d\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0c.fl.v1.ChunkH\x00\x42\x06\n\x04part\"\x8c\x01\n\x13SubmitUpdateRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x13.fl.v1.UpdateHeaderH\x00\x12\x1d\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0c.fl.v1.ChunkH\x00\x12\'\n\x07trailer\x18\x03 \x01(\x0b\x32\x14.fl.v1.UpdateTrailerH\x00\x42\x06\n\x04part\"7\n\x14SubmitUpdateResponse\x12\x1f\n\x07receipt\x18\x01 \x01(\x0b\x32\x0e.fl.v1.Receipt\"h\n\x12QueryUploadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1f\n\x03key\x18\x02 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x1d\n\x06\x64igest\x18\x03 \x01(\x0b\x32\r.fl.v1.Digest\"J\n\x13QueryUploadResponse\x12\x12\n\nkept_bytes\x18\x01 \x01(\x04\x12\x1f\n\x07receipt\x18\x02 \x01(\x0b\x32\x0e.fl.v1.Receipt\"[\n\x0c\x41vailability\x12\x11\n\tmay_train\x18\x01 \x01(\x08\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.fl.v1.UnavailableReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"e\n\x0bWorkFailure\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.fl.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"z\n\x13ReportStatusRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12)\n\x0c\x61vailability\x18\x02 \x01(\x0b\x32\x13.fl.v1.Availability\x12$\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x12.fl.v1.WorkFailure\"\x16\n\x14ReportStatusResponse\"\xd2\x01\n\x17ReportEvaluationRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1f\n\x03key\x18\x02 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x14\n\x0cnum_examples\x18\x03 \x01(\x04\x12<\n\x07metrics\x18\x04 \x03(\x0b\x32+.fl.v1.ReportEvaluationRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1a\n\x18ReportEvaluationResponse*\xa2\x02\n\x11UnavailableReason\x12\"\n\x1eUNAVAILABLE_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1eUNAVAILABLE_REASON_TIME_WINDOW\x10\x01\x12\"\n\x1eUNAVAILABLE_REASON_DEVICE_BUSY\x10\x02\x12\x1c\n\x18UNAVAILABLE_REASON_POWER\x10\x03\x12\"\n\x1eUNAVAILABLE_REASON_TEMPERATURE\x10\x04\x12 \n\x1cUNAVAILABLE_REASON_RESOURCES\x10\x05\x12\x1f\n\x1bUNAVAILABLE_REASON_STOPPING\x10\x06\x12\x1c\n\x18UNAVAILABLE_REASON_OWNER\x10\x07*\x82\x02\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x46\x41ILURE_REASON_TASK_ERROR\x10\x01\x12\x1e\n\x1a\x46\x41ILURE_REASON_FINGERPRINT\x10\x02\x12\x19\n\x15\x46\x41ILURE_REASON_LAYOUT\x10\x03\x12\x1d\n\x19\x46\x41ILURE_REASON_NOT_FINITE\x10\x04\x12\x1c\n\x18\x46\x41ILURE_REASON_RESOURCES\x10\x05\x12\x1a\n\x16\x46\x41ILURE_REASON_STOPPED\x10\x06\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSUPPORTED\x10\x07\x32\xf7\x03\n\x0b\x43oordinator\x12;\n\x08Register\x12\x16.fl.v1.RegisterRequest\x1a\x17.fl.v1.RegisterResponse\x12\x37\n\x06\x41ttend\x12\x14.fl.v1.AttendRequest\x1a\x15.fl.v1.AttendResponse0\x01\x12\x43\n\nFetchModel\x12\x18.fl.v1.FetchModelRequest\x1a\x19.fl.v1.FetchModelResponse0\x01\x12I\n\x0cSubmitUpdate\x12\x1a.fl.v1.SubmitUpdateRequest\x1a\x1b.fl.v1.SubmitUpdateResponse(\x01\x12\x44\n\x0bQueryUpload\x12\x19.fl.v1.QueryUploadRequest\x1a\x1a.fl.v1.QueryUploadResponse\x12G\n\x0cReportStatus\x12\x1a.fl.v1.ReportStatusRequest\x1a\x1b.fl.v1.ReportStatusResponse\x12S\n\x10ReportEvaluation\x12\x1e.fl.v1.ReportEvaluationRequest\x1a\x1f.fl.v1.ReportEvaluationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/fl/v1/coordinator.proto\x12\x05\x66l.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19protos/fl/v1/tensor.proto\x1a\x1bprotos/fl/v1/training.proto\")\n\rProtocolRange\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\":\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"u\n\tTaskOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x12\x16\n\x0etrain_examples\x18\x03 \x01(\x04\x12\x15\n\reval_examples\x18\x04 \x01(\x04\"0\n\tHeldState\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bstate_epoch\x18\x02 \x01(\x04\"\xac\x03\n\x0fRegisterRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12&\n\x08protocol\x18\x03 \x01(\x0b\x32\x14.fl.v1.ProtocolRange\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".fl.v1.RegisterRequest.LabelsEntry\x12\x1d\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\r.fl.v1.Device\x12\x1f\n\x05tasks\x18\x07 \x03(\x0b\x32\x10.fl.v1.TaskOffer\x12#\n\x07pending\x18\x08 \x03(\x0b\x32\x12.fl.v1.ExchangeKey\x12 \n\x06states\x18\t \x03(\x0b\x32\x10.fl.v1.HeldState\x12\"\n\tencodings\x18\n \x03(\x0e\x32\x0f.fl.v1.Encoding\x12)\n\x0c\x61vailability\x18\x0b \x01(\x0b\x32\x13.fl.v1.Availability\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x01\n\x06Limits\x12\x17\n\x0fmax_chunk_bytes\x18\x01 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\x12,\n\tkeepalive\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0ereattach_grace\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x91\x01\n\x10RegisterResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x16\n\x0e\x63oordinator_id\x18\x03 \x01(\t\x12\x1d\n\x06limits\x18\x04 \x01(\x0b\x32\r.fl.v1.Limits\x12 \n\x08outcomes\x18\x05 \x03(\x0b\x32\x0e.fl.v1.Outcome\"#\n\rAttendRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\n\n\x08\x41ttached\"F\n\x0bRetryWindow\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reason\x18\x02 \x01(\t\"O\n\x06\x43\x61ncel\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.fl.v1.RefusalReason\"4\n\x05\x44rain\x12\x1b\n\x13\x63oordinator_leaving\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xc3\x02\n\x0e\x41ttendResponse\x12#\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x0f.fl.v1.AttachedH\x00\x12\'\n\nassignment\x18\x02 \x01(\x0b\x32\x11.fl.v1.AssignmentH\x00\x12\x31\n\nevaluation\x18\x03 \x01(\x0b\x32\x1b.fl.v1.EvaluationAssignmentH\x00\x12!\n\x07outcome\x18\x04 \x01(\x0b\x32\x0e.fl.v1.OutcomeH\x00\x12#\n\x05retry\x18\x05 \x01(\x0b\x32\x12.fl.v1.RetryWindowH\x00\x12\x1f\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\r.fl.v1.CancelH\x00\x12\x1d\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x0c.fl.v1.DrainH\x00\x12\x1f\n\x06notice\x18\x08 \x01(\x0b\x32\r.fl.v1.NoticeH\x00\x42\x07\n\x05\x65vent\"V\n\x11\x46\x65tchModelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"V\n\x0eResourceHeader\x12!\n\x08resource\x18\x01 \x01(\x0b\x32\x0f.fl.v1.Resource\x12!\n\x08manifest\x18\x02 \x01(\x0b\x32\x0f.fl.v1.Manifest\"d\n\x12\x46\x65tchModelResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.fl.v1.ResourceHeaderH\x00\x12\x1d\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0c.fl.v1.ChunkH\x00\x42\x06\n\x04part\"\x8c\x01\n\x13SubmitUpdateRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x13.fl.v1.UpdateHeaderH\x00\x12\x1d\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0c.fl.v1.ChunkH\x00\x12\'\n\x07trailer\x18\x03 \x01(\x0b\x32\x14.fl.v1.UpdateTrailerH\x00\x42\x06\n\x04part\"7\n\x14SubmitUpdateResponse\x12\x1f\n\x07receipt\x18\x01 \x01(\x0b\x32\x0e.fl.v1.Receipt\"h\n\x12QueryUploadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1f\n\x03key\x18\x02 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x1d\n\x06\x64igest\x18\x03 \x01(\x0b\x32\r.fl.v1.Digest\"J\n\x13QueryUploadResponse\x12\x12\n\nkept_bytes\x18\x01 \x01(\x04\x12\x1f\n\x07receipt\x18\x02 \x01(\x0b\x32\x0e.fl.v1.Receipt\"[\n\x0c\x41vailability\x12\x11\n\tmay_train\x18\x01 \x01(\x08\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.fl.v1.UnavailableReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"e\n\x0bWorkFailure\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.fl.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"z\n\x13ReportStatusRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12)\n\x0c\x61vailability\x18\x02 \x01(\x0b\x32\x13.fl.v1.Availability\x12$\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x12.fl.v1.WorkFailure\"\x16\n\x14ReportStatusResponse\"\xd2\x01\n\x17ReportEvaluationRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1f\n\x03key\x18\x02 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x14\n\x0cnum_examples\x18\x03 \x01(\x04\x12<\n\x07metrics\x18\x04 \x03(\x0b\x32+.fl.v1.ReportEvaluationRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1a\n\x18ReportEvaluationResponse*\xa2\x02\n\x11UnavailableReason\x12\"\n\x1eUNAVAILABLE_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1eUNAVAILABLE_REASON_TIME_WINDOW\x10\x01\x12\"\n\x1eUNAVAILABLE_REASON_DEVICE_BUSY\x10\x02\x12\x1c\n\x18UNAVAILABLE_REASON_POWER\x10\x03\x12\"\n\x1eUNAVAILABLE_REASON_TEMPERATURE\x10\x04\x12 \n\x1cUNAVAILABLE_REASON_RESOURCES\x10\x05\x12\x1f\n\x1bUNAVAILABLE_REASON_STOPPING\x10\x06\x12\x1c\n\x18UNAVAILABLE_REASON_OWNER\x10\x07*\x82\x02\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x46\x41ILURE_REASON_TASK_ERROR\x10\x01\x12\x1e\n\x1a\x46\x41ILURE_REASON_FINGERPRINT\x10\x02\x12\x19\n\x15\x46\x41ILURE_REASON_LAYOUT\x10\x03\x12\x1d\n\x19\x46\x41ILURE_REASON_NOT_FINITE\x10\x04\x12\x1c\n\x18\x46\x41ILURE_REASON_RESOURCES\x10\x05\x12\x1a\n\x16\x46\x41ILURE_REASON_STOPPED\x10\x06\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSUPPORTED\x10\x07\x32\xf7\x03\n\x0b\x43oordinator\x12;\n\x08Register\x12\x16.fl.v1.RegisterRequest\x1a\x17.fl.v1.RegisterResponse\x12\x37\n\x06\x41ttend\x12\x14.fl.v1.AttendRequest\x1a\x15.fl.v1.AttendResponse0\x01\x12\x43\n\nFetchModel\x12\x18.fl.v1.FetchModelRequest\x1a\x19.fl.v1.FetchModelResponse0\x01\x12I\n\x0cSubmitUpdate\x12\x1a.fl.v1.SubmitUpdateRequest\x1a\x1b.fl.v1.SubmitUpdateResponse(\x01\x12\x44\n\x0bQueryUpload\x12\x19.fl.v1.QueryUploadRequest\x1a\x1a.fl.v1.QueryUploadResponse\x12G\n\x0cReportStatus\x12\x1a.fl.v1.ReportStatusRequest\x1a\x1b.fl.v1.ReportStatusResponse\x12S\n\x10ReportEvaluation\x12\x1e.fl.v1.ReportEvaluationRequest\x1a\x1f.fl.v1.ReportEvaluationResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,10 +38,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_REPORTEVALUATIONREQUEST_METRICSENTRY']._loaded_options = None
   _globals['_REPORTEVALUATIONREQUEST_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_UNAVAILABLEREASON']._serialized_start=2929
-  _globals['_UNAVAILABLEREASON']._serialized_end=3219
-  _globals['_FAILUREREASON']._serialized_start=3222
-  _globals['_FAILUREREASON']._serialized_end=3480
+  _globals['_UNAVAILABLEREASON']._serialized_start=2986
+  _globals['_UNAVAILABLEREASON']._serialized_end=3276
+  _globals['_FAILUREREASON']._serialized_start=3279
+  _globals['_FAILUREREASON']._serialized_end=3537
   _globals['_PROTOCOLRANGE']._serialized_start=129
   _globals['_PROTOCOLRANGE']._serialized_end=170
   _globals['_DEVICE']._serialized_start=172
@@ -68,36 +68,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_end=1334
   _globals['_DRAIN']._serialized_start=1336
   _globals['_DRAIN']._serialized_end=1388
-  _globals['_ATTENDRESPONSE']._serialized_start=1391
-  _globals['_ATTENDRESPONSE']._serialized_end=1681
-  _globals['_FETCHMODELREQUEST']._serialized_start=1683
-  _globals['_FETCHMODELREQUEST']._serialized_end=1769
-  _globals['_RESOURCEHEADER']._serialized_start=1771
-  _globals['_RESOURCEHEADER']._serialized_end=1857
-  _globals['_FETCHMODELRESPONSE']._serialized_start=1859
-  _globals['_FETCHMODELRESPONSE']._serialized_end=1959
-  _globals['_SUBMITUPDATEREQUEST']._serialized_start=1962
-  _globals['_SUBMITUPDATEREQUEST']._serialized_end=2102
-  _globals['_SUBMITUPDATERESPONSE']._serialized_start=2104
-  _globals['_SUBMITUPDATERESPONSE']._serialized_end=2159
-  _globals['_QUERYUPLOADREQUEST']._serialized_start=2161
-  _globals['_QUERYUPLOADREQUEST']._serialized_end=2265
-  _globals['_QUERYUPLOADRESPONSE']._serialized_start=2267
-  _globals['_QUERYUPLOADRESPONSE']._serialized_end=2341
-  _globals['_AVAILABILITY']._serialized_start=2343
-  _globals['_AVAILABILITY']._serialized_end=2434
-  _globals['_WORKFAILURE']._serialized_start=2436
-  _globals['_WORKFAILURE']._serialized_end=2537
-  _globals['_REPORTSTATUSREQUEST']._serialized_start=2539
-  _globals['_REPORTSTATUSREQUEST']._serialized_end=2661
-  _globals['_REPORTSTATUSRESPONSE']._serialized_start=2663
-  _globals['_REPORTSTATUSRESPONSE']._serialized_end=2685
-  _globals['_REPORTEVALUATIONREQUEST']._serialized_start=2688
-  _globals['_REPORTEVALUATIONREQUEST']._serialized_end=2898
-  _globals['_REPORTEVALUATIONREQUEST_METRICSENTRY']._serialized_start=2852
-  _globals['_REPORTEVALUATIONREQUEST_METRICSENTRY']._serialized_end=2898
-  _globals['_REPORTEVALUATIONRESPONSE']._serialized_start=2900
-  _globals['_REPORTEVALUATIONRESPONSE']._serialized_end=2926
-  _globals['_COORDINATOR']._serialized_start=3483
-  _globals['_COORDINATOR']._serialized_end=3986
+  _globals['_NOTICE']._serialized_start=1390
+  _globals['_NOTICE']._serialized_end=1412
+  _globals['_ATTENDRESPONSE']._serialized_start=1415
+  _globals['_ATTENDRESPONSE']._serialized_end=1738
+  _globals['_FETCHMODELREQUEST']._serialized_start=1740
+  _globals['_FETCHMODELREQUEST']._serialized_end=1826
+  _globals['_RESOURCEHEADER']._serialized_start=1828
+  _globals['_RESOURCEHEADER']._serialized_end=1914
+  _globals['_FETCHMODELRESPONSE']._serialized_start=1916
+  _globals['_FETCHMODELRESPONSE']._serialized_end=2016
+  _globals['_SUBMITUPDATEREQUEST']._serialized_start=2019
+  _globals['_SUBMITUPDATEREQUEST']._serialized_end=2159
+  _globals['_SUBMITUPDATERESPONSE']._serialized_start=2161
+  _globals['_SUBMITUPDATERESPONSE']._serialized_end=2216
+  _globals['_QUERYUPLOADREQUEST']._serialized_start=2218
+  _globals['_QUERYUPLOADREQUEST']._serialized_end=2322
+  _globals['_QUERYUPLOADRESPONSE']._serialized_start=2324
+  _globals['_QUERYUPLOADRESPONSE']._serialized_end=2398
+  _globals['_AVAILABILITY']._serialized_start=2400
+  _globals['_AVAILABILITY']._serialized_end=2491
+  _globals['_WORKFAILURE']._serialized_start=2493
+  _globals['_WORKFAILURE']._serialized_end=2594
+  _globals['_REPORTSTATUSREQUEST']._serialized_start=2596
+  _globals['_REPORTSTATUSREQUEST']._serialized_end=2718
+  _globals['_REPORTSTATUSRESPONSE']._serialized_start=2720
+  _globals['_REPORTSTATUSRESPONSE']._serialized_end=2742
+  _globals['_REPORTEVALUATIONREQUEST']._serialized_start=2745
+  _globals['_REPORTEVALUATIONREQUEST']._serialized_end=2955
+  _globals['_REPORTEVALUATIONREQUEST_METRICSENTRY']._serialized_start=2909
+  _globals['_REPORTEVALUATIONREQUEST_METRICSENTRY']._serialized_end=2955
+  _globals['_REPORTEVALUATIONRESPONSE']._serialized_start=2957
+  _globals['_REPORTEVALUATIONRESPONSE']._serialized_end=2983
+  _globals['_COORDINATOR']._serialized_start=3540
+  _globals['_COORDINATOR']._serialized_end=4043
 # @@protoc_insertion_point(module_scope)

@@ -181,8 +181,14 @@ class Drain(_message.Message):
     reason: str
     def __init__(self, coordinator_leaving: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Notice(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class AttendResponse(_message.Message):
-    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain")
+    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +196,7 @@ class AttendResponse(_message.Message):
     RETRY_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     assignment: _training_pb2.Assignment
     evaluation: _training_pb2.EvaluationAssignment
@@ -197,7 +204,8 @@ class AttendResponse(_message.Message):
     retry: RetryWindow
     cancel: Cancel
     drain: Drain
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    notice: Notice
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class FetchModelRequest(_message.Message):
     __slots__ = ("session_id", "digest", "offset")

@@ -174,13 +174,8 @@ def test_a_folder_that_cannot_be_written_is_full(path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("pragma", ["max_page_count=1", "query_only=ON"], ids=["disk full", "read-only"])
 def test_no_room_is_store_full_and_loses_nothing(store: SqlStore, pragma: str) -> None:
-<<<<<<< HEAD
-    """SQLite at its size limit fails as on a full disk; what was stored stays, and writing goes on with room."""
-    with store._transaction("set the limit") as db:
-=======
     """At its size limit SQLite fails as on a full disk; what was stored stays, and writing goes on with room."""
     with store._reads.begin() as db:
->>>>>>> store
         db.exec_driver_sql(f"PRAGMA {pragma}")
     big = why("x" * 100_000)
     with pytest.raises(StoreFull, match="could not write history: .*; make room"):
@@ -203,11 +198,7 @@ def test_a_failed_write_leaves_nothing_behind(store: SqlStore) -> None:
 
 
 def test_two_ledgers_of_memory_are_two(tmp_path: Path) -> None:
-<<<<<<< HEAD
-    """A ledger in memory is one of its own each time, and no file."""
-=======
     """The name ":memory:" is a ledger of its own each time, and no file."""
->>>>>>> store
     first, second = open_sqlite(":memory:"), open_sqlite(":memory:")
     assert first.coordinator_id != second.coordinator_id
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,7 @@ def test_a_ledger_has_an_id_of_its_own(empty_store: Store) -> None:
 
 def test_a_run_comes_back_as_it_was_written(empty_store: Store) -> None:
     """Every field of a run is kept, its nested configuration too."""
-    run = a_run(reason="too few", ended_at=99.5, elapsed_s=3.25, state_epoch=2)
+    run = a_run(reason="too few", ended_at=99.5, elapsed_s=3.25, state_epoch=2, extended_at=4)
     empty_store.create_run(run, why("created"))
     assert empty_store.runs() == [run]
     assert empty_store.history() == [why("created")]

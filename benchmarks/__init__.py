@@ -1,0 +1,1 @@
+"""Programs that measure; none is needed to run the product."""

@@ -1,0 +1,61 @@
+"""A task that learns nothing: every step adds the same small constant to every parameter.
+
+What a round costs with it is what the system costs: bytes, disk, sums. Options: `parameters` and `tensors`, the
+size of the model and the number of pieces it is cut into.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tasks import Examples, Shard
+
+STEP = 2.0**-10
+"""What a step at learning rate 1 adds to every parameter; a power of two, so that sums of it are exact."""
+
+
+class Constant(nn.Module):
+    """`tensors` parameters, `parameters` numbers in all, zero at first."""
+
+    def __init__(self, parameters: int, tensors: int) -> None:
+        super().__init__()
+        sizes = [parameters // tensors + (index < parameters % tensors) for index in range(tensors)]
+        self.pieces = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The sum of all parameters, for each input: its gradient is one everywhere."""
+        return torch.stack([piece.sum() for piece in self.pieces]).sum().expand(len(inputs))
+
+
+class ConstantTask:
+    """The task; one example, so that an epoch is one step."""
+
+    version = "1"
+
+    def __init__(self, parameters: int = 10_000, tensors: int = 62) -> None:
+        self._size = (parameters, tensors)
+
+    def model(self) -> nn.Module:
+        """The model above."""
+        return Constant(*self._size)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Falls by STEP for each unit of each parameter."""
+        del target
+        return -STEP * output.mean()
+
+    def train_data(self, shard: Shard) -> Examples:
+        """One example."""
+        del shard
+        return Examples(torch.zeros(1, 1), torch.zeros(1))
+
+    def eval_data(self, shard: Shard | None = None) -> Examples:
+        """The same one."""
+        del shard
+        return Examples(torch.zeros(1, 1), torch.zeros(1))
+
+    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Nothing is learned, so nothing is measured but the sum."""
+        del target
+        return {"sum": output}

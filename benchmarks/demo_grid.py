@@ -1,0 +1,153 @@
+"""The settings of the demo, chosen once: `python -m benchmarks.demo_grid` writes fl_ops/demo/grid.json.
+
+Every algorithm gets the same learning rates, FedCM each of its alphas with each of them. A cell is run on several seeds,
+and a seed decides all: how the data are dealt, the first model, the cohorts, the batches. Accuracy is measured on one in
+five of the TRAINING scans of each digit, which no client holds; the 360 scans that the demo evaluates on are not looked
+at. The best cell of each algorithm is then run on fresh seeds with all training scans, on those 360: that says what the
+choice is worth, and nothing is chosen by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+import algorithms as fl
+from benchmarks.in_process import InProcessRun, RunSettings
+from tasks import PartitionSpec, Shard, load_task, make_partition, training_labels
+
+TARGET = Path(__file__).parents[1] / "fl_ops" / "demo" / "grid.json"
+LEARNING_RATES = (0.05, 0.1, 0.2, 0.3, 0.4)
+PARAMETERS: dict[str, tuple[dict[str, float], ...]] = {
+    "fedavg": ({},),
+    "fedcm": ({"alpha": 0.1}, {"alpha": 0.2}, {"alpha": 0.3}),
+}
+SEEDS = tuple(range(101, 107))
+CHECK_SEEDS = tuple(range(201, 221))
+CLIENTS, DIRICHLET_ALPHA = 8, 0.1
+LAST = 10
+VALIDATION_EVERY = 5
+PROCESSES = 2
+RULE = (
+    f"the cell with the highest validation accuracy, mean of the last {LAST} rounds, averaged over the seeds; of equals "
+    "the first"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of one algorithm."""
+
+    algorithm: str
+    learning_rate: float
+    parameters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a cell, a seed, and whether it is judged on validation scans or on the demo's own."""
+
+    cell: Cell
+    seed: int
+    validate: bool
+
+
+def run(job: Job) -> list[float]:
+    """Accuracy after each round."""
+    task = load_task("digits")
+    labels = training_labels(task)
+    kept_out = torch.zeros(len(labels), dtype=torch.bool)
+    if job.validate:
+        kept_out[labels.argsort(stable=True)[::VALIDATION_EVERY]] = True
+    dealt = (~kept_out).nonzero().flatten()
+    parts = make_partition(PartitionSpec("dirichlet", CLIENTS, job.seed, DIRICHLET_ALPHA), labels[dealt])
+    shards = {f"client-{index}": task.train_data(Shard(dealt[part])) for index, part in enumerate(parts)}
+    held_out = task.train_data(Shard(kept_out.nonzero().flatten())) if job.validate else task.eval_data()
+    algorithm = fl.build(job.cell.algorithm, **job.cell.parameters)
+    return InProcessRun(task, shards, RunSettings(algorithm, job.cell.learning_rate, job.seed)).accuracies(held_out)
+
+
+def cells() -> list[Cell]:
+    """The whole grid."""
+    return [
+        Cell(algorithm, rate, parameters)
+        for algorithm, choices in PARAMETERS.items()
+        for parameters in choices
+        for rate in LEARNING_RATES
+    ]
+
+
+def measured(pool: ProcessPoolExecutor, cells: Iterable[Cell], seeds: tuple[int, ...], validate: bool) -> list[Any]:
+    """Each cell with the mean and the worst of the last rounds, by seed and on average."""
+    rows = []
+    for cell in cells:
+        last = [reached[-LAST:] for reached in pool.map(run, [Job(cell, seed, validate) for seed in seeds])]
+        means, worst = [round(fmean(values), 4) for values in last], [round(min(values), 4) for values in last]
+        rows.append({**asdict(cell), "mean": round(fmean(means), 4), "mean_by_seed": means, "worst_by_seed": worst})
+        print(cell, rows[-1]["mean"], means, worst, file=sys.stderr, flush=True)
+    return rows
+
+
+def best(rows: list[Any], algorithm: str) -> Cell:
+    """What the rule chooses."""
+    chosen = max((row for row in rows if row["algorithm"] == algorithm), key=lambda row: row["mean"])
+    return Cell(algorithm, chosen["learning_rate"], chosen["parameters"])
+
+
+def main() -> None:
+    """Search, check, and write the file."""
+    began = time.monotonic()
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        grid = measured(pool, cells(), SEEDS, validate=True)
+        choice = [best(grid, algorithm) for algorithm in PARAMETERS]
+        check = measured(pool, choice, CHECK_SEEDS, validate=False)
+    facts = {
+        "command": "python -m benchmarks.demo_grid",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "seconds": round(time.monotonic() - began),
+        "setup": {
+            "task": "digits", "clients": CLIENTS, "dirichlet_alpha": DIRICHLET_ALPHA, "rounds": RunSettings.rounds,
+            "clients_per_round": RunSettings.clients_per_round, "epochs": RunSettings.epochs,
+            "batch_size": RunSettings.batch_size, "last": LAST,
+            "validation": f"one in {VALIDATION_EVERY} training scans of each digit, held by no client",
+        },
+        "seeds": SEEDS,
+        "rule": RULE,
+        "cells": grid,
+        "choice": {cell.algorithm: {"learning_rate": cell.learning_rate, "parameters": cell.parameters} for cell in choice},
+        "check": {"seeds": CHECK_SEEDS, "cells": check},
+    }  # fmt: skip
+    # Numbers side by side, so that a cell can be read.
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda numbers: " ".join(numbers.group().split()), json.dumps(facts, indent=1))
+    TARGET.write_text(text + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on, without a name."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "processes": PROCESSES,
+        "threads_per_process": 1,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""One coordinator and its daemons on free loopback ports, started and waited for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fl_ops.admin_client import AdminClient
+from fl_ops.demo.dealing import Dealt, deal
+from fl_ops.demo.processes import Child, Processes
+from fl_ops.demo.settings import DemoSettings
+from fl_ops.errors import Refused
+from fl_ops.settings import Connection
+from protos.fl.v1 import admin_pb2
+
+START_SECONDS = 180.0
+"""Time for the coordinator, and then for all daemons; a slow disk reads torch for long."""
+_LOOK_SECONDS = 0.05
+
+Say = Callable[[str], None]
+
+
+class Fleet:
+    """A coordinator and daemons in processes of their own; their state is in `folder`, which nobody else uses."""
+
+    def __init__(self, settings: DemoSettings, folder: Path, processes: Processes) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._processes = processes
+        self.admin = ""
+        """The coordinator's admin address, once it is up."""
+
+    def start(self, say: Say) -> Dealt:
+        """Starts everything, and returns when every daemon is there. Raises an `OpsError` when one is not."""
+        say("starting the coordinator")
+        coordinator = self._start_coordinator()
+        # Meanwhile: both take seconds to load torch.
+        dealt = deal(self._settings, self._folder / "partition.json")
+        addresses = self._await_addresses(coordinator)
+        self.admin = addresses["admin_listen"]
+        for index in range(self._settings.clients):
+            self._start_daemon(f"client-{index}", index, addresses["listen"])
+        with self.connect() as client:
+            self._await_daemons(client, say)
+        return dealt
+
+    def connect(self) -> AdminClient:
+        """A client of the coordinator; use it in a with block."""
+        return AdminClient(Connection(self.admin))
+
+    def _start_coordinator(self) -> Child:
+        config = {
+            "state_dir": str(self._folder / "server"),
+            "listen": "127.0.0.1:0",
+            "admin_listen": "127.0.0.1:0",
+            "metrics_listen": "",
+            "insecure": True,
+            "log": "json",
+            # When the demo ends, nothing that is under way is wanted any more.
+            "drain_grace_s": 0,
+        }
+        return self._processes.start("server", "fl_server", self._write("server", config))
+
+    def _start_daemon(self, name: str, index: int, server: str) -> None:
+        config = {
+            "client_id": name,
+            "server": server,
+            "state_dir": str(self._folder / name),
+            "insecure": True,
+            "log": "json",
+            # One GPU is not faster for eight small models, and a CPU gives the same bits everywhere.
+            "device": "cpu",
+            "task": {"name": self._settings.task, "options": self._settings.options},
+            "shard": {"file": str(self._folder / "partition.json"), "index": index},
+        }
+        self._processes.start(name, "fl_client", self._write(name, config))
+
+    def _write(self, name: str, config: dict[str, Any]) -> Path:
+        path = self._folder / f"{name}.toml"
+        path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in config.items()), encoding="utf-8")
+        return path
+
+    def _await_addresses(self, coordinator: Child) -> dict[str, str]:
+        """The coordinator listens on free ports, and its log says which."""
+        ends = time.monotonic() + START_SECONDS
+        while time.monotonic() < ends:
+            self._processes.check()
+            for line in coordinator.log.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n") and '"serving"' in line:
+                    found: dict[str, str] = json.loads(line)
+                    return found
+            time.sleep(_LOOK_SECONDS)
+        raise Refused(f"the coordinator does not serve after {START_SECONDS:g} s; its log is {coordinator.log}")
+
+    def _await_daemons(self, client: AdminClient, say: Say) -> None:
+        wanted, before, ends = self._settings.clients, -1, time.monotonic() + START_SECONDS
+        while time.monotonic() < ends:
+            self._processes.check()
+            here = sum(one.state == admin_pb2.CLIENT_STATE_PRESENT for one in client.list_clients())
+            if here != before:
+                say(f"{here} of {wanted} daemons are here")
+            if here == wanted:
+                return
+            before = here
+            time.sleep(_LOOK_SECONDS)
+        raise Refused(f"only {before} of {wanted} daemons are here after {START_SECONDS:g} s; their logs tell why")
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML; of texts, JSON's are TOML's too."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)

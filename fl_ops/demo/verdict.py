@@ -1,0 +1,88 @@
+"""What may be said of the difference between two runs: its size, what one seed is worth, and what other seeds gave.
+
+Every sentence is made from measured numbers; which algorithm comes out ahead is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fl_ops.demo.facts import Demo
+from fl_ops.demo.grid import Difference, at_edge, difference, read_grid
+from fl_ops.demo.results import Result, title
+from fl_ops.demo.settings import BATCH_SIZE, EPOCHS, DemoSettings
+from fl_ops.units import percent
+
+
+def sentences(demo: Demo) -> list[str]:
+    """The gap of the first two algorithms, and how far it can be trusted. Empty for a single algorithm."""
+    return list(_sentences(demo)) if len(demo.results) > 1 else []
+
+
+def _sentences(demo: Demo) -> Iterator[str]:
+    first, second = demo.results[:2]
+    yield _gap(first, second, demo.dealt.evaluation_examples)
+    yield "The seed decides how the data are dealt, the first model, the cohorts and the batches: one run is one draw."
+    settings, grid = demo.settings, read_grid()
+    if not settings.tuned:
+        yield f"Rates and parameters were not tuned for {settings.task}, so this says little about which is better."
+        return
+    other = difference(grid, first.method.algorithm, second.method.algorithm)
+    if other is not None:
+        yield _on_other_seeds(other, f"{first.title} minus {second.title}", grid)
+    yield from _reservations(settings, [first, second], grid)
+
+
+def _gap(first: Result, second: Result, examples: int) -> str:
+    gap, count = first.mean_last - second.mean_last, len(first.last)
+    ahead, behind = (first, second) if gap >= 0 else (second, first)
+    size = f"{abs(100 * gap):.1f} points, or {abs(gap) * examples:.1f} of {examples} examples"
+    mean = (
+        f"Over the last {count} rounds the mean accuracy of {ahead.title} is {size}, above that of {behind.title}"
+        if gap
+        else f"Over the last {count} rounds {first.title} and {second.title} have the same mean accuracy"
+    )
+    worst = " and ".join(f"{percent(one.worst_last)} for {one.title}" for one in (first, second))
+    return f"{mean}; the worst of these rounds is {worst}."
+
+
+def _on_other_seeds(other: Difference, what: str, grid: dict[str, Any]) -> str:
+    seeds, average = grid["check"]["seeds"], other.average
+    worst = sum(other.worst) / len(other.worst)
+    return (
+        f"On {len(seeds)} other seeds ({seeds[0]} to {seeds[-1]}, run in one process with the grid's choice), {what} in "
+        f"the mean of the last {grid['setup']['last']} rounds was {_points(average)} on average, from "
+        f"{_points(min(other.means))} to {_points(max(other.means))}, and above zero on {other.wins} of {len(seeds)}; in "
+        f"the worst of these rounds it was {_points(worst)} on average."
+    )
+
+
+def _reservations(settings: DemoSettings, results: Sequence[Result], grid: dict[str, Any]) -> Iterator[str]:
+    chosen = [result for result in results if result.method.algorithm in grid["choice"]]
+    tried = [sum(cell["algorithm"] == one.method.algorithm for cell in grid["cells"]) for one in chosen]
+    if len(set(tried)) > 1:
+        counts = ", ".join(f"{one.title} {count}" for one, count in zip(chosen, tried, strict=True))
+        yield f"Every algorithm was given the same rates; with the values of its own parameters, cells tried: {counts}."
+    if edges := [title(one.method.algorithm) for one in chosen if at_edge(grid, one.method.algorithm)]:
+        yield f"The rate chosen for {' and '.join(edges)} is the last of the rates tried: a better one may lie beyond."
+    if settings.seed in (*grid["seeds"], *grid["check"]["seeds"]):
+        yield f"Seed {settings.seed} is one of those that the grid was made or checked with: it is no new evidence."
+    if settings.learning_rate is not None:
+        yield f"The rate {settings.learning_rate:g} was asked for; it is not the grid's choice."
+    if _setup(settings) != {key: grid["setup"][key] for key in _setup(settings)}:
+        yield "The grid was made for another number of rounds or clients than this run's: its choice may not suit here."
+
+
+def _setup(settings: DemoSettings) -> dict[str, Any]:
+    return {
+        "clients": settings.clients,
+        "rounds": settings.rounds,
+        "clients_per_round": settings.clients_per_round,
+        "epochs": EPOCHS,
+        "batch_size": BATCH_SIZE,
+    }
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f} points"

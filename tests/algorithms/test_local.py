@@ -1,0 +1,241 @@
+"""The local loop: the order inside a step, in numbers worked by hand, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+import algorithms as fl
+
+
+class Line(nn.Module):
+    """y * input, with y as given, and a second parameter that the loss does not reach."""
+
+    def __init__(self, y: float, unused: float = 2.0) -> None:
+        super().__init__()
+        self.y = nn.Parameter(torch.tensor([y]))
+        self.unused = nn.Parameter(torch.tensor([unused]))
+
+    def forward(self, inputs):
+        """[n] -> [n]."""
+        return self.y * inputs
+
+
+def mean_product(output, target):
+    """A loss whose gradient in y is the mean of input * target, wherever y is."""
+    return (output * target).mean()
+
+
+def slope(g):
+    """A batch on which the gradient in y is g."""
+    return torch.tensor([1.0]), torch.tensor([g])
+
+
+def train(model, gradients, rule=None, **settings):
+    """Steps of known gradients at rate 0.5, if no other is given."""
+    settings = fl.LocalSettings(**{"learning_rate": 0.5, **settings})
+    return fl.train_locally(model, [slope(g) for g in gradients], mean_product, rule or fl.LocalRule(), settings)
+
+
+def u(y, unused=0.0):
+    """A direction for a Line."""
+    return {"y": torch.tensor([y]), "unused": torch.tensor([unused])}
+
+
+def test_delta_is_new_minus_old():
+    """Gradients 1 and 3 at rate 0.5: delta = -0.5 * (1 + 3) = -2, on the model too."""
+    model = Line(10.0)
+    result = train(model, [1.0, 3.0])
+    assert (result.delta["y"].item(), model.y.item(), result.steps) == (-2.0, 8.0, 2)
+
+
+def test_rule_by_hand():
+    """a = 0.5, u = 3, mu = 2, gradient 4, rate 0.5, from x = 1.
+
+    Step 1: d = 0.5 * 4 + 3 + 2 * 0 = 5, y = 1 - 2.5 = -1.5.  Step 2: d = 2 + 3 + 2 * -2.5 = 0, y = -1.5.
+    """
+    result = train(Line(1.0), [4.0, 4.0], fl.LocalRule(a=0.5, u=u(3.0), mu=2.0))
+    assert result.delta["y"].item() == -2.5
+
+
+def test_decay_is_inside_the_gradient():
+    """Gradient 4, decay 0.5 * y = 1 at y = 2, a = 0.5: d = 0.5 * (4 + 1) = 2.5, not 0.5 * 4 + 1 = 3."""
+    assert train(Line(2.0), [4.0], fl.LocalRule(a=0.5), weight_decay=0.5).delta["y"].item() == -1.25
+
+
+def test_clipping_comes_before_decay():
+    """Gradient 4 clipped at 1, then decay 0.5 * 2 = 1: d = 2 and delta = -1."""
+    assert train(Line(2.0), [4.0], weight_decay=0.5, max_gradient_norm=1.0).delta["y"].item() == pytest.approx(-1.0)
+
+
+def test_clipping_divides_by_norm_and_a_little():
+    """Gradient 1e-6 at limit 1e-6: min(1, C / (||g|| + 1e-6)) = 1/2, so delta = -0.5 * 5e-7 from y = 0."""
+    assert train(Line(0.0), [1e-6], max_gradient_norm=1e-6).delta["y"].item() == pytest.approx(-2.5e-7)
+
+
+def test_short_gradients_are_not_clipped():
+    """A gradient within the limit is used as it is, bit for bit."""
+    assert train(Line(2.0), [0.3], max_gradient_norm=1.0).delta == train(Line(2.0), [0.3]).delta
+
+
+def test_clipping_takes_one_norm_over_all_parameters():
+    """Gradients 3 and 4 have norm 5, so at limit 2.5 both are halved: deltas -0.75 and -1 at rate 0.5."""
+
+    class Pair(Line):
+        def forward(self, inputs):
+            return 3 * self.y * inputs + 4 * self.unused * inputs
+
+    delta = train(Pair(0.0), [1.0], max_gradient_norm=2.5).delta
+    assert (delta["y"].item(), delta["unused"].item()) == pytest.approx((-0.75, -1.0))
+
+
+def test_parameter_without_gradient_counts_as_zero_gradient():
+    """The loss never reaches `unused` = 2: decay 0.5 * 2 and u = 3 still act, delta = -0.5 * (1 + 3) = -2."""
+    assert train(Line(1.0), [1.0], fl.LocalRule(u=u(0.0, 3.0)), weight_decay=0.5).delta["unused"].item() == -2.0
+    assert train(Line(1.0), [1.0]).delta["unused"].item() == 0.0
+
+
+def test_frozen_parameters_stay_and_have_no_delta():
+    """A parameter without requires_grad is neither moved nor decayed."""
+    model = Line(1.0)
+    model.unused.requires_grad_(False)
+    assert list(train(model, [1.0], weight_decay=0.5).delta) == ["y"]
+    assert model.unused.item() == 2.0
+
+
+def test_parameters_may_share_the_memory_of_a_gradient():
+    """y.view(1) + unused.view(1): autograd gives both one gradient, 4; each is halved once, delta = -0.5 * 2 = -1."""
+
+    class Sum(Line):
+        def forward(self, inputs):
+            return (self.y.view(1) + self.unused.view(1)) * inputs
+
+    delta = train(Sum(1.0), [4.0], fl.LocalRule(a=0.5)).delta
+    assert (delta["y"].item(), delta["unused"].item()) == (-1.0, -1.0)
+
+
+def test_sparse_gradients_train_like_dense_ones():
+    """An embedding with sparse gradients, decay and clipping gives the delta of a dense one."""
+    torch.manual_seed(0)
+    dense, sparse = (nn.Embedding(5, 2, sparse=flag) for flag in (False, True))
+    fl.load_state(sparse, fl.read_state(dense))
+    batch, settings = (torch.tensor([1, 3, 3]), torch.zeros(3, 2)), fl.LocalSettings(0.1, 0.01, 0.5)
+    deltas = [
+        fl.train_locally(m, [batch] * 2, nn.functional.mse_loss, fl.LocalRule(), settings).delta
+        for m in (dense, sparse)
+    ]
+    torch.testing.assert_close(*deltas, rtol=0, atol=1e-7)
+
+
+def test_loss_is_the_mean_over_steps():
+    """Loss y * g at y = 2 and then y = 1: (2 * 2 + 1 * 4) / 2 = 4."""
+    assert train(Line(2.0), [2.0, 4.0]).loss == 4.0
+
+
+def test_model_is_trained_in_training_mode_and_left_without_gradients():
+    """Dropout and batch norm must see training mode; gradients would only take memory afterwards."""
+    model = Line(1.0).eval()
+    train(model, [1.0])
+    assert model.training
+    assert model.y.grad is None
+
+
+def test_buffers_of_the_trained_model_are_reported():
+    """Two batches through batch norm: its counter says 2 and its mean has moved."""
+    result = fl.train_locally(
+        nn.BatchNorm1d(1),
+        [(torch.ones(4, 1) + torch.arange(4.0)[:, None], torch.zeros(4, 1))] * 2,
+        nn.functional.mse_loss,
+        fl.LocalRule(),
+        fl.LocalSettings(0.1),
+    )
+    assert result.buffers["num_batches_tracked"].item() == 2
+    assert result.buffers["running_mean"].item() == pytest.approx(2.5 * (1 - 0.9**2))
+
+
+def test_same_start_gives_the_same_bits():
+    """Training twice from one state and one seed gives equal deltas."""
+    deltas = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        batches = [(torch.randn(6, 4), torch.randint(2, (6,))) for _ in range(3)]
+        deltas.append(
+            fl.train_locally(
+                model, batches, nn.functional.cross_entropy, fl.LocalRule(mu=0.1), fl.LocalSettings(0.1, 0.01, 1.0)
+            ).delta
+        )
+    torch.testing.assert_close(*deltas, rtol=0, atol=0)
+
+
+def test_training_can_be_cancelled_after_any_step():
+    """`on_step` hears of steps 0, 1, ...; what it raises comes out."""
+    heard = []
+
+    def cancel(step):
+        heard.append(step)
+        if step == 1:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fl.train_locally(
+            Line(1.0), [slope(1.0)] * 5, mean_product, fl.LocalRule(), fl.LocalSettings(0.5), on_step=cancel
+        )
+    assert heard == [0, 1]
+
+
+def test_no_batches_is_an_error():
+    """Without a step there is no K_i to divide by."""
+    with pytest.raises(ValueError, match="expected at least one batch to train on, got none"):
+        train(Line(1.0), [])
+
+
+@pytest.mark.parametrize(
+    ("direction", "message"),
+    [
+        ({"y": torch.zeros(1)}, r"without \['unused'\]"),
+        ({**u(0.0), "z": torch.zeros(1)}, r"with \['z'\] besides"),
+        ({**u(0.0), "y": torch.zeros(())}, r"'y': expected float32\[1\], got float32\[\]"),
+        ({**u(0.0), "y": torch.zeros(1, dtype=torch.float64)}, r"'y': expected float32\[1\], got float64\[1\]"),
+    ],
+    ids=["missing", "unknown", "broadcastable", "dtype"],
+)
+def test_direction_must_be_laid_out_as_the_model(direction, message):
+    """A direction of another model is refused, also where torch would broadcast it, and the model stays."""
+    model = Line(1.0)
+    with pytest.raises(ValueError, match=message):
+        train(model, [1.0], fl.LocalRule(u=direction))
+    assert model.y.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"learning_rate": 0.1, "weight_decay": -1.0},
+        {"learning_rate": 0.1, "max_gradient_norm": float("inf")},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(settings):
+    """Rates and limits that would train nothing or ruin the model are refused by name."""
+    with pytest.raises(ValueError, match=r"expected a (learning rate|weight decay|gradient norm)"):
+        fl.LocalSettings(**settings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+def test_steps_never_wait_for_the_gpu():
+    """On CUDA no step reads a value back, whatever is switched on; batches and u may start on the CPU."""
+
+    def watched(step):
+        torch.cuda.set_sync_debug_mode("error")
+
+    model, settings = Line(1.0).cuda(), fl.LocalSettings(0.1, 0.01, 1.0)
+    batches = [tuple(tensor.cuda() for tensor in slope(1.0))] * 3
+    try:
+        rule = fl.LocalRule(0.5, u(1.0), 0.1)
+        with pytest.raises(RuntimeError, match="synchronizing"):  # the first wait is for the loss, after the last step
+            fl.train_locally(model, batches, mean_product, rule, settings, on_step=watched)
+        assert model.y.grad is None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
