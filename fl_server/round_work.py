@@ -41,7 +41,9 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
     await until_room(lambda: run.parts.ledger.do(store.open_attempt, record), lambda why: no_room(run, why))
     if command.exchange == 0 and not run.round_began:
         run.round_began = record.opened_at
-    run.waiting_for = ""
+    if run.waiting_for:
+        run.waiting_for = ""
+        await run.save_status("run_goes_on")
     run.parts.metrics.attempts.labels(run.id).inc()
     log.info(
         "attempt_opened", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,

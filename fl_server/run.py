@@ -240,7 +240,7 @@ class Run:
         reason = self.state.ending[1] if self.ended and self.state.ending else self.waiting_for
         ended_at = time.time() if self.ended else None
         self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
-        why = HistoryRecord(time.time(), "coordinator", event or f"run_{self.status}", self.id, reason)
+        why = HistoryRecord(time.time(), "coordinator", event, self.id, reason) if event else None
         await self.parts.ledger.do(self.parts.ledger.store.update_run, self.record, why)
         self.watchers.tell(Progress("state", reason))
 
