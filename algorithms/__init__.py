@@ -28,17 +28,30 @@ The server moves by the mean delta and remembers it, per step and unit of learni
 """
 
 from algorithms.aggregate import (
+    Update,
     apply_updates,
     average_buffers,
     example_weights,
     maximum,
+    omega,
+    sum_exchange,
     uniform_weights,
     weighted_sums,
     weighted_sums_of_tensors,
 )
 from algorithms.base import (
     Algorithm,
+    ClientContext,
+    ClientUpdate,
+    Exchange,
+    GradientRule,
+    InputAscent,
     LocalRule,
+    LocalSettings,
+    Memory,
+    Objective,
+    Order,
+    Payload,
     RoundInfo,
     ServerState,
     Tensors,
@@ -46,7 +59,8 @@ from algorithms.base import (
     WeightedSum,
     Weights,
 )
-from algorithms.local import LocalResult, LocalSettings, train_locally
+from algorithms.client import LocalData, Work, answer
+from algorithms.local import LocalResult, train_locally
 from algorithms.model_state import ModelState, load_state, read_state
 from algorithms.parameters import AlgorithmError
 from algorithms.registry import build, names
@@ -54,16 +68,29 @@ from algorithms.registry import build, names
 __all__ = [
     "Algorithm",
     "AlgorithmError",
+    "ClientContext",
+    "ClientUpdate",
+    "Exchange",
+    "GradientRule",
+    "InputAscent",
+    "LocalData",
     "LocalResult",
     "LocalRule",
     "LocalSettings",
+    "Memory",
     "ModelState",
+    "Objective",
+    "Order",
+    "Payload",
     "RoundInfo",
     "ServerState",
     "Tensors",
+    "Update",
     "UpdateInfo",
     "WeightedSum",
     "Weights",
+    "Work",
+    "answer",
     "apply_updates",
     "average_buffers",
     "build",
@@ -71,7 +98,9 @@ __all__ = [
     "load_state",
     "maximum",
     "names",
+    "omega",
     "read_state",
+    "sum_exchange",
     "train_locally",
     "uniform_weights",
     "weighted_sums",

@@ -8,12 +8,23 @@ holds the updates sums them whole, and both get the same. Callers give updates i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
 
 from algorithms import tree
-from algorithms.base import Algorithm, RoundInfo, ServerState, Tensors, UpdateInfo, Weights
+from algorithms.base import (
+    Algorithm,
+    Exchange,
+    Objective,
+    Payload,
+    RoundInfo,
+    ServerState,
+    Tensors,
+    UpdateInfo,
+    Weights,
+)
 
 BLOCK = 2**16
 """Entries in a block that stays in a CPU's cache, scratch included: some ten times as fast as a whole large tensor."""
@@ -30,6 +41,13 @@ def example_weights(cohort: Sequence[UpdateInfo]) -> tuple[float, ...]:
     _require_updates(cohort)
     total = sum(update.num_examples for update in cohort)
     return tuple(update.num_examples / total for update in cohort)
+
+
+def omega(objective: Objective, client: UpdateInfo, round_info: RoundInfo) -> float:
+    """How much f_i counts beside the others, 1 on average: omega_i = N n_i / sum n over the population, or 1."""
+    if objective == "uniform":
+        return 1.0
+    return round_info.need("population") * client.num_examples / round_info.need("population_examples")
 
 
 WEIGHTS: Mapping[Weights, Callable[[Sequence[UpdateInfo]], tuple[float, ...]]] = {
@@ -93,14 +111,33 @@ def average_buffers(updates: Sequence[Tensors], weights: Sequence[float]) -> Ten
     return tree.map(combined, _layout_of(updates), *updates[1:])
 
 
+Update = tuple[UpdateInfo, Mapping[Payload, Tensors]]
+"""One client's answer in one exchange: the facts about it, and its payloads as they were sent."""
+
+
+def sum_exchange(exchange: Exchange, updates: Sequence[Update], round_info: RoundInfo) -> dict[str, Tensors]:
+    """The sums of one exchange for updates in memory, in any order, as a coordinator would make them."""
+    ordered = sorted(updates, key=lambda update: update[0].client_id.encode())
+    wanted = exchange.sums([info for info, _ in ordered], round_info)
+    results: dict[str, Tensors] = {}
+    for payload in exchange.payloads:
+        rows = {name: row.coefficients for name, row in wanted.items() if row.payload == payload}
+        if rows:
+            sums = weighted_sums_of_tensors([sent[payload] for _, sent in ordered], list(rows.values()))
+            results |= dict(zip(rows, sums, strict=True))
+    return results
+
+
 def apply_updates(
     algorithm: Algorithm, state: ServerState, updates: Sequence[tuple[UpdateInfo, Tensors]], round_info: RoundInfo
 ) -> ServerState:
-    """A whole server step for updates in memory, in any order: the next state, as a coordinator would make it."""
-    ordered = sorted(updates, key=lambda update: update[0].client_id.encode())
-    wanted = algorithm.sums([info for info, _ in ordered], round_info)
-    sums = weighted_sums_of_tensors([delta for _, delta in ordered], [row.coefficients for row in wanted.values()])
-    return algorithm.server_step(state, dict(zip(wanted, sums, strict=True)), round_info)
+    """A whole server step for deltas in memory, in any order: the next state, as a coordinator would make it.
+
+    For methods of one exchange that want deltas alone; `sum_exchange` is for all.
+    """
+    round_info = replace(round_info, cohort_size=len(updates))
+    sent: list[Update] = [(info, {"delta": delta}) for info, delta in updates]
+    return algorithm.server_step(state, sum_exchange(algorithm.exchanges[-1], sent, round_info), round_info)
 
 
 def _layout_of(updates: Sequence[Tensors]) -> Tensors:

@@ -4,7 +4,7 @@
     server    x_{t+1} = x_t + eta_g * Dbar,     Dbar = sum_S p_i delta_i
 
 With eta_g = 1 the next model is the weighted mean of the clients' models. Unequal K_i reweight the clients in silence:
-the fixed point leans to those that make more steps.
+the fixed point leans to those that make more steps; `normaliser = fednova` is the cure.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
 Data, AISTATS 2017, algorithm 1.
@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from algorithms.base import Weights
 from algorithms.compose import Correction, Method
-from algorithms.parameters import Positive
-from algorithms.sgd import sgd
 
 
-def fedavg(eta_g: Positive = 1.0, weights: Weights = "examples") -> Method:
-    """No correction; eta_g: server learning rate; weights: p_i by examples, as in the paper, or uniform."""
-    return Method(Correction(), sgd(eta_g), weights)
+def fedavg(weights: Weights = "examples") -> Method:
+    """No correction; weights: p_i by examples, as in the paper, or uniform."""
+    return Method(Correction(), weights)

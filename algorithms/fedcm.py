@@ -17,41 +17,31 @@ Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum, arXiv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from algorithms import tree
-from algorithms.base import LocalRule, RoundInfo, Tensors, UpdateInfo, WeightedSum, Weights
-from algorithms.compose import Correction, Memory, Method
-from algorithms.parameters import AlgorithmError, Positive, Share
-from algorithms.sgd import sgd
+from algorithms.base import ClientContext, LocalRule, Memory, RoundInfo, Tensors, Weights
+from algorithms.client import sent
+from algorithms.compose import Correction, Method, mean_delta_and_gradient
+from algorithms.parameters import Share
 
 
-def fedcm(alpha: Share = 0.1, eta_g: Positive = 1.0, weights: Weights = "uniform") -> Method:
-    """alpha: the local share; eta_g: server learning rate; weights: p_i uniform, as in the paper, or by examples."""
-    return Method(client_momentum(alpha), sgd(eta_g), weights)
+def fedcm(alpha: Share = 0.1, weights: Weights = "uniform") -> Method:
+    """alpha: the local share; weights: p_i uniform, as in the paper, or by examples."""
+    return Method(client_momentum(alpha), weights)
 
 
 def client_momentum(alpha: float) -> Correction:
     """The correction of FedCM, for any server optimizer."""
 
-    def local_rule(Delta: Tensors | None) -> LocalRule:
+    def local_rule(client: ClientContext) -> LocalRule:
         if alpha == 1.0:
             return LocalRule()
-        if Delta is None:
-            raise AlgorithmError(
-                "expected the momentum Delta beside the model, got none; fetch the round's direction too"
-            )
-        return LocalRule(a=alpha, u=tree.scale(Delta, 1.0 - alpha))
+        return LocalRule(a=alpha, u=tree.scale(sent(client, "the momentum Delta"), 1.0 - alpha))
 
-    return Correction(local_rule, memory={"Delta": 0.0}, sends="Delta", sums=_sums, advance=_advance)
+    return Correction(local_rule, memory={"Delta": 0.0}, sends="Delta", sums=mean_delta_and_gradient, advance=_advance)
 
 
-def _sums(p: tuple[float, ...], cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Mapping[str, WeightedSum]:
-    eta_l = round_info.learning_rate
-    G = tuple(-p_i / (eta_l * client.num_steps) for p_i, client in zip(p, cohort, strict=True))
-    return {"Dbar": WeightedSum(p), "G": WeightedSum(G)}
-
-
-def _advance(memory: Memory, sums: Mapping[str, Tensors]) -> tuple[Tensors, Memory]:
-    del memory
+def _advance(memory: Memory, sums: Mapping[str, Tensors], round_info: RoundInfo) -> tuple[Tensors, Memory]:
+    del memory, round_info
     return sums["Dbar"], {"Delta": sums["G"]}

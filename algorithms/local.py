@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms import tree
-from algorithms.base import LocalRule, Tensors
+from algorithms.base import LocalRule, LocalSettings, Tensors
+from algorithms.gradients import Batches, BatchGradients, Loss, clipped
 from algorithms.model_state import read_state, trainable_views
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSettings:
-    """How the steps of one round are made, whatever the method."""
-
-    learning_rate: float
-    """eta_l(t), over 0; the decay by round is already in it."""
-    weight_decay: float = 0.0
-    """wd: wd * y becomes part of the gradient g before the method's rule. 0: none."""
-    max_gradient_norm: float = 0.0
-    """C: global L2 norm that the data gradient is clipped to, before the decay. 0: no clipping."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.learning_rate < math.inf:
-            raise ValueError(f"expected a learning rate over 0, got {self.learning_rate}")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ValueError(f"expected a weight decay of 0 or more, got {self.weight_decay}")
-        if not 0.0 <= self.max_gradient_norm < math.inf:
-            raise ValueError(f"expected a gradient norm of 0 (no clipping) or more, got {self.max_gradient_norm}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +26,16 @@ class LocalResult:
     """K_i."""
     loss: float
     """Mean of the steps' losses, each before its step."""
+    v: Tensors | None = None
+    """Final local heavy ball, of a rule that has one."""
+    ascent: Tensors = field(default_factory=dict)
+    """Final parameters of the rule's map of the inputs, if it has one."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends on
     model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    loss: Callable[[Tensor, Tensor], Tensor],
+    batches: Batches,
+    loss: Loss,
     rule: LocalRule,
     settings: LocalSettings,
     *,
@@ -63,7 +47,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
         model: any module, of any floating dtype, on any device; left in training mode.
         batches: (inputs, targets); moved to the model's device if they are elsewhere.
         loss: mean loss of a batch from (model(inputs), targets), of shape [].
-        rule: the method's local rule; `u` may be on another device.
+        rule: the method's local rule; its tensors may be on another device.
         settings: learning rate, weight decay, clipping.
         on_step: called after each step with its 0-based number; what it raises ends the training.
 
@@ -73,23 +57,20 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
     y = trainable_views(model)
     x = tree.map(torch.clone, y)
     rule = _prepared(rule, x)
-    device = next(iter(y.values())).device
-    total, steps = torch.zeros((), device=device), 0
+    gradients = BatchGradients(model, loss, settings, rule)
+    v, total, steps = rule.v, torch.zeros((), device=next(iter(y.values())).device), 0
 
     model.train()
     for inputs, targets in batches:
-        value = loss(model(inputs.to(device)), targets.to(device))
-        model.zero_grad()
-        value.backward()
-        g = _gradient(model)
-        if settings.max_gradient_norm:
-            g = _clipped(g, settings.max_gradient_norm)
-        if settings.weight_decay:
-            g = tree.add(g, y, settings.weight_decay)
-        d = _mixed(g, rule, y, x)
+        value, g = gradients.take(inputs, targets)
+        if rule.anchored:
+            g = tree.subtract(g, gradients.again_at(x))
+        d = _mixed(g, rule, y, x) if rule.gradient.order == "paper" else _mixed_then_shaped(g, rule, y, settings)
+        if v is not None:
+            d = v = tree.accumulate(v, rule.gamma, d)
         tree.add_(y, d, -settings.learning_rate)
 
-        total = total + value.detach()  # stays on the device: reading it here would wait for the GPU
+        total = total + value  # stays on the device: reading it here would wait for the GPU
         steps += 1
         if on_step is not None:
             on_step(steps - 1)
@@ -97,32 +78,21 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
 
     if not steps:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
-    return LocalResult(tree.subtract(y, x), read_state(model).buffers, steps, loss=total.item() / steps)
+    delta = tree.subtract(y, x)
+    return LocalResult(delta, read_state(model).buffers, steps, total.item() / steps, v, gradients.ascended)
 
 
 def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:
-    """The rule with `u` checked and brought to the parameters' device, once a round."""
-    if rule.u is None:
-        return rule
-    tree.check_layout(x, rule.u, "direction u of the local rule")
-    return replace(rule, u=tree.map(lambda u, like: u.to(like.device), rule.u, x))
-
-
-def _gradient(model: nn.Module) -> Tensors:
-    """Gradients of the trainable parameters, zero for one that the loss did not reach.
-
-    They are not to be written into: autograd may let two parameters share the memory of one gradient.
-    """
-    return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def _clipped(g: Tensors, limit: float) -> Tensors:
-    """g * min(1, C / (||g|| + 1e-6)), one norm over all parameters, without waiting for it."""
-    return tree.scale(g, (limit / (tree.norm(g) + 1e-6)).clamp(max=1.0))
+    """The rule with its tensors checked and brought to the parameters' device, once a round."""
+    brought: dict[str, Tensors] = {}
+    for name, tensors in (("u", rule.u), ("v", rule.v)):
+        if tensors is not None:
+            tree.check_layout(x, tensors, f"direction {name} of the local rule")
+            brought[name] = tree.map(lambda tensor, like: tensor.to(like.device), tensors, x)
+    rule = replace(rule, u=brought.get("u"), v=brought.get("v"))
+    if rule.gradient.order == "feddyn_code" and rule.mu:
+        rule = replace(rule, u=tree.scale(x, -rule.mu) if rule.u is None else tree.add(rule.u, x, -rule.mu))
+    return rule
 
 
 def _mixed(g: Tensors, rule: LocalRule, y: Tensors, x: Tensors) -> Tensors:
@@ -135,3 +105,13 @@ def _mixed(g: Tensors, rule: LocalRule, y: Tensors, x: Tensors) -> Tensors:
     if rule.mu != 0.0:
         d = tree.add(d, tree.subtract(y, x), rule.mu)
     return d
+
+
+def _mixed_then_shaped(g: Tensors, rule: LocalRule, y: Tensors, settings: LocalSettings) -> Tensors:
+    """d = clip(a * g + u - mu * x) + (wd + mu) * y: there the optimizer adds mu * y together with the decay.
+
+    `_prepared` has put - mu * x into u.
+    """
+    d = clipped(_mixed(g, replace(rule, mu=0.0), y, y), settings)
+    decay = settings.weight_decay + rule.mu
+    return tree.add(d, y, decay) if decay else d

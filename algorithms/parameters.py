@@ -22,41 +22,67 @@ class AlgorithmError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Finite numbers over one bound, up to and with another."""
+    """Finite numbers between two bounds; a bound is outside (over, below) or inside (at_least, at_most)."""
 
-    over: float
+    over: float = -math.inf
+    at_least: float = -math.inf
+    below: float = math.inf
     at_most: float = math.inf
 
     def __contains__(self, number: float) -> bool:
-        return self.over < number <= min(self.at_most, sys.float_info.max)
+        inside = self.at_least <= number <= self.at_most and self.over < number < self.below
+        return inside and abs(number) <= sys.float_info.max
 
     def __str__(self) -> str:
-        return f"over {self.over:g}" + ("" if self.at_most == math.inf else f" and at most {self.at_most:g}")
+        bounds = (("over", self.over), ("at least", self.at_least), ("below", self.below), ("at most", self.at_most))
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if math.isfinite(bound))
 
 
 Positive = Annotated[float, Range(over=0)]
+NonNegative = Annotated[float, Range(at_least=0)]
 Share = Annotated[float, Range(over=0, at_most=1)]
+Decay = Annotated[float, Range(at_least=0, below=1)]
+"""The beta of a moving average or of a momentum; 0 is no memory."""
 
 
-def read_parameters(builder: Callable[..., object], given: Mapping[str, object]) -> dict[str, Value]:
-    """All parameters of `builder` with their values: the given ones checked, defaults for the others.
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What may be given for one parameter."""
+
+    kind: Any
+    """Its annotation: a number with its Range, a Literal, or bool."""
+    default: Value
+
+
+Parameters = Mapping[str, Parameter]
+
+
+def declared(builder: Callable[..., object]) -> dict[str, Parameter]:
+    """The parameters of a builder, as its signature has them."""
+    kinds = get_type_hints(builder, include_extras=True)
+    return {
+        name: Parameter(kinds[name], parameter.default)
+        for name, parameter in inspect.signature(builder).parameters.items()
+    }
+
+
+def read_parameters(owner: str, parameters: Parameters, given: Mapping[str, object]) -> dict[str, Value]:
+    """All parameters with their values: the given ones checked, defaults for the others.
 
     A whole number may come as 5.0, a real one as 5: the value returned has the declared type.
 
     Raises:
-        AlgorithmError: a parameter that `builder` does not have, or a value out of its range.
+        AlgorithmError: a parameter that `owner` does not have, or a value out of its range.
     """
-    kinds = get_type_hints(builder, include_extras=True)
-    defaults = {name: parameter.default for name, parameter in inspect.signature(builder).parameters.items()}
     for name in given:
-        if name not in defaults:
-            raise AlgorithmError(unknown(f"parameter of {builder.__name__}", name, defaults))
+        if name not in parameters:
+            raise AlgorithmError(unknown(f"parameter of {owner}", name, parameters))
     values = {}
-    for name, value in {**defaults, **given}.items():
+    for name, parameter in parameters.items():
         try:
-            values[name] = _read(kinds[name], value)
+            values[name] = _read(parameter.kind, given.get(name, parameter.default))
         except AlgorithmError as error:
-            raise AlgorithmError(f"{builder.__name__}, parameter {name!r}: {error}") from None
+            raise AlgorithmError(f"{owner}, parameter {name!r}: {error}") from None
     return values
 
 
@@ -74,6 +100,10 @@ def _read(kind: Any, value: Any) -> Value:
             raise AlgorithmError(f"expected one of {', '.join(get_args(kind))}; got {value!r}")
         choice: str = value
         return choice
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise AlgorithmError(f"expected true or false; got {value!r}")
+        return value
     number, limits = get_args(kind)
     if isinstance(value, bool) or not isinstance(value, int | float) or value not in limits or number(value) != value:
         raise AlgorithmError(f"expected a {'whole ' if number is int else ''}number {limits}; got {value!r}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from algorithms import tree
-from algorithms.base import RoundInfo, Tensors
-from algorithms.compose import Memory, ServerOptimizer
+from algorithms.base import Memory, RoundInfo, Tensors
+from algorithms.compose import ServerOptimizer
+from algorithms.parameters import Positive
 
 
-def sgd(eta_g: float) -> ServerOptimizer:
+def sgd(eta_g: Positive = 1.0) -> ServerOptimizer:
     """x_{t+1} = x_t + eta_g * movement."""
 
     def step(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:

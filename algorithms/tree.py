@@ -29,6 +29,11 @@ def add(a: Tensors, b: Tensors, scale: float = 1.0) -> Tensors:
     return _named(a, torch._foreach_add(list(a.values()), _matched(a, b), alpha=scale))
 
 
+def accumulate(memory: Tensors, beta: float, a: Tensors) -> Tensors:
+    """beta * memory + a, the momentum of the papers; with beta = 0 it is `a`, and the memory is not read."""
+    return add(a, memory, beta) if beta else a
+
+
 def subtract(a: Tensors, b: Tensors) -> Tensors:
     """a - b."""
     return _named(a, torch._foreach_sub(list(a.values()), _matched(a, b)))
@@ -53,6 +58,11 @@ def norm(a: Tensors) -> torch.Tensor:
 def add_(a: Tensors, b: Tensors, scale: float = 1.0) -> None:
     """a <- a + scale * b."""
     torch._foreach_add_(list(a.values()), _matched(a, b), alpha=scale)
+
+
+def copy_(a: Tensors, b: Tensors) -> None:
+    """a <- b."""
+    torch._foreach_copy_(list(a.values()), _matched(a, b))
 
 
 def check_layout(expected: Tensors, given: Tensors, what: str) -> None:

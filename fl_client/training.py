@@ -12,8 +12,8 @@ from google.protobuf.json_format import MessageToDict
 from torch import Tensor, nn
 
 import algorithms
-from algorithms.base import LocalRule
-from algorithms.local import LocalResult, LocalSettings, train_locally
+from algorithms.base import LocalRule, LocalSettings
+from algorithms.local import LocalResult, train_locally
 from algorithms.model_state import ModelState, load_state, read_state
 from fl_client.bundles import Bundle
 from fl_client.data import LocalTask

@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config = config
-        self.algorithm = fl.build(config.algorithm.name, **config.algorithm.parameters)
+        self.algorithm = _of_one_exchange(fl.build(config.algorithm.name, **config.algorithm.parameters))
         self._task = task
         self._model = _first_model(task, config.seed)
         first = fl.read_state(self._model)
@@ -105,7 +105,7 @@ class Engine:
     ) -> tuple[Snapshot, StepNorms]:
         """Reduce the accepted updates and apply the server half. Raises Diverged; the snapshot is not changed."""
         round_ = snapshot.round + 1
-        info = fl.RoundInfo(round_, self.config.local.learning_rate_in(round_))
+        info = self._round_info(round_, len(cohort))
         wanted = self.algorithm.sums(cohort, info)
         totals = sum_updates(paths, self.layout, [row.coefficients for row in wanted.values()])
         state = self.algorithm.server_step(snapshot.state, dict(zip(wanted, totals, strict=True)), info)
@@ -118,6 +118,17 @@ class Engine:
             )
         return Snapshot(round_, state, buffers), norms
 
+    def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
+        rate = self.config.local.learning_rate_in
+        return fl.RoundInfo(
+            round_,
+            rate(round_),
+            previous_learning_rate=rate(round_ - 1) if round_ else None,
+            rounds=self.config.stop.rounds,
+            population=self.config.population or None,
+            cohort_size=cohort_size,
+        )
+
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One at a time."""
         with self._evaluating:
@@ -126,6 +137,18 @@ class Engine:
                     self._held_out = self._task.eval_data()
             fl.load_state(self._model, fl.ModelState(snapshot.state.x, snapshot.buffers, self.frozen))
             return evaluate(self._task, self._model, self._held_out, self.config.evaluation.batch_size)
+
+
+def _of_one_exchange(algorithm: fl.Algorithm) -> fl.Algorithm:
+    """The algorithm, if a round of one exchange, with deltas alone and stateless clients, is all that it asks for."""
+    exchanges = [exchange.payloads for exchange in algorithm.exchanges]
+    if exchanges != [("delta",)] or algorithm.keeps_client_state:
+        raise fl.AlgorithmError(
+            f"expected a method whose clients send one delta a round and keep nothing, got {algorithm.name}: its rounds "
+            f"have {len(exchanges)} exchanges with {exchanges}"
+            + (", and its clients keep a state" if algorithm.keeps_client_state else "")
+        )
+    return algorithm
 
 
 def _first_model(task: Task, seed: int) -> nn.Module:

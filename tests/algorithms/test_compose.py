@@ -5,7 +5,7 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
-from algorithms.compose import Method, ServerOptimizer, compose
+from algorithms.compose import Parts, ServerOptimizer, compose
 from algorithms.fedcm import client_momentum
 from algorithms.sgd import sgd
 
@@ -23,7 +23,7 @@ def heavy_ball(symbol="v"):
 def test_server_memory_does_not_leak_into_the_correction(federation):
     """FedCM's Delta is made from the deltas: for equal deltas it is the same under SGD and under a heavy ball."""
     plain, heavy = (
-        compose("fedcm", {}, Method(client_momentum(0.5), optimizer, "uniform"))
+        compose("fedcm", {}, Parts(client_momentum(0.5), "uniform", optimizer))
         for optimizer in (sgd(1.0), heavy_ball())
     )
     start = fl.ServerState(federation.x, {symbol: tree.full_like(federation.x, 1.0) for symbol in ("Delta", "v")})
@@ -35,7 +35,7 @@ def test_server_memory_does_not_leak_into_the_correction(federation):
 
 def test_state_holds_the_memory_of_both_parts(federation):
     """A checkpoint of a composed method has each part's symbols, from their starting values on."""
-    both = compose("fedcm", {}, Method(client_momentum(0.5), heavy_ball(), "uniform"))
+    both = compose("fedcm", {}, Parts(client_momentum(0.5), "uniform", heavy_ball()))
     assert both.init(federation.x).memory.keys() == {"Delta", "v"}
     assert federation.play(both, 1)[0].memory.keys() == {"Delta", "v"}
 
@@ -43,7 +43,7 @@ def test_state_holds_the_memory_of_both_parts(federation):
 def test_parts_with_one_symbol_between_them_do_not_fit():
     """Two parts that keep different things under one name are refused when they are joined, not in round 40."""
     with pytest.raises(fl.AlgorithmError, match=r"got \['Delta'\] in both"):
-        compose("both", {}, Method(client_momentum(0.5), heavy_ball("Delta"), "uniform"))
+        compose("both", {}, Parts(client_momentum(0.5), "uniform", heavy_ball("Delta")))
 
 
 def test_sums_of_another_model_are_refused(federation):

@@ -11,45 +11,115 @@ from safetensors.torch import load, save
 
 import algorithms as fl
 from algorithms import tree
+from tests.algorithms.federation import UNEVEN, Standing, flat
 
-METHODS = [
-    pytest.param("fedavg", {}, id="fedavg"),
-    pytest.param("fedavg", {"eta_g": 0.5, "weights": "uniform"}, id="fedavg-uniform-half"),
-    pytest.param("fedcm", {"alpha": 0.1}, id="fedcm-0.1"),
-    pytest.param("fedcm", {"alpha": 0.5, "weights": "examples"}, id="fedcm-0.5-examples"),
-    pytest.param("fedcm", {"alpha": 1.0}, id="fedcm-1"),
+ADAPTIVE = "its steps keep their size near the optimum"
+ROWS = {
+    "fedavg": ("fedavg", {}),
+    "fedavg-uniform-half": ("fedavg", {"eta_g": 0.5, "weights": "uniform"}),
+    "fedavgm-nesterov": ("fedavgm", {"beta": 0.7}),
+    "fedavgm-heavy-ball": ("fedavgm", {"beta": 0.7, "variant": "heavy_ball", "momentum_units": "gradient"}),
+    "fedadagrad": ("fedadagrad", {}),
+    "fedyogi": ("fedyogi", {}),
+    "fedadam": ("fedadam", {}),
+    "fedadam-corrected": ("fedadam", {"bias_correction": True, "v_from": "m", "momentum_units": "gradient"}),
+    "feddemon": ("feddemon", {}),
+    "feddemonadam": ("feddemonadam", {}),
+    "feddemonadam-outside": ("feddemonadam", {"eps_inside": False}),
+    "slowmo": ("slowmo", {}),
+    "fedprox": ("fedprox", {"mu": 0.3}),
+    "fednova": ("fednova", {}),
+    "scaffold-II": ("scaffold", {}),
+    "scaffold-I": ("scaffold", {"option": "I"}),
+    "scaffold-examples": ("scaffold", {"objective": "examples"}),
+    "feddyn": ("feddyn", {"alpha": 1.0}),
+    "feddyn-examples": ("feddyn", {"alpha": 1.0, "objective": "examples"}),
+    "fedcm-0.1": ("fedcm", {"alpha": 0.1}),
+    "fedcm-0.5-examples": ("fedcm", {"alpha": 0.5, "weights": "examples"}),
+    "fedcm-1": ("fedcm", {"alpha": 1.0}),
+    "fedcm-feddyn_code": ("fedcm", {"order": "feddyn_code"}),
+    "mimelite": ("mimelite", {"beta": 0.6}),
+    "mime": ("mime", {"beta": 0.6}),
+    "mime-undamped": ("mime", {"beta": 0.3, "damp": False}),
+    "fedsam": ("fedsam", {}),
+    "mofedsam": ("mofedsam", {}),
+    "fedrobust": ("fedrobust", {"eta_2": 0.1}),
+    "qg": ("qg", {"beta": 0.5, "mu": 0.5}),
+    "mfl": ("mfl", {"gamma": 0.5}),
+    "fedcm-adam": ("fedcm", {"server_optimizer": "adam"}),
+    "mimelite-demon_adam-sam": ("mimelite", {"server_optimizer": "demon_adam", "gradient": "sam"}),
+    "scaffold-momentum-fednova": (
+        "scaffold",
+        {"server_optimizer": "momentum", "server_beta": 0.5, "normaliser": "fednova"},
+    ),
+    "feddyn-nesterov": ("feddyn", {"alpha": 1.0, "server_optimizer": "nesterov", "server_beta": 0.3}),
+    "mfl-slowmo": ("mfl", {"gamma": 0.3, "server_optimizer": "slowmo"}),
+}
+"""Method and parameters by the row's name."""
+METHODS = [pytest.param(*row, id=id) for id, row in ROWS.items()]
+NEUTRAL = [
+    pytest.param("fedcm", {"alpha": 1}, id="fedcm"),
+    pytest.param("fedavgm", {"beta": 0}, id="fedavgm-nesterov"),
+    pytest.param("fedavgm", {"beta": 0, "variant": "heavy_ball"}, id="fedavgm-heavy-ball"),
+    pytest.param("feddemon", {"beta0": 0}, id="feddemon"),
+    pytest.param("fedprox", {"mu": 0}, id="fedprox"),
+    pytest.param("mimelite", {"beta": 0}, id="mimelite"),
+    pytest.param("fedsam", {"rho": 0}, id="fedsam"),
+    pytest.param("mofedsam", {"rho": 0, "beta": 1}, id="mofedsam"),
+    pytest.param("fedrobust", {"eta_2": 0}, id="fedrobust"),
+    pytest.param("qg", {"beta": 0}, id="qg"),
+    pytest.param("mfl", {"gamma": 0}, id="mfl"),
 ]
-NEUTRAL = [pytest.param("fedcm", {"alpha": 1}, id="fedcm")]
 """Settings that must be FedAvg, bit for bit."""
+NO_SINGLE_STEP_OPTIMUM = {
+    **dict.fromkeys(("fedadagrad", "fedyogi", "fedadam", "fedadam-corrected", "fedcm-adam"), ADAPTIVE),
+    **dict.fromkeys(("feddemonadam", "feddemonadam-outside", "mimelite-demon_adam-sam"), ADAPTIVE),
+    **dict.fromkeys(("fedsam", "mofedsam"), "gradients are taken at a distance rho, also near the optimum"),
+    **dict.fromkeys(
+        ("feddyn", "feddyn-examples", "feddyn-nesterov"), "it wants local problems solved, see test_feddyn"
+    ),
+    "fedrobust": "it minimises another objective",
+}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 
 each_method = pytest.mark.parametrize(("name", "parameters"), METHODS)
 
 
+def parts(standing):
+    """All tensors of a run, by what holds them."""
+    named = {"x": standing.server.x, **{f"server {symbol}": kept for symbol, kept in standing.server.memory.items()}}
+    for client, memory in sorted(standing.clients.items()):
+        named |= {f"{client} {symbol}": kept for symbol, kept in memory.items()}
+    return named
+
+
 def same(a, b):
-    """Whether two states hold the same bits."""
-    parts = [(a.x, b.x), *((a.memory[symbol], b.memory[symbol]) for symbol in a.memory)]
-    return a.memory.keys() == b.memory.keys() and all(torch.equal(p[name], q[name]) for p, q in parts for name in p)
+    """Whether two runs hold the same bits."""
+    a, b = parts(a), parts(b)
+    return a.keys() == b.keys() and all(torch.equal(a[part][name], b[part][name]) for part in a for name in a[part])
 
 
-def copied(state):
-    """A state that shares no tensor with the given one."""
-    memory = {symbol: tree.map(torch.clone, tensors) for symbol, tensors in state.memory.items()}
-    return fl.ServerState(tree.map(torch.clone, state.x), memory)
+def mapped(function, standing):
+    """A run with `function` applied to its named tensors."""
+    server = standing.server
+    memory = {symbol: function(tensors) for symbol, tensors in server.memory.items()}
+    clients = {
+        client: {symbol: function(kept) for symbol, kept in own.items()} for client, own in standing.clients.items()
+    }
+    return Standing(fl.ServerState(function(server.x), memory), clients)
 
 
 def assert_close(a, b):
-    """Equal to 1e-12, all tensors of two states."""
-    torch.testing.assert_close(a.x, b.x, rtol=0, atol=1e-12)
-    torch.testing.assert_close(dict(a.memory), dict(b.memory), rtol=0, atol=1e-12)
+    """Equal to 1e-12, all tensors of two runs."""
+    torch.testing.assert_close(parts(a), parts(b), rtol=0, atol=1e-12)
 
 
 @each_method
 def test_mean_of_one_client_is_its_own_update(federation, name, parameters):
     """A cohort of one: Dbar is that client's delta, bit for bit."""
     algorithm = fl.build(name, **parameters)
-    info, delta = federation.deltas(algorithm, algorithm.init(federation.x))[1]
-    row = algorithm.sums([info], federation.round_info())["Dbar"]
+    client, delta = federation.clients[1], federation.train(federation.clients[1], federation.x, fl.LocalRule()).delta
+    row = algorithm.sums([client.info], federation.round_info())["Dbar"]
     [mean] = fl.weighted_sums_of_tensors([delta], [row.coefficients])
     assert all(torch.equal(delta[key], mean[key]) for key in delta)
 
@@ -58,11 +128,10 @@ def test_mean_of_one_client_is_its_own_update(federation, name, parameters):
 def test_order_of_arrival_changes_no_bit(federation, name, parameters):
     """Updates are summed in the order of client ids, in whatever order they come."""
     algorithm = fl.build(name, **parameters)
-    state = algorithm.init(federation.x)
-    updates = federation.deltas(algorithm, state)
-    forward, backward = (
-        fl.apply_updates(algorithm, state, cohort, federation.round_info()) for cohort in (updates, updates[::-1])
-    )
+    forward = federation.run(algorithm, UNEVEN)[-1]
+    backward = federation.run(
+        algorithm, [dataclasses.replace(round, arrange=lambda updates: updates[::-1]) for round in UNEVEN]
+    )[-1]
     assert same(forward, backward)
 
 
@@ -74,72 +143,79 @@ def test_names_of_clients_do_not_matter(federation, name, parameters):
     renamed = dataclasses.replace(
         federation, clients=[dataclasses.replace(client, name=other[client.name]) for client in federation.clients]
     )
-    assert_close(federation.play(algorithm, 3)[-1], renamed.play(algorithm, 3)[-1])
+    here, there = federation.run(algorithm, UNEVEN)[-1], renamed.run(algorithm, UNEVEN)[-1]
+    assert_close(dataclasses.replace(here, clients={other[name]: own for name, own in here.clients.items()}), there)
 
 
 @each_method
 def test_scale_of_weights_does_not_matter(federation, name, parameters):
     """Seven times the examples for everyone is the same state to tolerance, and the weights sum to one."""
     algorithm = fl.build(name, **parameters)
-    state = algorithm.init(federation.x)
-    updates = federation.deltas(algorithm, state)
-    many = [(dataclasses.replace(info, num_examples=7 * info.num_examples), delta) for info, delta in updates]
-    once, sevenfold = (
-        fl.apply_updates(algorithm, state, cohort, federation.round_info()) for cohort in (updates, many)
+    many = dataclasses.replace(
+        federation,
+        clients=[dataclasses.replace(c, A=c.A.repeat(7, 1), b=c.b.repeat(7)) for c in federation.clients],
     )
-    assert_close(once, sevenfold)
-    assert sum(algorithm.weights([info for info, _ in many])) == pytest.approx(1)
+    assert_close(federation.run(algorithm, UNEVEN[:3])[-1], many.run(algorithm, UNEVEN[:3])[-1])
+    assert sum(algorithm.weights([client.info for client in many.clients])) == pytest.approx(1)
 
 
 @each_method
 def test_inputs_stay_unchanged(federation, name, parameters):
-    """Neither training nor the server step writes into the state or the updates it was given."""
+    """Neither training nor the server step writes into the state, the direction or the updates it was given."""
     algorithm = fl.build(name, **parameters)
-    state = federation.play(algorithm, 1)[0]
-    before = copied(state)
-    updates = federation.deltas(algorithm, state)
-    deltas_before = [tree.map(torch.clone, delta) for _, delta in updates]
-    fl.apply_updates(algorithm, state, updates, federation.round_info(1))
-    assert same(before, state)
-    torch.testing.assert_close(deltas_before, [delta for _, delta in updates], rtol=0, atol=0)
+    standing = federation.run(algorithm, UNEVEN[:2])[-1]
+    before = mapped(lambda tensors: tree.map(torch.clone, tensors), standing)
+    sent, copies = [], []
+
+    def watched(updates):
+        sent.extend(payloads for _, payloads in updates)
+        copies.extend({p: tree.map(torch.clone, tensors) for p, tensors in each.items()} for _, each in updates)
+        return updates
+
+    federation.after(algorithm, standing, dataclasses.replace(UNEVEN[2], arrange=watched))
+    assert same(before, standing)
+    torch.testing.assert_close(sent, copies, rtol=0, atol=0)
 
 
 @each_method
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_and_device_are_kept(federation, name, parameters, dtype, device):
-    """Deltas and every tensor of the next state are of the model's dtype, on its device."""
+    """Every tensor of server and clients is of the model's dtype, on its device."""
     algorithm = fl.build(name, **parameters)
     there = dataclasses.replace(federation, x=tree.map(lambda tensor: tensor.to(device, dtype), federation.x))
-    state = there.play(algorithm, 2)[-1]
-    tensors = [state.x, *state.memory.values(), there.deltas(algorithm, state)[0][1]]
-    assert {(t.dtype, t.device.type) for part in tensors for t in part.values()} == {(dtype, device)}
+    tensors = parts(there.run(algorithm, UNEVEN[:2])[-1])
+    assert {(t.dtype, t.device.type) for part in tensors.values() for t in part.values()} == {(dtype, device)}
 
 
 @each_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_saved_state_gives_the_same_next_round(federation, name, parameters, dtype):
-    """The state is whole: through bytes and back, the round that follows is the same bit for bit."""
+def test_resumed_run_is_the_uninterrupted_one(federation, name, parameters, dtype):
+    """The state is whole: through bytes and back in mid-run, with absent clients, the end is the same bit for bit."""
     algorithm = fl.build(name, **parameters)
     federation = dataclasses.replace(federation, x=tree.map(lambda tensor: tensor.to(dtype), federation.x))
-    state = federation.play(algorithm, 2)[-1]
-    memory = {symbol: load(save(tensors)) for symbol, tensors in state.memory.items()}
-    restored = fl.ServerState(load(save(state.x)), memory)
-    assert same(federation.play(algorithm, 1, state)[0], federation.play(algorithm, 1, restored)[0])
+    whole = federation.run(algorithm, UNEVEN)
+    restored = mapped(lambda tensors: load(save(tensors)), whole[2])
+    again = fl.build(algorithm.name, **algorithm.parameters)
+    assert same(whole[-1], federation.run(again, UNEVEN[3:], restored)[-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "parameters"), NEUTRAL)
 def test_neutral_setting_is_fedavg(federation, name, parameters, dtype):
-    """Switched off, at equal aggregation weights, a method is FedAvg bit for bit, with decay and unequal K_i."""
+    """Switched off, at equal aggregation weights, a method is FedAvg bit for bit, whatever the round."""
     federation = dataclasses.replace(
         federation,
         x=tree.map(lambda tensor: tensor.to(dtype), federation.x),
         settings=fl.LocalSettings(0.07, weight_decay=0.01),
     )
-    fedavg = federation.play(fl.build("fedavg", weights="uniform"), 4)
-    neutral = federation.play(fl.build(name, weights="uniform", **parameters), 4)
-    assert all(torch.equal(a.x[key], b.x[key]) for a, b in zip(fedavg, neutral, strict=True) for key in federation.x)
+    fedavg = federation.run(fl.build("fedavg", weights="uniform"), UNEVEN)
+    neutral = federation.run(fl.build(name, weights="uniform", **parameters), UNEVEN)
+    assert all(
+        torch.equal(a.server.x[key], b.server.x[key])
+        for a, b in zip(fedavg, neutral, strict=True)
+        for key in a.server.x
+    )
 
 
 @pytest.mark.parametrize(("name", "parameters"), NEUTRAL)
@@ -154,35 +230,61 @@ def test_neutral_setting_never_reads_the_direction(federation, name, parameters)
 @each_method
 def test_path_shifts_with_the_problem(federation, name, parameters):
     """Translation: moving every f_i and x_0 by one vector moves the whole path by it, and no memory."""
+    if name == "fedrobust":
+        pytest.skip("its ascent stretches the inputs, and so the shift")
     algorithm = fl.build(name, **parameters)
     by = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64)
-    for here, there in zip(federation.play(algorithm, 5), federation.shifted(by).play(algorithm, 5), strict=True):
-        moved = {"head": here.x["head"] + by[:2], "tail": here.x["tail"] + by[2]}
-        assert_close(fl.ServerState(moved, here.memory), there)
+    heres, theres = (each.run(algorithm, UNEVEN) for each in (federation, federation.shifted(by)))
+    for here, there in zip(heres, theres, strict=True):
+        x = {"head": here.server.x["head"] + by[:2], "tail": here.server.x["tail"] + by[2]}
+        assert_close(dataclasses.replace(here, server=here.server.replace(x=x)), there)
 
 
-@each_method
-def test_single_full_steps_reach_the_optimum(federation, name, parameters):
+@pytest.mark.parametrize("row", ROWS.keys() - NO_SINGLE_STEP_OPTIMUM.keys())
+def test_single_full_steps_reach_the_optimum(federation, row):
     """K = 1 with full batches and all clients: the minimiser of sum p_i f_i, where sum p_i grad f_i = 0."""
+    name, parameters = ROWS[row]
     algorithm = fl.build(name, **parameters)
-    federation = dataclasses.replace(federation.with_steps(1), settings=fl.LocalSettings(0.4))
-    end = federation.play(algorithm, 500)[-1].x
-    y = torch.cat([end["head"], end["tail"].flatten()])
+    federation = dataclasses.replace(federation.with_steps(1), settings=fl.LocalSettings(0.4), planned=400)
+    y = flat(federation.play(algorithm, 400)[-1].x)
     p = algorithm.weights([client.info for client in federation.clients])
+    if algorithm.objective == "examples":
+        p = fl.example_weights([client.info for client in federation.clients])
     slope = sum(p_i * client.gradient(y) for p_i, client in zip(p, federation.clients, strict=True))
-    assert slope.norm() < 1e-9
+    assert slope.norm() < 1e-8
 
 
 @each_method
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=5)
 def test_cutting_into_blocks_changes_no_bit(name, parameters, data):
     """Sums of slices, cut anywhere, are the slices of the sums."""
     n, seed = data.draw(st.integers(1, 200)), data.draw(st.integers(0, 2**31))
     cuts = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=6))})
     blocks = list(torch.randn(3, n, generator=torch.Generator().manual_seed(seed)))
     cohort = [fl.UpdateInfo(client, size, size) for client, size in (("a", 3), ("b", 7), ("c", 11))]
-    rows = [s.coefficients for s in fl.build(name, **parameters).sums(cohort, fl.RoundInfo(0, 0.3)).values()]
+    info = fl.RoundInfo(0, 0.3, population=9, population_examples=70, cohort_size=3)
+    rows = [s.coefficients for s in fl.build(name, **parameters).sums(cohort, info).values()]
     whole = fl.weighted_sums(blocks, rows)
     pieces = [fl.weighted_sums((block[start:end] for block in blocks), rows) for start, end in pairwise(cuts)]
     assert all(torch.equal(total, torch.cat(parts)) for total, *parts in zip(whole, *pieces, strict=True))
+
+
+@each_method
+def test_clipped_update_counts_as_if_it_had_been_sent_so(federation, name, parameters):
+    """A delta admitted at a factor: server and client are where a delta of that length would have brought them."""
+    algorithm = fl.build(name, **parameters)
+    clipped = dataclasses.replace(UNEVEN[0], clip={"bob": 0.25})
+
+    def quartered(updates):
+        return [
+            (
+                dataclasses.replace(info, clip_factor=1.0),
+                {**sent, "delta": tree.scale(sent["delta"], info.clip_factor)} if "delta" in sent else sent,
+            )
+            for info, sent in updates
+        ]
+
+    by_factor = federation.run(algorithm, [clipped])[0].server
+    by_hand = federation.run(algorithm, [dataclasses.replace(clipped, arrange=quartered)])[0].server
+    assert_close(Standing(by_factor), Standing(by_hand))

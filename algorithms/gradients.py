@@ -1,0 +1,156 @@
+"""Gradients of one model's loss: of a mini-batch at the model's point or at another one, and of the whole local set.
+
+A second pass over a mini-batch sees what the first one saw: the same examples, the same dropout mask (the random state
+is put back), and batch norm's statistics as they were before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from algorithms import tree
+from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
+from algorithms.model_state import trainable_views
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(output, targets) -> mean loss of the batch, of shape []."""
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""(inputs, targets); they may be on another device than the model."""
+
+
+def clipped(g: Tensors, settings: LocalSettings) -> Tensors:
+    """g * min(1, C / (||g|| + 1e-6)), one norm over all parameters, without waiting for it."""
+    if not settings.max_gradient_norm:
+        return g
+    return tree.scale(g, (settings.max_gradient_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0))
+
+
+def decayed(g: Tensors, y: Tensors, settings: LocalSettings) -> Tensors:
+    """g + wd * y."""
+    return tree.add(g, y, settings.weight_decay) if settings.weight_decay else g
+
+
+class BatchGradients:
+    """g of one mini-batch after the other, while the model moves."""
+
+    def __init__(self, model: nn.Module, loss: Loss, settings: LocalSettings, rule: LocalRule) -> None:
+        self._model = model
+        self._loss = loss
+        self._settings = settings
+        self._gradient = rule.gradient
+        self._ascent = rule.ascent
+        self._replays = rule.gradient.rho > 0.0 or rule.anchored
+        self._y = trainable_views(model)
+        self._device = next(iter(self._y.values())).device
+        self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters
+
+    def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
+        """The loss at y before any step, and g. The gradient is not to be written into: tensors may share memory."""
+        inputs, targets = inputs.to(self._device), targets.to(self._device)
+        if self._replays:
+            self._random = _random_state(self._device)
+        if self._ascent is None:
+            value = self._pass(inputs, targets)
+        else:
+            value, inputs = self._climbed(self._ascent, inputs, targets)
+        self._batch = inputs, targets
+        g = gradient_of(self._model)
+        if self._gradient.rho:
+            e = tree.scale(g, self._gradient.rho / (tree.norm(g) + 1e-12))
+            g = self._replayed(tree.add(self._y, e))
+        return value, self._shaped(g, self._y)
+
+    def again_at(self, point: Tensors) -> Tensors:
+        """g of the mini-batch that was last taken, at another point than y."""
+        return self._shaped(self._replayed(point), point)
+
+    def _shaped(self, g: Tensors, point: Tensors) -> Tensors:
+        if self._gradient.order == "feddyn_code":
+            return g
+        return decayed(clipped(g, self._settings), point, self._settings)
+
+    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        value = self._loss(self._model(inputs), targets)
+        self._model.zero_grad()
+        value.backward()
+        return value.detach()
+
+    def _replayed(self, point: Tensors) -> Tensors:
+        y, buffers = tree.map(torch.clone, self._y), _Buffers(self._model)
+        tree.copy_(self._y, point)
+        _set_random_state(self._device, self._random)
+        self._pass(*self._batch)
+        tree.copy_(self._y, y)
+        buffers.put_back()
+        return gradient_of(self._model)
+
+    def _climbed(self, ascent: InputAscent, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass for both players: gradients for the model, and a step up for the map of the inputs."""
+        start = self.ascended or ascent.start(inputs)
+        parameters = {name: tensor.to(self._device).detach().requires_grad_() for name, tensor in start.items()}
+        seen = ascent.apply(inputs, parameters)
+        value = self._pass(seen, targets)
+        slopes = {name: gradient_or_zero(tensor) for name, tensor in parameters.items()}
+        self.ascended = ascent.ascend(tree.map(torch.detach, parameters), slopes)
+        return value, seen.detach()
+
+
+def full_gradient(  # noqa: PLR0913, PLR0917 - as local training has them
+    model: nn.Module, batches: Batches, loss: Loss, settings: LocalSettings, rule: GradientRule
+) -> Tensors:
+    """g over the whole local set at the model's point: the mean over examples of each batch's g, made as a step's is.
+
+    The model, its buffers and the random state are left as they were; dropout is that of training.
+
+    Raises:
+        ValueError: there was no batch.
+    """
+    taker, buffers = BatchGradients(model, loss, settings, LocalRule(gradient=rule)), _Buffers(model)
+    device = next(model.parameters()).device
+    total, examples = None, 0
+    model.train()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for inputs, targets in batches:
+            g = tree.scale(taker.take(inputs, targets)[1], float(len(inputs)))
+            total, examples = g if total is None else tree.add(total, g), examples + len(inputs)
+    model.zero_grad()
+    buffers.put_back()
+    if total is None:
+        raise ValueError("expected at least one batch for a full gradient, got none; does this client hold examples?")
+    return tree.scale(total, 1.0 / examples)
+
+
+def gradient_of(model: nn.Module) -> Tensors:
+    """Gradients of the trainable parameters, zero for one that the loss did not reach."""
+    return {name: gradient_or_zero(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def gradient_or_zero(parameter: Tensor) -> Tensor:
+    """The gradient that autograd left, as a dense tensor."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+
+
+class _Buffers:
+    """All buffers of a model as they are now, to be put back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._pairs = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def put_back(self) -> None:
+        for buffer, before in self._pairs:
+            buffer.copy_(before)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -1,0 +1,205 @@
+"""A federation in one process: small least-squares problems whose gradients are known in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+import algorithms as fl
+
+
+def half_squares(output: Tensor, target: Tensor) -> Tensor:
+    """Mean of half the squared errors."""
+    return 0.5 * ((output - target) ** 2).mean()
+
+
+class Point(nn.Module):
+    """A @ y, with the three entries of y in two parameters."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> None:
+        super().__init__()
+        self.head = nn.Parameter(torch.tensor([1.0, -2.0], dtype=dtype, device=device))
+        self.tail = nn.Parameter(torch.tensor([[0.5]], dtype=dtype, device=device))
+
+    def forward(self, A: Tensor) -> Tensor:
+        """[rows, 3] -> [rows]."""
+        return A @ torch.cat([self.head, self.tail.flatten()])
+
+
+@dataclass(frozen=True)
+class Client:
+    """f(y) = mean over rows of (A y - b)^2 / 2, trained on all rows in every step."""
+
+    name: str
+    A: Tensor
+    b: Tensor
+    steps: int
+
+    @property
+    def info(self) -> fl.UpdateInfo:
+        """What the client reports."""
+        return fl.UpdateInfo(self.name, len(self.A), self.steps)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """A^T (A y - b) / rows."""
+        return self.A.T @ (self.A @ y - self.b) / len(self.A)
+
+    def data(self, like: Tensor) -> fl.LocalData:
+        """All rows as one batch, of the given dtype."""
+        batch = (self.A.to(like.dtype), self.b.to(like.dtype))
+        return fl.LocalData([batch] * self.steps, [batch], half_squares)
+
+
+def flat(tensors: fl.Tensors) -> Tensor:
+    """The three entries of a point as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run between two rounds: the server's state, and what each client keeps."""
+
+    server: fl.ServerState
+    clients: Mapping[str, fl.Memory] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is peculiar to one round."""
+
+    t: int = 0
+    cohort: Sequence[int] = (0, 1, 2)
+    rate: float | None = None
+    """None: the federation's."""
+    previous_rate: float | None = None
+    arrange: Callable[[list[fl.Update]], list[fl.Update]] = lambda updates: updates
+    """What happens to the updates on their way."""
+    clip: Mapping[str, float] = field(default_factory=dict)
+    """Clients whose delta is admitted scaled."""
+
+
+UNEVEN = tuple(
+    Round(t, cohort, 0.1 * 0.9**t, 0.1 * 0.9 ** (t - 1) if t else None)
+    for t, cohort in enumerate(([0, 1, 2], [1], [0, 2], [2, 1], [0], [0, 1, 2]))
+)
+"""Partial participation, down to one client, and a rate that decays."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients of unlike problems, sizes and amounts of work."""
+
+    clients: Sequence[Client]
+    x: fl.Tensors = field(default_factory=lambda: fl.read_state(Point()).trainable)
+    settings: fl.LocalSettings = field(default_factory=lambda: fl.LocalSettings(learning_rate=0.1))
+    planned: int = 8
+    """T of Demon."""
+
+    def with_steps(self, steps: int) -> Federation:
+        """The same problems, K_i = steps for everyone."""
+        return replace(self, clients=[replace(client, steps=steps) for client in self.clients])
+
+    def shifted(self, by: Tensor) -> Federation:
+        """Every problem and the first model moved by one vector."""
+        return replace(
+            self,
+            clients=[replace(client, b=client.b + client.A @ by) for client in self.clients],
+            x={"head": self.x["head"] + by[:2], "tail": self.x["tail"] + by[2]},
+        )
+
+    def model(self, x: fl.Tensors) -> Point:
+        """A model that holds x."""
+        model = Point(x["head"].dtype, str(x["head"].device))
+        fl.load_state(model, fl.ModelState(x, {}, {}))
+        return model
+
+    def train(
+        self, client: Client, x: fl.Tensors, rule: fl.LocalRule, watch: Callable[[Tensor], object] | None = None
+    ) -> fl.LocalResult:
+        """One client's round from x; `watch` sees the point after each step."""
+        model, data = self.model(x), client.data(x["head"])
+        seen = (lambda _: watch(flat(fl.read_state(model).trainable))) if watch else None
+        return fl.train_locally(model, data.batches, half_squares, rule, self.settings, on_step=seen)
+
+    def answers(
+        self, algorithm: fl.Algorithm, standing: Standing, sums: Mapping[str, fl.Tensors], round: Round
+    ) -> dict[str, tuple[fl.ClientContext, fl.ClientUpdate]]:
+        """What the cohort makes of the exchange that follows the given sums."""
+        number = 0 if not sums else len(algorithm.exchanges) - 1
+        direction = algorithm.exchanges[number].direction(standing.server, sums)
+        settings = replace(self.settings, learning_rate=round.rate or self.settings.learning_rate)
+        x, made = standing.server.x, {}
+        for client in (self.clients[i] for i in round.cohort):
+            state = standing.clients.get(client.name) or algorithm.client_init(x)
+            omega = fl.omega(algorithm.objective, client.info, self.info(round))
+            context = fl.ClientContext(direction, state, omega)
+            work = fl.Work(algorithm, context, settings, number)
+            made[client.name] = context, fl.answer(self.model(x), client.data(x["head"]), work)
+        return made
+
+    def after(self, algorithm: fl.Algorithm, standing: Standing, round: Round) -> Standing:
+        """The run after one more round."""
+        info, sums = self.info(round), {}
+        for exchange in algorithm.exchanges:
+            made = self.answers(algorithm, standing, sums, round)
+            updates = [
+                (
+                    replace(
+                        client.info, num_steps=made[client.name][1].steps, clip_factor=round.clip.get(client.name, 1)
+                    ),
+                    made[client.name][1].payloads,
+                )
+                for client in (self.clients[i] for i in round.cohort)
+            ]
+            sums |= fl.sum_exchange(exchange, round.arrange(updates), info)
+        kept = {
+            name: algorithm.next_client_state(context, update.admitted(round.clip.get(name, 1)))
+            for name, (context, update) in made.items()
+        }
+        return Standing(algorithm.server_step(standing.server, sums, info), {**standing.clients, **kept})
+
+    def start(self, algorithm: fl.Algorithm) -> Standing:
+        """Before round 0."""
+        return Standing(algorithm.init(self.x))
+
+    def run(self, algorithm: fl.Algorithm, rounds: Sequence[Round], start: Standing | None = None) -> list[Standing]:
+        """The run after each of some rounds."""
+        standings = [start or self.start(algorithm)]
+        for round in rounds:
+            standings.append(self.after(algorithm, standings[-1], round))
+        return standings[1:]
+
+    def play(self, algorithm: fl.Algorithm, rounds: int) -> list[fl.ServerState]:
+        """The server's states after each of some rounds with all clients at one rate."""
+        return [standing.server for standing in self.run(algorithm, [Round(t) for t in range(rounds)])]
+
+    def deltas(self, algorithm: fl.Algorithm, state: fl.ServerState) -> list[tuple[fl.UpdateInfo, fl.Tensors]]:
+        """The deltas of all clients for one state, of a method that keeps nothing on clients."""
+        rule = algorithm.local_rule(algorithm.direction(state))
+        return [(client.info, self.train(client, state.x, rule).delta) for client in self.clients]
+
+    def info(self, round: Round) -> fl.RoundInfo:
+        """All that a server step may ask for."""
+        return fl.RoundInfo(
+            round.t,
+            round.rate or self.settings.learning_rate,
+            previous_learning_rate=round.previous_rate,
+            rounds=self.planned,
+            population=len(self.clients),
+            population_examples=sum(len(client.A) for client in self.clients),
+            cohort_size=len(round.cohort),
+        )
+
+    def round_info(self, t: int = 0) -> fl.RoundInfo:
+        """Round t with all clients."""
+        return self.info(Round(t))
+
+    def minimiser(self, by_examples: bool = False) -> Tensor:
+        """Of the mean of f_i, over clients or over examples: a linear system."""
+        p = [len(client.A) if by_examples else 1 for client in self.clients]
+        H = sum(p_i * client.A.T @ client.A / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
+        r = sum(p_i * client.A.T @ client.b / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
+        return torch.linalg.solve(H, r)
