@@ -203,3 +203,31 @@ class Federation:
         H = sum(p_i * client.A.T @ client.A / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
         r = sum(p_i * client.A.T @ client.b / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
         return torch.linalg.solve(H, r)
+
+
+def parabolas(rate: float = 0.5, x: float = 0.0, **clients: tuple[float, int]) -> Federation:
+    """f(y) = (y - b)^2 / 2 of the first entry, for clients given as name=(b, K_i); the other entries stay at 0."""
+    return Federation(
+        [
+            Client(name, torch.tensor([[1.0, 0.0, 0.0]]).double(), torch.tensor([b]).double(), steps)
+            for name, (b, steps) in clients.items()
+        ],
+        {"head": torch.tensor([x, 0.0]).double(), "tail": torch.zeros(1, 1).double()},
+        fl.LocalSettings(rate),
+        planned=4,
+    )
+
+
+def path(
+    federation: Federation, algorithm: fl.Algorithm, rounds: Sequence[Round], *symbols: str
+) -> list[tuple[float, ...]]:
+    """After each round the first entry of x and of the given parts of the server's memory."""
+    return [
+        tuple(float(flat(part)[0]) for part in (server.x, *(server.memory[symbol] for symbol in symbols)))
+        for server in (standing.server for standing in federation.run(algorithm, rounds))
+    ]
+
+
+def everyone(federation: Federation, rounds: int, **changes: float) -> list[Round]:
+    """Rounds with all clients."""
+    return [Round(t, range(len(federation.clients)), **changes) for t in range(rounds)]

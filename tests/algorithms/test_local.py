@@ -126,6 +126,58 @@ def test_sparse_gradients_train_like_dense_ones():
     torch.testing.assert_close(*deltas, rtol=0, atol=1e-7)
 
 
+DYN = fl.GradientRule(order="feddyn_code")
+
+
+def test_order_of_the_feddyn_program_by_hand():
+    """Gradient 4, a = 0.5, u = 2: mixture 4, clipped at 1; then decay 0.5 * 2 = 1, outside of the mixture: d = 2."""
+    rule = fl.LocalRule(a=0.5, u=u(2.0), gradient=DYN)
+    delta = train(Line(2.0), [4.0], rule, weight_decay=0.5, max_gradient_norm=1.0).delta["y"].item()
+    assert delta == pytest.approx(-0.5 * (1 + 1))
+
+
+def test_proximal_term_of_the_feddyn_program_by_hand():
+    """mu = 1, gradient 4, limit 1, from x = 2: there mu * y is decay, outside of the clip, and -mu * x inside.
+
+    Step 1: clip(4 - 2) + 2 = 3, y = 0.5.  Step 2: clip(4 - 2) + 0.5 = 1.5, y = -0.25.  `unused`: clip leaves no more
+    than rounding of -2 + 2.
+    """
+    model = Line(2.0, unused=0.0)
+    delta = train(model, [4.0, 4.0], fl.LocalRule(mu=1.0, gradient=DYN), max_gradient_norm=1.0).delta
+    assert delta["y"].item() == pytest.approx(-2.25)
+
+
+def test_orders_agree_without_clip_and_decay():
+    """Then both are d = a * g + u + mu * (y - x)."""
+    paper, program = (
+        train(Line(2.0), [4.0, 3.0, 1.0], fl.LocalRule(0.5, u(2.0, 1.0), 0.3, gradient=rule)).delta
+        for rule in (fl.GradientRule(), DYN)
+    )
+    torch.testing.assert_close(paper, program)
+
+
+def test_local_heavy_ball_by_hand():
+    """gamma = 0.5, v from 2, gradients 4 and 1, rate 0.5: v = 5, y = -2.5; v = 3.5, y = -4.25."""
+    result = train(Line(0.0), [4.0, 1.0], fl.LocalRule(v=u(2.0), gamma=0.5))
+    assert (result.delta["y"].item(), result.v["y"].item()) == (-4.25, 3.5)
+
+
+def test_anchored_gradient_is_a_difference_by_hand():
+    """The gradient of this loss is the same everywhere, so g(y) - g(x) = 0 and u = 3 alone moves y."""
+    assert train(Line(1.0), [4.0, 7.0], fl.LocalRule(u=u(3.0), anchored=True)).delta["y"].item() == -3.0
+
+
+def test_anchor_sees_the_batch_and_the_mask_of_the_step():
+    """At y = x the difference is zero, whatever dropout draws: the first step goes nowhere, bit for bit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    batch = (torch.randn(6, 4), torch.randn(6, 2))
+    rule = fl.LocalRule(anchored=True)
+    result = fl.train_locally(model, [batch], nn.functional.mse_loss, rule, fl.LocalSettings(0.5))
+    assert all(not tensor.any() for tensor in result.delta.values())
+    assert result.buffers["2.num_batches_tracked"].item() == 1
+
+
 def test_loss_is_the_mean_over_steps():
     """Loss y * g at y = 2 and then y = 1: (2 * 2 + 1 * 4) / 2 = 4."""
     assert train(Line(2.0), [2.0, 4.0]).loss == 4.0
