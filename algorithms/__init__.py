@@ -53,6 +53,7 @@ from algorithms.base import (
     Order,
     Payload,
     RoundInfo,
+    Scope,
     ServerState,
     Tensors,
     UpdateInfo,
@@ -60,6 +61,7 @@ from algorithms.base import (
     Weights,
 )
 from algorithms.client import LocalData, Work, answer
+from algorithms.fedbuff import buffered_step, staleness_weights
 from algorithms.local import LocalResult, train_locally
 from algorithms.model_state import ModelState, load_state, read_state
 from algorithms.parameters import AlgorithmError
@@ -83,6 +85,7 @@ __all__ = [
     "Order",
     "Payload",
     "RoundInfo",
+    "Scope",
     "ServerState",
     "Tensors",
     "Update",
@@ -93,6 +96,7 @@ __all__ = [
     "answer",
     "apply_updates",
     "average_buffers",
+    "buffered_step",
     "build",
     "example_weights",
     "load_state",
@@ -100,6 +104,7 @@ __all__ = [
     "names",
     "omega",
     "read_state",
+    "staleness_weights",
     "sum_exchange",
     "train_locally",
     "uniform_weights",

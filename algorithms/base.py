@@ -114,6 +114,10 @@ class LocalSettings:
             raise ValueError(f"expected a gradient norm of 0 (no clipping) or more, got {self.max_gradient_norm}")
 
 
+Scope = Literal["model", "tensor"]
+"""What SAM's norm is taken over: all trainable parameters together, or each tensor by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradientRule:
     """How g is taken."""
@@ -121,6 +125,8 @@ class GradientRule:
     rho: float = 0.0
     """Radius of SAM: g at y + rho * g(y) / ||g(y)||, same batch. 0: at y."""
     order: Order = "paper"
+    scope: Scope = "model"
+    """Of SAM's norm."""
 
 
 @dataclass(frozen=True, slots=True)

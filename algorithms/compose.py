@@ -178,20 +178,13 @@ def compose(name: str, parameters: Mapping[str, Value], parts: Parts) -> Algorit
         starts = {**correction.memory, **optimizer.memory}
         return ServerState(x, {symbol: tree.full_like(x, value) for symbol, value in starts.items()})
 
-    def server_step(state: ServerState, sums: Mapping[str, Tensors], round_info: RoundInfo) -> ServerState:
-        for symbol, total in sums.items():
-            tree.check_layout(state.x, total, f"sum {symbol!r}")
-        movement, corrected = correction.advance(_part(state, correction.memory), sums, round_info)
-        x, optimized = optimizer.step(state.x, _part(state, optimizer.memory), movement, round_info)
-        return ServerState(x, {**corrected, **optimized})
-
     return Algorithm(
         name=name,
         parameters=parameters,
         init=init,
         exchanges=_exchanges(parts),
         weights=WEIGHTS[parts.weights],
-        server_step=server_step,
+        server_step=_server_step(correction, optimizer),
         gradient=parts.gradient,
         client_rule=lambda client: replace(correction.local_rule(client), gradient=parts.gradient),
         client_init=lambda x: {symbol: tree.full_like(x, 0.0) for symbol in correction.client.symbols},
@@ -200,6 +193,19 @@ def compose(name: str, parameters: Mapping[str, Value], parts: Parts) -> Algorit
         objective=correction.objective,
         needs_population=correction.needs_population,
     )
+
+
+def _server_step(
+    correction: Correction, optimizer: ServerOptimizer
+) -> Callable[[ServerState, Mapping[str, Tensors], RoundInfo], ServerState]:
+    def server_step(state: ServerState, sums: Mapping[str, Tensors], round_info: RoundInfo) -> ServerState:
+        for symbol, total in sums.items():
+            tree.check_layout(state.x, total, f"sum {symbol!r}")
+        movement, corrected = correction.advance(_part(state, correction.memory), sums, round_info)
+        x, optimized = optimizer.step(state.x, _part(state, optimizer.memory), movement, round_info)
+        return ServerState(x, {**corrected, **optimized})
+
+    return server_step
 
 
 def _exchanges(parts: Parts) -> tuple[Exchange, ...]:

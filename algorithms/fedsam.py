@@ -7,7 +7,7 @@
 
 beta is the share of the LOCAL gradient: beta = 1 is FedSAM. rho = 0 is FedAvg, and FedCM with alpha = beta. There is no
 weight decay in the ascent, its norm has 1e-12 added, and batch norm's statistics see the first pass alone. `gradient =
-sam` gives the same to every other correction.
+sam` gives the same to every other correction; `sam_scope = tensor`, another method, takes one norm for each tensor.
 
 Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
 """

@@ -60,8 +60,7 @@ class BatchGradients:
         self._batch = inputs, targets
         g = gradient_of(self._model)
         if self._gradient.rho:
-            e = tree.scale(g, self._gradient.rho / (tree.norm(g) + 1e-12))
-            g = self._replayed(tree.add(self._y, e))
+            g = self._replayed(tree.add(self._y, _ascent(g, self._gradient)))
         return value, self._shaped(g, self._y)
 
     def again_at(self, point: Tensors) -> Tensors:
@@ -132,6 +131,13 @@ def gradient_of(model: nn.Module) -> Tensors:
 def gradient_or_zero(parameter: Tensor) -> Tensor:
     """The gradient that autograd left, as a dense tensor."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+
+
+def _ascent(g: Tensors, rule: GradientRule) -> Tensors:
+    """rho * g / (||g|| + 1e-12): where g = 0 it is 0."""
+    if rule.scope == "tensor":
+        return tree.map(lambda tensor: tensor * (rule.rho / (torch.linalg.vector_norm(tensor) + 1e-12)), g)
+    return tree.scale(g, rule.rho / (tree.norm(g) + 1e-12))
 
 
 class _Buffers:

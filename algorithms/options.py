@@ -3,7 +3,7 @@
     server_optimizer   sgd, momentum, ...; its parameters are written server_beta, server_tau, ..., but eta_g as it is,
                        and what it keeps is server_m, server_v, ...
     momentum_units     parameter | gradient, for optimizers whose memory is in units of the model's parameters
-    gradient           plain | sam, and then rho
+    gradient           plain | sam, and then its radius rho and sam_scope = model | tensor, what one norm is taken over
     normaliser         none | fednova
     order              paper | feddyn_code
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from algorithms import tree
-from algorithms.base import GradientRule, Memory, Order, RoundInfo, Tensors
+from algorithms.base import GradientRule, Memory, Order, RoundInfo, Scope, Tensors
 from algorithms.compose import Method, Normaliser, Parts, ServerOptimizer
 from algorithms.fedavgm import heavy_ball, nesterov
 from algorithms.feddemon import demon, demon_adam
@@ -56,7 +56,7 @@ def options_of(method: Method, given: Mapping[str, object]) -> dict[str, Paramet
     if method.gradient is None:
         parameters["gradient"] = Parameter(_one_of(GRADIENTS), "plain")
     if (method.gradient or given.get("gradient")) == "sam":
-        parameters["rho"] = Parameter(NonNegative, 0.1)
+        parameters |= {"rho": Parameter(NonNegative, 0.1), "sam_scope": Parameter(Scope, "model")}
     if method.normaliser is None:
         parameters["normaliser"] = Parameter(Normaliser, "none")
     parameters["order"] = Parameter(Order, "paper")
@@ -84,7 +84,7 @@ def parts_of(name: str, method: Method, chosen: Mapping[str, Any]) -> Parts:
         method.correction,
         method.weights,
         optimizer,
-        GradientRule(chosen.get("rho", 0.0), chosen["order"]),
+        GradientRule(chosen.get("rho", 0.0), chosen["order"], chosen.get("sam_scope", "model")),
         method.normaliser or chosen["normaliser"],
     )
 

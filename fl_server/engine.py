@@ -141,12 +141,12 @@ class Engine:
 
 def _of_one_exchange(algorithm: fl.Algorithm) -> fl.Algorithm:
     """The algorithm, if a round of one exchange, with deltas alone and stateless clients, is all that it asks for."""
-    exchanges = [exchange.payloads for exchange in algorithm.exchanges]
-    if exchanges != [("delta",)] or algorithm.keeps_client_state:
+    sent = [", ".join(exchange.payloads) for exchange in algorithm.exchanges]
+    if sent != ["delta"] or algorithm.keeps_client_state:
+        state = "a state" if algorithm.keeps_client_state else "nothing"
         raise fl.AlgorithmError(
-            f"expected a method whose clients send one delta a round and keep nothing, got {algorithm.name}: its rounds "
-            f"have {len(exchanges)} exchanges with {exchanges}"
-            + (", and its clients keep a state" if algorithm.keeps_client_state else "")
+            f"expected a method whose clients send one delta a round and keep nothing, got {algorithm.name}, "
+            f"whose clients send {'; then '.join(sent)} and keep {state}"
         )
     return algorithm
 

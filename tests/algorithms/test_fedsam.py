@@ -101,6 +101,25 @@ def test_ascent_has_one_norm_and_no_decay():
     torch.testing.assert_close(delta, expected, rtol=1e-4, atol=1e-6)
 
 
+class Pair(nn.Module):
+    """(y^2 + z^2) / 2 at y = 3, z = 4, so that g = (3, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.y, self.z = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(4.0))
+
+    def forward(self, inputs):
+        return (self.y**2 + self.z**2) / 2 * inputs
+
+
+@pytest.mark.parametrize(("scope", "expected"), [("model", (-6.0, -8.0)), ("tensor", (-8.0, -9.0))])
+def test_scope_of_the_norm_by_hand(scope, expected):
+    """rho = 5, rate 1: one norm of 5 gives e = (3, 4) and gs = (6, 8); one for each tensor e = (5, 5), gs = (8, 9)."""
+    batch, rule = (torch.ones(1), torch.zeros(1)), fl.LocalRule(gradient=fl.GradientRule(rho=5.0, scope=scope))
+    delta = fl.train_locally(Pair(), [batch], lambda output, _: output.mean(), rule, fl.LocalSettings(1.0)).delta
+    assert (delta["y"].item(), delta["z"].item()) == pytest.approx(expected)
+
+
 def test_zero_gradient_is_not_divided_by():
     """Where g = 0 the ascent goes nowhere: no NaN, no step."""
     model = nn.Linear(1, 1)

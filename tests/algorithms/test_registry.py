@@ -31,8 +31,8 @@ CORRECTIONS = {
 }
 FIXED = {
     "fednova": {"weights": "examples", **OPTIONS},
-    "fedsam": {"weights": "examples", **OPTIONS, "rho": 0.1},
-    "mofedsam": {"beta": 0.1, "weights": "uniform", **OPTIONS, "rho": 0.1},
+    "fedsam": {"weights": "examples", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
+    "mofedsam": {"beta": 0.1, "weights": "uniform", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
 }
 del FIXED["fednova"]["normaliser"], FIXED["fedsam"]["gradient"], FIXED["mofedsam"]["gradient"]
 ADAPTIVE = {"tau": 1e-3, "eta_g": 0.1, "v_from": "delta"}
@@ -82,6 +82,7 @@ def test_chosen_parts_bring_their_parameters():
         "momentum_units": "parameter",
         "gradient": "sam",
         "rho": 0.2,
+        "sam_scope": "model",
         "normaliser": "none",
         "order": "paper",
     }

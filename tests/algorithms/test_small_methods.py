@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import algorithms as fl
-from algorithms.fedbuff import buffered_step
 from tests.algorithms.federation import everyone, parabolas, path
 
 
@@ -59,7 +58,7 @@ def test_mfl_by_hand():
 def test_fedbuff_by_hand():
     """Deltas 2 and 4, the second one 3 versions old: s = 1 and (1 + 3)^(-1/2) = 1/2; x = 1 + 2 * (2 + 2) / 2 = 5."""
     x, deltas = {"w": torch.tensor([1.0])}, [{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}]
-    assert buffered_step(x, deltas, [0, 3], eta_g=2.0)["w"].item() == 5.0
+    assert fl.buffered_step(x, deltas, [0, 3], eta_g=2.0)["w"].item() == 5.0
 
 
 def test_fedbuff_without_staleness_is_fedavg(federation):
@@ -67,7 +66,7 @@ def test_fedbuff_without_staleness_is_fedavg(federation):
     fedavg = fl.build("fedavg", weights="uniform")
     state = fedavg.init(federation.x)
     updates = federation.deltas(fedavg, state)
-    x = buffered_step(state.x, [delta for _, delta in updates], [0, 0, 0])
+    x = fl.buffered_step(state.x, [delta for _, delta in updates], [0, 0, 0])
     assert all(torch.equal(x[name], federation.play(fedavg, 1)[0].x[name]) for name in x)
 
 
@@ -75,4 +74,4 @@ def test_fedbuff_without_staleness_is_fedavg(federation):
 def test_fedbuff_refuses_what_cannot_be(staleness):
     """An empty buffer, or an update made from a model that is not there yet."""
     with pytest.raises(ValueError, match="expected staleness of 0 or more versions for at least one update"):
-        buffered_step({"w": torch.zeros(1)}, [{"w": torch.zeros(1)}] * len(staleness), staleness)
+        fl.buffered_step({"w": torch.zeros(1)}, [{"w": torch.zeros(1)}] * len(staleness), staleness)
