@@ -33,6 +33,15 @@ def test_an_absent_client_counts_in_the_mean_by_hand():
     assert path(two, fl.build("feddyn", alpha=1), [Round(0, [0])], "h") == [(3.0, -1.0)]
 
 
+def test_weight_of_a_client_by_hand():
+    """omega = 2 halves alpha = 1, K = 2: d = -4, y = 2; d = -2 + 0.5 * 2 = -1, y = 2.5; h_i = -0.5 * 2.5 = -1.25."""
+    one, feddyn = parabolas(a=(4.0, 2)), fl.build("feddyn", alpha=1, objective="examples")
+    context = fl.ClientContext(None, feddyn.client_init(one.x), omega=2.0)
+    update = fl.answer(one.model(one.x), one.clients[0].data(one.x["head"]), fl.Work(feddyn, context, one.settings))
+    assert flat(update.payloads["delta"])[0].item() == 2.5
+    assert flat(feddyn.next_client_state(context, update)["h_i"])[0].item() == -1.25
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_h_is_the_mean_of_all_duals(federation, objective):
     """At every commit, over all N clients, also those that sat out; weighted by omega_i where the objective is."""

@@ -38,12 +38,12 @@ def test_fednova_of_a_proximal_rule_by_hand():
 
 
 def test_qg_by_hand():
-    """beta = mu = 0.5, K = 1.  Round 0: d = -4, x = 2, G = -4, mhat = -2.
+    """beta = 0.5, mu = 0.75, K = 1.  Round 0: d = -4, x = 2, G = -4, mhat = 0.25 * -4 = -1.
 
-    Round 1: d = -2 + 0.5 * -2 = -3, x = 2 + 1.5 = 3.5, G = -3, mhat = 0.5 * -2 + 0.5 * -3 = -2.5.
+    Round 1: d = -2 + 0.5 * -1 = -2.5, x = 2 + 1.25 = 3.25, G = -2.5, mhat = 0.75 * -1 + 0.25 * -2.5 = -1.375.
     """
     one = parabolas(a=(4.0, 1))
-    assert path(one, fl.build("qg", beta=0.5, mu=0.5), everyone(one, 2), "mhat") == [(2.0, -2.0), (3.5, -2.5)]
+    assert path(one, fl.build("qg", beta=0.5, mu=0.75), everyone(one, 2), "mhat") == [(2.0, -1.0), (3.25, -1.375)]
 
 
 def test_mfl_by_hand():
