@@ -1,7 +1,7 @@
 """A task that learns nothing: every step adds the same small constant to every parameter.
 
-What a round costs with it is what the system costs: bytes, disk, sums. Options: `parameters` and `tensors`, the size of the
-model and the number of pieces it is cut into.
+What a round costs with it is what the system costs: bytes, disk, sums. Options: `parameters` and `tensors`, the
+size of the model and the number of pieces it is cut into.
 """
 
 from __future__ import annotations

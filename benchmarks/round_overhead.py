@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 import torch
+from fl_ops.demo.processes import Child, Processes
 from safetensors.torch import load_file
 
 from benchmarks.constant_task import STEP
 from fl_ops.admin_client import AdminClient
-from fl_ops.demo.processes import Child, Processes
 from fl_ops.settings import Connection
 from protos.fl.v1 import admin_pb2
 
@@ -130,7 +130,7 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
 def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends:
-        answer = admin.get_run(run, with_rounds=True)
+        answer = admin.get_run(run)
         if len(answer.rounds) == wanted:
             return list(answer.rounds)
         time.sleep(0.2)

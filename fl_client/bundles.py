@@ -70,8 +70,9 @@ class BundleCache:
         for _ in range(WHOLE_TRIES):
             download = Download(resource, Backoff(self._link.waits), self._on_bytes)
             await self._link.patiently(download.go_on, download.backoff)
-            if download.layout is not None and await asyncio.to_thread(codec.digest_of, download.data) == digest:
-                return Bundle(download.layout, download.data)
+            layout, data = download.layout, download.data
+            if layout is not None and await asyncio.to_thread(layout.digest, data) == digest:
+                return Bundle(layout, data)
         raise WorkFailed(
             pb.FAILURE_REASON_RESOURCES,
             f"fetched {codec.digest_text(digest)} {WHOLE_TRIES} times and got bytes of another digest each time",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import algorithms as fl
-from protos.codec import Layout, digest_message, digest_of, digest_text, encode_fetch_stream, pack
+from protos.codec import Layout, digest_message, digest_text, encode_fetch_stream, pack
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
 
 
@@ -38,7 +38,7 @@ class Broadcast:
 def make_broadcast(kind: ResourceKind, tensors: fl.Tensors, layout: Layout, chunk_bytes: int) -> Broadcast:
     """Pack, name and encode tensors. One copy of them stays: the messages."""
     buffer = pack(tensors, layout)
-    digest = digest_of(buffer)
+    digest = layout.digest(buffer)
     resource = Resource(kind=kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN)
     messages = encode_fetch_stream(resource, layout.to_manifest(), buffer, chunk_bytes)
     return Broadcast(resource, digest, messages, chunk_bytes)

@@ -129,6 +129,7 @@ class Coordinator:
             return
         run.begin()
         if run.state.phase is Phase.COLLECTING:
+            run.round_began = (await self._parts.ledger.do(store.attempts, run.id, run.state.round))[0].opened_at
             start_deadline(run)
             run.post(ev.PickedUp())
 

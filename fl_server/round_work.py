@@ -96,9 +96,10 @@ async def retry_later(run: Run, command: ev.RetryLater) -> None:
 async def cancel(run: Run, command: ev.Cancel) -> None:
     """Tell clients that their work is not wanted any more."""
     key = ExchangeKey(run_id=run.id, round=run.state.round, exchange=run.state.exchange)
+    reason = RefusalReason.REFUSAL_REASON_ABANDONED if run.ended else RefusalReason.REFUSAL_REASON_NOT_NEEDED
     for client in command.clients:
         run.parts.metrics.assignments.labels(run.id, "cancelled").inc()
-        order = pb.Cancel(key=key, reason=RefusalReason.REFUSAL_REASON_NOT_NEEDED)
+        order = pb.Cancel(key=key, reason=reason)
         run.parts.fleet.push(client, pb.AttendResponse(cancel=order))
 
 

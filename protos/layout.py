@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protos.digests import digest_of
 from protos.fl.v1 import tensor_pb2
 
 _DTYPES: dict[tensor_pb2.DType, torch.dtype] = {
@@ -132,6 +133,19 @@ class Layout:
         if manifest.size_bytes != end:
             raise LayoutError(f"expected size_bytes {end} (the last tensor's end), got {manifest.size_bytes}")
         return Layout(tuple(entries), end)
+
+    def digest(self, buffer: bytes | bytearray | memoryview) -> bytes:
+        """The bundle's name: BLAKE3-256 of its table of contents and then its bytes.
+
+        With the bytes alone, two models of zeros would share a name. For each tensor the table has a line: the name's
+        length in UTF-8 bytes, the name, dtype, sizes and whether it is trainable, as in "6:weight float32 3,4 1".
+        """
+        lines = (
+            f"{len(entry.name.encode())}:{entry.name} {_dtype_name(entry.dtype)} "
+            f"{','.join(map(str, entry.shape))} {int(entry.trainable)}\n"
+            for entry in self.entries
+        )
+        return digest_of("".join(lines).encode(), buffer)
 
     def difference(self, other: Layout) -> str | None:
         """The first thing in which `other` is not what this layout expects, in words; None if they are equal."""

@@ -159,7 +159,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         """Make a bundle that can be fetched."""
         layout = codec.Layout.of(tensors, trainable)
         data = bytes(codec.pack(tensors, layout))
-        digest = codec.digest_of(data)
+        digest = layout.digest(data)
         resource = tensor_pb2.Resource(
             kind=kind,
             digest=codec.digest_message(digest),

@@ -15,7 +15,7 @@ from protos.fl.v1 import tensor_pb2
 LAYOUT = codec.Layout.of({"w": torch.arange(64.0)})
 DATA = bytes(codec.pack({"w": torch.arange(64.0)}, LAYOUT))  # 256 bytes
 RESOURCE = tensor_pb2.Resource(
-    kind=tensor_pb2.RESOURCE_KIND_MODEL, digest=codec.digest_message(codec.digest_of(DATA)), size_bytes=len(DATA)
+    kind=tensor_pb2.RESOURCE_KIND_MODEL, digest=codec.digest_message(LAYOUT.digest(DATA)), size_bytes=len(DATA)
 )
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.codec import Layout, LayoutError
+from protos.digests import digest_of
 from protos.fl.v1.tensor_pb2 import DTYPE_BOOL, DTYPE_FLOAT32, DTYPE_FLOAT64, Manifest, TensorSpec
 
 MAX_BYTES = 1000
@@ -155,3 +156,16 @@ def test_another_trainable_mark_is_a_difference() -> None:
     """Two sides that freeze different tensors do not train the same model."""
     difference = Layout.of(EXPECTED, ["fc.bias"]).difference(Layout.of(EXPECTED))
     assert difference == "tensor 'fc.bias': expected trainable = True, got False"
+
+
+def test_bundles_of_the_same_bytes_and_other_tensors_have_other_names() -> None:
+    """A model of zeros cut in another way must not be taken for the one that a client holds."""
+    one, two = Layout.of({"a": torch.zeros(4)}), Layout.of({"a": torch.zeros(2), "b": torch.zeros(2)})
+    assert one.digest(bytes(16)) == one.digest(bytes(16))
+    assert one.digest(bytes(16)) != two.digest(bytes(16))
+
+
+def test_a_bundle_is_named_by_its_table_and_its_bytes() -> None:
+    """The table is written as the contract says, so that a client in any language can check a name."""
+    layout = Layout.of({"fc.bias": torch.zeros(2, 3)}, ["fc.bias"])
+    assert layout.digest(b"x" * 24) == digest_of(b"7:fc.bias float32 2,3 1\n" + b"x" * 24)

@@ -1,0 +1,68 @@
+"""Daemons that go away: killed, told to stop, or there before their coordinator."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.integration.harness import PRESENT, Coordinator, Daemon, Fleet, eventually
+from protos.fl.v1 import admin_pb2
+
+
+def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(place):
+    """SIGKILL in mid-round: the round is committed with the other daemon's update, ten minutes before its deadline."""
+    fleet = Fleet(place, 2, limits={"reattach_grace_s": 0.3})
+    quick, slow = fleet.half_delivered("lost", round={"min_clients": 2, "quorum": 1}, stop={"rounds": 1})
+    slow.kill()
+    fleet.server.completed("lost")
+    committed = fleet.server.rounds("lost")[0]
+    assert (committed.accepted, committed.dropped, committed.attempts) == (1, 1, 1)
+    assert fleet.server.events("client_lost", client=slow.client_id)
+    assert quick.logged("outcome", run="lost", round=0)["counted"]
+
+
+def test_a_daemon_told_to_stop_in_mid_training_ends_well(fleet):
+    """SIGTERM during a training of ten million steps: exit code 0, and the coordinator knows why it left."""
+    fleet.server.create("endless", local={"epochs": None, "steps": 10_000_000}, stop={"rounds": 1})
+    cohort = fleet.server.until("endless", lambda run: run.cohort, "it draws").cohort
+    daemon = fleet[cohort[0]]
+    daemon.logged("assignment", run="endless")
+    assert daemon.terminate() == 0
+    assert daemon.events("stopped")
+    assert not daemon.events("trained", run="endless")
+    assert fleet.server.client(daemon.client_id).availability.detail == "the daemon was told to stop"
+
+
+def test_a_daemon_stops_although_a_training_step_hangs(fleet):
+    """SIGTERM while the task's own code does not return: exit code 0 all the same."""
+    _, slow = fleet.half_delivered("hanging")
+    assert slow.terminate() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_daemon_stops_on_a_signal(fleet, number):
+    """Both signals end a daemon that waits for work, with exit code 0."""
+    fleet["edge-0"].signal(number)
+    assert fleet["edge-0"].wait() == 0
+
+
+def test_a_daemon_waits_for_a_coordinator_that_comes_later(place):
+    """Without a coordinator it says so in words and tries on; once there is one, it joins."""
+    server = Coordinator(place).serve()
+    server.terminate()
+    daemon = Daemon(place, server, "edge-early").start()
+    assert "nobody listens there; is the coordinator running?" in daemon.logged("disconnected")["reason"]
+    server.serve()
+    daemon.logged("registered")
+    eventually(lambda: server.client("edge-early").state == PRESENT, "it attends")
+
+
+def test_a_run_waits_for_enough_clients(place):
+    """A run made before anybody is there waits, and starts by itself when its clients come."""
+    server = Coordinator(place).serve()
+    run = server.create("patient", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
+    waiting = server.until(run, lambda status: status.state == admin_pb2.RUN_STATE_WAITING, "it waits")
+    assert waiting.reason == "0 of 1 clients are here that could be drawn"
+    Daemon(place, server, "edge-late").start()
+    server.completed(run)

@@ -1,0 +1,128 @@
+"""What an operator can do with a run, and how it ends by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_ops.errors import OpsError
+from fl_server.sampling import Draw, draw_bernoulli
+from protos.fl.v1 import admin_pb2
+
+
+def test_a_paused_run_finishes_its_round_and_draws_no_other(fleet, undisturbed):
+    """The round under way is committed; while another run does all its rounds nothing moves; resumed, it completes."""
+    server = fleet.server
+    _, slow = fleet.half_delivered("pause")
+    with server.admin() as admin:
+        assert admin.pause_run("pause").state == admin_pb2.RUN_STATE_PAUSED
+    slow.hold.unlink()
+    server.until("pause", lambda run: run.rounds_done == 1, "its round is committed")
+    server.completed(server.create("meanwhile"))
+    assert (server.run("pause").rounds_done, server.run("pause").state) == (1, admin_pb2.RUN_STATE_PAUSED)
+    with server.admin() as admin:
+        admin.resume_run("pause")
+    assert undisturbed == server.digests("pause")
+    assert ["run_paused", "run_resumed", "run_completed"] == [
+        event for event in server.history("pause") if event in {"run_paused", "run_resumed", "run_completed"}
+    ]
+
+
+def test_a_pause_outlives_a_restart(fleet):
+    """A paused run is paused after SIGKILL and a restart, and can be resumed then."""
+    server = fleet.server
+    fleet.hold()
+    server.create("long-pause")
+    with server.admin() as admin:
+        admin.pause_run("long-pause")
+    server.kill()
+    server.serve()
+    assert server.run("long-pause").state == admin_pb2.RUN_STATE_PAUSED
+    fleet.release()
+    with server.admin() as admin:
+        admin.resume_run("long-pause")
+    server.completed("long-pause")
+
+
+def test_an_extended_run_is_the_longer_run(fleet):
+    """Four rounds and two more, asked for after the end, make the models of a run of six."""
+    server = fleet.server
+    server.create("four")
+    server.create("six", stop={"rounds": 6})
+    server.completed("four")
+    with server.admin() as admin:
+        assert not admin.extend_run("four", 2, 0.0).HasField("ended")
+    server.until("four", lambda run: run.rounds_done == 6, "two rounds more")
+    assert server.digests("six") == server.digests("four")
+
+
+def test_a_stopped_run_keeps_what_was_committed(fleet):
+    """Stopped in mid-round it ends at once with the reason; its clients are told, and what was committed stays."""
+    server = fleet.server
+    _, slow = fleet.half_delivered("stop")
+    with server.admin() as admin:
+        admin.stop_run("stop", "the data were wrong")
+    run = server.ended("stop")
+    assert (run.state, run.reason, run.rounds_done) == (admin_pb2.RUN_STATE_STOPPED, "the data were wrong", 0)
+    assert slow.logged("cancelled", run="stop", round=0)["reason"] == "REFUSAL_REASON_ABANDONED"
+    with server.admin() as admin, pytest.raises(OpsError, match="'stop' is stopped.*needs it to be running or waiting"):
+        admin.pause_run("stop")
+
+
+def test_a_run_ends_when_its_metric_is_reached(fleet):
+    """A target that the first evaluation reaches ends the run after one round of four, and the reason says so."""
+    run = fleet.server.completed(fleet.server.create("target", stop={"target": 0.01}))
+    assert run.rounds_done == 1
+    assert "accuracy" in run.reason
+    assert "0.01" in run.reason
+
+
+def test_a_run_ends_when_its_metric_does_not_improve(fleet):
+    """With steps too small to change an answer, patience 2 ends the run two evaluations after the first."""
+    run = fleet.server.create("patience", local={"learning_rate": 1e-12}, stop={"rounds": 50, "patience": 2})
+    assert fleet.server.completed(run).rounds_done == 3
+
+
+def test_a_run_ends_when_its_time_is_over(fleet):
+    """Wall time runs out in mid-round: the run completes without it, although its clients never deliver."""
+    fleet.hold()
+    run = fleet.server.completed(fleet.server.create("time", stop={"wall_time_s": 0.5}))
+    assert (run.reason, run.rounds_done) == ("its 0.5 s are over", 0)
+
+
+def test_two_runs_share_a_fleet(fleet):
+    """Side by side: a client works for one run at a time, and both runs complete."""
+    server, one = fleet.server, {"clients_per_round": 1, "min_clients": 1}
+    fleet.hold()
+    server.create("left", round=one)
+    server.create("right", round=one, algorithm={"name": "fedavg"})
+    left, right = (server.until(run, lambda status: status.cohort, "it draws").cohort for run in ("left", "right"))
+    assert set(left).isdisjoint(right)
+    fleet.release()
+    assert len(server.digests("left")) == len(server.digests("right")) == 4
+
+
+def test_the_first_to_arrive_close_a_round_that_over_selects(fleet):
+    """close = "goal": three are drawn for two; the run completes while one is held up, which is told to stop."""
+    fleet["edge-1"].hold.touch()
+    run = fleet.server.create("goal", round={"close": "goal", "over_selection": 1.5})
+    fleet.server.completed(run)
+    assert [(2, 1)] * 4 == [(summary.accepted, summary.dropped) for summary in fleet.server.rounds(run)]
+    assert fleet["edge-1"].logged("cancelled", run=run, round=0)["reason"] == "REFUSAL_REASON_NOT_NEEDED"
+
+
+def test_bernoulli_sampling_takes_whom_the_seed_draws(fleet):
+    """Each round's cohort has the size that seed, round and roster give, and a second run has the same models."""
+    server, section = fleet.server, {"sampling": "bernoulli", "rate": 0.6}
+    server.create("coin", round=section)
+    server.create("coin-again", round=section)
+    assert server.digests("coin") == server.digests("coin-again")
+    expected = [len(draw_bernoulli(tuple(fleet.daemons), 0.6, Draw(7, round_, 0))) for round_ in range(4)]
+    assert expected == [summary.accepted for summary in server.rounds("coin")]
+
+
+def test_only_clients_with_the_labels_are_drawn(fleet):
+    """A run that asks for a label that nobody has waits, and says how many clients it wants and has."""
+    fleet.server.create("north", labels={"site": "north"})
+    waiting = fleet.server.until("north", lambda run: run.state == admin_pb2.RUN_STATE_WAITING, "it waits")
+    assert waiting.reason == "0 of 3 clients are here that could be drawn"
+    assert waiting.eligible_clients == 0
