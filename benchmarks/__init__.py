@@ -1,1 +1,0 @@
-"""Programs that measure; none is needed to run the product."""
