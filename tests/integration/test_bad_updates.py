@@ -82,7 +82,9 @@ def poison(values, with_what):
 @pytest.mark.parametrize(
     ("change", "reason", "text"),
     [
-        pytest.param(rename, "LAYOUT", "tensor '0.weight': expected shape (5, 4) float32, but it is missing", id="name"),
+        pytest.param(
+            rename, "LAYOUT", "tensor '0.weight': expected shape (5, 4) float32, but it is missing", id="name"
+        ),
         pytest.param(reshape, "LAYOUT", "tensor '0.weight': expected shape (5, 4) float32, got (4, 5)", id="shape"),
         pytest.param(double, "LAYOUT", "expected shape (5, 4) float32, got (5, 4) float64", id="dtype"),
         pytest.param(drop, "LAYOUT", "tensor '2.bias': expected shape (3,) float32, but it is missing", id="missing"),

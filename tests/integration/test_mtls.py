@@ -133,7 +133,7 @@ def test_a_daemon_knows_its_certificates_name(place, server):
         pytest.param(
             "foreign-certificate",
             lambda place: {"tls": tls_of(place, "client-edge-1", "foreign")},
-            "does not know the CA that signed tls.cert|closes the connection; does it speak TLS, and know this device's CA",
+            "does not know the CA that signed tls.cert|does it speak TLS, and know this device's CA?",
             id="foreign-certificate",
         ),
         pytest.param(
@@ -151,7 +151,7 @@ def test_a_daemon_knows_its_certificates_name(place, server):
     ],
 )
 def test_a_daemon_that_cannot_be_trusted_says_why(place, server, process, settings, text):
-    """It tries on, for a certificate may be put right, and tells in words what stands between it and the coordinator."""
+    """It tries on, for a certificate may be put right, and tells in words what is the matter."""
     chosen = {name: value for name, value in settings(place).items() if value is not None}
     base = {"insecure": False, "tls": tls_of(place, "client-edge-1")} if "insecure" not in chosen else {}
     stranger = Daemon(place, server, "edge-1", process=process, **{**base, **chosen}).start()

@@ -134,7 +134,7 @@ def test_a_round_that_is_not_kept_cannot_be_exported(fleet, tmp_path):
 
 
 def test_a_model_with_batchnorm_goes_over_the_wire(place, server, tmp_path):
-    """Floating buffers are averaged, the count of batches is the largest of the clients'; a repeat has the same bits."""
+    """Floating buffers are averaged, counts of batches take the largest; a repeat has the same bits."""
     for index in range(2):
         start(place, server, f"edge-{index}", options={"model": "batchnorm"}, shard=shard(index))
     task = {"options": {"model": "batchnorm"}}
