@@ -59,7 +59,7 @@ class Processes:
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own module
-                [sys.executable, "-m", "fl_ops.demo.child", program, "--config", str(config)],
+                [sys.executable, *_search_path(), "-m", "fl_ops.demo.child", program, "--config", str(config)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -98,6 +98,11 @@ class Processes:
                 if child.process.stdin is not None:
                     child.process.stdin.close()
             self._children.clear()
+
+
+def _search_path() -> list[str]:
+    """Children find modules where this process does: a `tasks.py` in this folder must not take our package's place."""
+    return [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
 
 
 def _ended(child: Child) -> ChildEnded:
