@@ -72,11 +72,7 @@ class Fleet:
 
     async def register(self, request: pb.RegisterRequest) -> tuple[Session, int]:
         """Open a session; returns it and the protocol version to speak."""
-        client_id = request.client_id
-        try:
-            check_id("client_id", client_id)
-        except ValueError as error:
-            raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
+        client_id = _checked(request.client_id)
         require_name(client_id)
         protocol = common_protocol(request.protocol)
         if not request.tasks:
@@ -231,8 +227,9 @@ class Fleet:
         return self._working_for.get(client_id, "")
 
     async def ban(self, client_id: str, reason: str, actor: str) -> None:
-        """Refuse the client from now on, and end what it is doing."""
-        record = replace(self.record(client_id), banned=True, note=reason, present=False)
+        """Refuse the client from now on, and end what it is doing. It need not have registered yet."""
+        known = self._records.get(client_id) or _unregistered(client_id)
+        record = replace(known, banned=True, note=reason, present=False)
         await self._remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
         self._sessions.close(client_id, Forbidden(f"client:{client_id}", f"to be unbanned (banned: {reason})"))
         self._roster.forget(client_id)
@@ -306,6 +303,19 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
+
+
+def _checked(client_id: str) -> str:
+    """The id, if it is one. Raises InvalidInput."""
+    try:
+        return check_id("client_id", client_id)
+    except ValueError as error:
+        raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
+
+
+def _unregistered(client_id: str) -> ClientRecord:
+    now = time.time()
+    return ClientRecord(_checked(client_id), registered_at=now, last_seen=now)
 
 
 def common_protocol(client: pb.ProtocolRange) -> int:
