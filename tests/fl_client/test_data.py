@@ -10,8 +10,10 @@ from fl_client.state import StateDir
 
 
 def test_a_shard_counts_in_the_whole_training_set(tmp_path):
-    """Also where the task keeps a part of every shard from training: 1,437 scans to 4 clients are 359 each, 71 of which
-    are held out at a fraction of 0.2."""
+    """Also where the task keeps a part of every shard from training.
+
+    1,437 scans dealt to 4 clients are 359 for each, of which floor(0.2 * 359) = 71 are held out.
+    """
     config = ClientConfig.model_validate(
         {
             "client_id": "edge-1", "server": "127.0.0.1:7070", "state_dir": str(tmp_path), "insecure": True,

@@ -118,3 +118,12 @@ def test_what_cannot_work_is_said_before_anything_is_trained(demo, tmp_path):
     assert 'Did you mean "digits"?' in errors
     assert not list((tmp_path / "temporary").iterdir())
     assert Path(tmp_path / "demo-out" / "logs").exists()
+
+
+def test_an_out_that_cannot_be_written_is_told_first(demo, tmp_path):
+    """Exit code 2, and nothing was started: a file is where the folder should be."""
+    (tmp_path / "taken").write_text("")
+    process = demo("--out", "taken")
+    printed, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, printed) == (2, "")
+    assert errors.startswith("error: --out: nothing can be written to taken: ")

@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fl_ops.demo import processes as module
 from fl_ops.demo.processes import Child, ChildEnded, Processes
 
 ROOT = Path(__file__).parents[3]
@@ -35,12 +34,10 @@ def wait_for(child: Child, text: str) -> None:
         assert child.process.poll() is None, child.log.read_text()
 
 
-@pytest.mark.parametrize("text", [WAITS, DEAF])
-def test_none_is_left_when_the_block_ends(program, tmp_path, monkeypatch, text):
-    """A child that ends when told, and one that does not listen, which is killed."""
-    monkeypatch.setattr(module, "STOP_SECONDS", 0.5)
+def test_none_is_left_when_the_block_ends(program, tmp_path):
+    """Not even a child that does not listen to SIGTERM."""
     with Processes(tmp_path) as processes:
-        child = processes.start("one", program(text), tmp_path / "config.toml")
+        child = processes.start("one", program(DEAF), tmp_path / "config.toml")
         wait_for(child, "up")
     assert not psutil.pid_exists(child.process.pid)
 
