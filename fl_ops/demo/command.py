@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -42,11 +42,15 @@ def demo(
     task: Annotated[
         str, typer.Option(metavar="TASK", help="A built-in task, or module:attribute of a module in this folder.")
     ] = DemoSettings.task,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where page, picture, numbers and logs go.")] = DemoSettings.out,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where page, picture, numbers and logs go.")
+    ] = DemoSettings.out,
     seed: Annotated[int, typer.Option(min=0, help="Deals the data, makes the first model, draws cohorts.")] = 0,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="For every algorithm, in place of the tuned ones (0.1 for a task of your own).", show_default=False),
+        typer.Option(
+            help="For every algorithm, in place of the tuned ones (0.1 for a task of your own).", show_default=False
+        ),
     ] = None,
     data_root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set, for tasks that want one.")
@@ -124,7 +128,7 @@ def _showing_logs() -> Iterator[None]:
 def _ended_by_signals() -> Iterator[None]:
     """SIGTERM and a closed terminal end the demo as Ctrl-C does: in order."""
 
-    def interrupt(number: int, frame: FrameType | None) -> Any:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}

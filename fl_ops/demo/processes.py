@@ -58,7 +58,7 @@ class Processes:
         """Starts `program --config config`, in this folder: a user's own task is found where the demo finds it."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, our own module
                 [sys.executable, "-m", "fl_ops.demo.child", program, "--config", str(config)],
                 stdin=subprocess.PIPE,
                 stdout=output,
