@@ -24,7 +24,7 @@ from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.demo.training import train
-from fl_ops.errors import Misused
+from fl_ops.errors import Misused, Refused
 from fl_ops.options import Context, command
 from fl_ops.units import duration, plain
 
@@ -58,8 +58,7 @@ def demo(
 ) -> None:
     """Train on this machine: a coordinator and daemons as processes, FedCM and FedAvg on the same unlike data.
 
-    Shows the rounds as they happen, then compares, and leaves a page with a picture, the numbers as JSON and all logs
-    in --out. No process stays behind, however it ends.
+    Shows the rounds, compares, and leaves a page, a picture, JSON and logs in --out. No process stays behind.
     """
     settings = DemoSettings(
         algorithms=tuple(dict.fromkeys(algorithm or DemoSettings.algorithms)),
@@ -74,9 +73,13 @@ def demo(
     check_installed()
     # With --json, stdout is the result's alone.
     console = Console(stderr=context.as_json)
+    _make_folders(out)
     with _ended_by_signals():
         done = _run(settings, console)
-    _leave(done, console, context)
+    try:
+        _leave(done, console, context)
+    except OSError as exc:
+        raise Refused(f"the results cannot be written to {out}: {exc.strerror or exc}") from exc
 
 
 def _run(settings: DemoSettings, console: Console) -> Demo:
@@ -88,7 +91,7 @@ def _run(settings: DemoSettings, console: Console) -> Demo:
     with (
         tempfile.TemporaryDirectory(prefix="fl-demo-") as folder,
         _showing_logs(),
-        Processes(_made(settings.out / LOGS)) as processes,
+        Processes(settings.out / LOGS) as processes,
     ):
         fleet = Fleet(settings, Path(folder), processes)
         dealt = fleet.start(say)
@@ -120,7 +123,7 @@ def _showing_logs() -> Iterator[None]:
     try:
         yield
     except ChildEnded as error:
-        print("\n".join(map(plain, error.tail)), file=sys.stderr)
+        print(*map(plain, error.tail), sep="\n", file=sys.stderr)
         raise
 
 
@@ -134,17 +137,23 @@ def _ended_by_signals() -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted: every process has ended, no results were written", file=sys.stderr)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _made(folder: Path) -> Path:
+def _make_folders(out: Path) -> None:
+    """So that a folder that cannot be written to is told now, not when there are results."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (out / LOGS).mkdir(parents=True, exist_ok=True)
+        for folder in (out, out / LOGS):
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as exc:
-        raise Misused(f"--out: {folder} cannot be made: {exc.strerror or exc}; choose another folder") from exc
-    return folder
+        raise Misused(f"--out: nothing can be written to {out}: {exc.strerror or exc}; choose another folder") from exc
 
 
 def _positive(rate: float | None) -> float | None:

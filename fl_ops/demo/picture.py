@@ -78,5 +78,5 @@ def _frame(axes: Any) -> None:
 def _curve(axes: Any, result: Result, colour: str) -> None:
     rounds = [one.number + 1 for one in result.rounds]
     values = [100 * one.accuracy for one in result.rounds]
-    label = f"{name(result)}: last {len(result.last)} rounds {percent(result.mean_last, 1)}"
+    label = f"{name(result)}: mean of the last {len(result.last)} rounds {percent(result.mean_last, 1)}"
     axes.plot(rounds, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=label, zorder=3)
