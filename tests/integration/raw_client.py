@@ -16,7 +16,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
 from protos.wire import client_options
 from tasks import fingerprint
-from tests.integration.harness import PATIENCE_S, TASK
+from tests.integration.harness import TASK
+from tests.integration.processes import PATIENCE_S
 from tests.integration.tiny_task import Tiny
 
 Tensors = dict[str, torch.Tensor]

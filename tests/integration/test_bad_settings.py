@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fl_ops.errors import OpsError
-from tests.integration.harness import TASK, Coordinator, Daemon, command, run_spec, write_toml
+from tests.integration.harness import TASK, Coordinator, Daemon, run_spec
+from tests.integration.processes import command, write_toml
 
 
 def refused(process, **settings):

@@ -6,7 +6,8 @@ import resource
 
 import pytest
 
-from tests.integration.harness import PRESENT, Coordinator, Daemon, eventually
+from tests.integration.harness import PRESENT, Coordinator, Daemon
+from tests.integration.processes import eventually
 
 LEDGER = 1 << 20
 """Largest file that may be written, in bytes: the ledger has room, a checkpoint with the frozen table has not."""

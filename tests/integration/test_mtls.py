@@ -7,7 +7,8 @@ import pytest
 
 from fl_ops.errors import NotAllowed, OpsError, Unreachable
 from fl_ops.settings import Certificates
-from tests.integration.harness import PRESENT, Coordinator, Daemon, Place, command, eventually
+from tests.integration.harness import PRESENT, Coordinator, Daemon
+from tests.integration.processes import Place, command, eventually
 from tests.integration.raw_client import RawClient
 
 ONE = {"clients_per_round": 1, "min_clients": 1}

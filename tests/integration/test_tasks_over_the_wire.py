@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from algorithms.model_state import read_state
 from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import HERE, PRESENT, Coordinator, Daemon, command, eventually
+from tests.integration.harness import PRESENT, Coordinator, Daemon
+from tests.integration.processes import HERE, command, eventually
 from tests.integration.tiny_task import FROZEN_ROWS, Tiny
 
 PAIR = {"clients_per_round": 2, "min_clients": 2}
