@@ -29,7 +29,7 @@ def fill_up(place, server, room):
     """A run that finds no room for anything larger once its first update is trained; returns its id."""
     one = {"clients_per_round": 1, "min_clients": 1}
     run = server.create("full", task={"options": {"model": "frozen"}}, round=one, stop={"rounds": 2})
-    server.until(run, lambda status: status.cohort, "it draws")
+    place.processes[1].logged("assignment", run=run)
     limit_files(server.pid, room)
     (place.folder / "edge-1.hold").unlink()
     return run
