@@ -19,6 +19,7 @@ from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
 from fl_server.stop_rules import StopPolicy, stop_reason
 from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreError, UpdateRecord
+from fl_server.waiting import why_waiting
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
@@ -85,7 +86,7 @@ async def await_clients(run: Run, command: ev.AwaitClients) -> None:
     waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
     if waiting != run.waiting_for:
         run.waiting_for = waiting
-        log.info("run_waits", run=run.id, why=waiting)
+        log.info("run_waits", run=run.id, why=why_waiting(run, waiting))
         await run.save_status("run_waits")
 
 
