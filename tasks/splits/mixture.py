@@ -33,8 +33,8 @@ def dirichlet_balanced(labels: Indices, spec: PartitionSpec, rng: np.random.Gene
 def few_classes(labels: Indices, spec: PartitionSpec, rng: np.random.Generator) -> list[Indices]:
     """Each client draws c different classes, all equally likely, and is filled as by `dirichlet_balanced`.
 
-    A client whose classes are used up is filled from what remains, so a few hold more than c. Raises TaskError for more
-    classes than the data have.
+    A client whose classes are used up is filled from what remains, and then holds more than c: nothing keeps clients
+    from drawing the same class. Raises TaskError for more classes than the data have.
     """
     count = int(labels.max()) + 1
     if count < spec.classes:
