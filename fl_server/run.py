@@ -241,8 +241,14 @@ class Run:
         ended_at = time.time() if self.ended else None
         self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
         why = HistoryRecord(time.time(), "coordinator", event, self.id, reason) if event else None
-        await self.parts.ledger.do(self.parts.ledger.store.update_run, self.record, why)
+        await self.parts.ledger.insist(self.no_room, self.parts.ledger.store.update_run, self.record, why)
         self.watchers.tell(Progress("state", reason))
+
+    def no_room(self, why: str) -> None:
+        """The disk is full or read-only: say so. Whoever wanted to write tries again, and nothing is lost."""
+        self.waiting_for = f"the coordinator cannot write: {why}"
+        log.error("no_room", run=self.id, round=self.state.round, error=why)
+        self.watchers.tell(Progress("state", self.waiting_for))
 
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""

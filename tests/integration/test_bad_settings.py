@@ -88,9 +88,17 @@ def test_a_missing_settings_file_is_told_by_name(place):
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        pytest.param({"algorithm": {"name": "fedcn"}}, 'fedcn', id="algorithm"),
-        pytest.param({"algorithm": {"name": "fedcm", "parameters": {"alfa": 1}}}, "alfa", id="parameter"),
-        pytest.param({"algorithm": {"name": "fedcm", "parameters": {"alpha": 7}}}, "alpha", id="parameter-value"),
+        pytest.param({"algorithm": {"name": "fedcn"}}, "unknown algorithm: 'fedcn'. Did you mean 'fedcm'? Available", id="algorithm"),
+        pytest.param(
+            {"algorithm": {"name": "fedcm", "parameters": {"alfa": 1}}},
+            "unknown parameter of fedcm: 'alfa'. Did you mean 'alpha'?",
+            id="parameter",
+        ),
+        pytest.param(
+            {"algorithm": {"name": "fedcm", "parameters": {"alpha": 7}}},
+            "parameter 'alpha': expected a number over 0 and at most 1; got 7.0",
+            id="parameter-value",
+        ),
         pytest.param({"task": {"name": "digitz"}}, 'got "digitz". Did you mean "digits"?', id="task"),
         pytest.param({"task": {"name": TASK, "options": {"size": 3}}}, "does not take the options size", id="options"),
         pytest.param({"round": {"clients_per_round": 0}}, "round.clients_per_round: expected greater than", id="value"),

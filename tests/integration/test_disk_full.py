@@ -1,0 +1,68 @@
+"""A disk that is full while a round is committed: the old state stays valid, and the run goes on when there is room."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from tests.integration.harness import PRESENT, Coordinator, Daemon, eventually
+
+LEDGER = 1 << 20
+"""Largest file that may be written, in bytes: the ledger has room, a checkpoint with the frozen table has not."""
+NOTHING = 48 << 10
+"""The ledger has no room either; only the small file of an update has, and the log."""
+
+
+@pytest.fixture
+def server(place):
+    """A coordinator and a client of a model with a table that only checkpoints contain."""
+    server = Coordinator(place).serve()
+    daemon = Daemon(place, server, "edge-1", options={"model": "frozen"}).start()
+    eventually(lambda: server.client("edge-1").state == PRESENT, "edge-1 attends")
+    daemon.hold.touch()
+    return server
+
+
+def fill_up(place, server, room):
+    """A run whose first commit finds no room; returns its id."""
+    one = {"clients_per_round": 1, "min_clients": 1}
+    run = server.create("full", task={"options": {"model": "frozen"}}, round=one, stop={"rounds": 2})
+    server.until(run, lambda status: status.cohort, "it draws")
+    limit_files(server.pid, room)
+    (place.folder / "edge-1.hold").unlink()
+    waiting = server.until(run, lambda status: "cannot write" in status.reason, "it says that the disk is full")
+    assert waiting.rounds_done == 0
+    return run
+
+
+def limit_files(pid, size):
+    """No file of the process may grow beyond this from now on."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        pytest.param(LEDGER, "could not save the checkpoint of run 'full' round 0", id="checkpoint"),
+        pytest.param(NOTHING, "could not ", id="ledger"),
+    ],
+)
+def test_a_commit_waits_for_room_and_the_run_goes_on(place, server, room, text):
+    """It says in words what it cannot write; with room again the round is committed, with nothing trained twice."""
+    run = fill_up(place, server, room)
+    assert text in server.logged("no_room")["error"]
+    limit_files(server.pid, resource.RLIM_INFINITY)
+    server.completed(run)
+    daemon = place.processes[1]
+    assert [1, 1] == [len(daemon.events("trained", run=run, round=round_)) for round_ in (0, 1)]
+
+
+def test_a_coordinator_killed_on_a_full_disk_starts_from_the_old_state(place, server):
+    """SIGKILL while it waits for room: the restarted one has the last valid state and the update, and goes on."""
+    run = fill_up(place, server, LEDGER)
+    server.kill()
+    server.serve()
+    server.completed(run)
+    assert len(place.processes[1].events("trained", run=run, round=0)) == 1
