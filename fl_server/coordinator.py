@@ -226,8 +226,7 @@ class Coordinator:
             await run.model.load()
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
-        if reopened and limit:
-            run.begin()
+        run.begin()
 
     async def model_round(self, run: Run, wanted: str) -> int:
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchRun."""

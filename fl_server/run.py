@@ -65,6 +65,7 @@ class Run:
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
@@ -97,10 +98,10 @@ class Run:
     # Its life.
 
     def begin(self) -> None:
-        """Start taking events."""
-        self.spawn(self._live())
-        if self.config.stop.wall_time_s:
-            self.spawn(self._watch_wall_time())
+        """Start taking events, and counting time where it is limited; what runs already goes on."""
+        for name, work in (("events", self._live), ("time", self._watch_wall_time)):
+            if name not in self._running or self._running[name].done():
+                self._running[name] = self.spawn(work())
         self.fleet_changed()
 
     async def close(self) -> None:
@@ -253,7 +254,7 @@ class Run:
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""
         began = time.monotonic()
-        while not self.ended:
+        while self.config.stop.wall_time_s and not self.ended:
             await asyncio.sleep(min(1.0, max(0.01, self.config.stop.wall_time_s - self.record.elapsed_s)))
             now = time.monotonic()
             if not self.state.paused:

@@ -120,7 +120,7 @@ def _with_whole_numbers(value: Any) -> Any:
 class RunConfig(_Section):
     """A whole run."""
 
-    name: str = Field(default="", pattern=r"^[a-z0-9._-]{0,64}$")
+    name: str = Field(default="", pattern=r"^([a-z0-9_][a-z0-9._-]{0,63})?$")
     task: TaskSection
     algorithm: AlgorithmSection = AlgorithmSection()
     local: LocalSection = LocalSection()
