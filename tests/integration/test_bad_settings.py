@@ -54,7 +54,9 @@ def test_a_coordinator_with_wrong_settings_says_which(place, settings, text):
         pytest.param({"client": "x"}, "client: unknown key, did you mean client_id?", id="unknown-key"),
         pytest.param({"task": {"nme": "digits"}}, "task.nme: unknown key, did you mean name?", id="deep"),
         pytest.param(
-            {"task": {"name": "digitz"}}, "expected a built-in task (digits, fashion-mnist, cifar10)", id="task"
+            {"task": {"name": "digitz"}},
+            "expected a built-in task (digits, fashion-mnist, cifar10, cifar100, emnist",
+            id="task",
         ),
         pytest.param({"task": {"name": "digitz"}}, 'got "digitz". Did you mean "digits"?', id="task-hint"),
         pytest.param(
