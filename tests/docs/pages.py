@@ -107,7 +107,8 @@ class Shell:
     def __init__(self, folder: Path, admin: str) -> None:
         self.folder = folder
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("FL_")},
+            # A test runner's own COLUMNS would cut the tables that are read here.
+            **{key: value for key, value in os.environ.items() if not key.startswith("FL_") and key != "COLUMNS"},
             "PATH": os.pathsep.join([str(_programs(folder.parent / "bin")), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(folder.parent / "config"),
