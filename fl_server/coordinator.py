@@ -222,8 +222,6 @@ class Coordinator:
         run.config = run.config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(run.record, spec=spec, extended_at=run.state.round)
-        if reopened:
-            await run.model.load()
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
         run.begin()
