@@ -16,7 +16,15 @@ from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists,
 from fl_server.parts import Parts
 from fl_server.recovery import recover_round
 from fl_server.round_state import Phase
-from fl_server.round_work import CARRY_OUT, outcome_of, reattached, start_deadline, start_evaluation
+from fl_server.round_work import (
+    CARRY_OUT,
+    let_go,
+    outcome_of,
+    reason_to_stop,
+    reattached,
+    start_deadline,
+    start_evaluation,
+)
 from fl_server.rounds import evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
@@ -145,6 +153,7 @@ class Coordinator:
             phase=Phase.ENDED,
             ending=ending,  # type: ignore[arg-type]
         )
+        await let_go(run)
 
     async def _load(self, run: Run) -> None:
         """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
@@ -169,15 +178,21 @@ class Coordinator:
             if leftover.key.run_id == run.id and leftover.key.round < done:
                 await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
         state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
-        # Who was lost before the restart is not waited for.
-        run.state = replace(state, out=state.outstanding - set(self._parts.fleet.present()))
         updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
         run.refused = {update.client_id for update in updates if not update.admitted}
+        # Who was lost before the restart, or refused, is not waited for.
+        run.state = replace(state, out=state.outstanding - (set(self._parts.fleet.present()) - run.refused))
         await self._make_up_evaluation(run)
 
     async def _make_up_evaluation(self, run: Run) -> None:
         latest, state = run.log.latest, run.state
-        if latest is None or latest.metrics or not evaluation_due(state, latest.round):
+        if latest is None or not evaluation_due(state, latest.round):
+            return
+        if latest.metrics:
+            if reason := reason_to_stop(run):
+                # The crash came between this evaluation and the end that it means.
+                run.state = replace(state, phase=Phase.EVALUATING)
+                run.post(ev.EndRequested("completed", reason))
             return
         if state.phase is Phase.SELECTING and (state.policy.await_evaluation or state.round >= state.rounds):
             run.state = replace(state, phase=Phase.EVALUATING)
@@ -217,7 +232,7 @@ class Coordinator:
             raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
         limit = run.config.stop.wall_time_s
         if limit:
-            limit = (run.record.elapsed_s if reopened else limit) + wall_time_s
+            limit = max(limit, run.record.elapsed_s) + wall_time_s
         stop = run.config.stop.model_copy(update={"rounds": total, "wall_time_s": limit})
         run.config = run.config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
@@ -226,7 +241,7 @@ class Coordinator:
             await run.model.load()
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
-        if reopened and limit:
+        if reopened:
             run.begin()
 
     async def model_round(self, run: Run, wanted: str) -> int:

@@ -69,6 +69,8 @@ class Run:
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
         self._held = False
+        self._life: asyncio.Task[None] | None = None
+        self._clock: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
@@ -97,10 +99,12 @@ class Run:
     # Its life.
 
     def begin(self) -> None:
-        """Start taking events."""
-        self.spawn(self._live())
+        """Start taking events and counting time; again when a run that had ended goes on."""
+        self._life = self._life or self.spawn(self._live())
+        if self._clock is not None:
+            self._clock.cancel()
         if self.config.stop.wall_time_s:
-            self.spawn(self._watch_wall_time())
+            self._clock = self.spawn(self._watch_wall_time())
         self.fleet_changed()
 
     async def close(self) -> None:
