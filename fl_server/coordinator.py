@@ -47,6 +47,9 @@ class Coordinator:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._runs: dict[str, Run] = {}
+        self._not_loaded: set[str] = set()
+        """Runs of the ledger whose task or configuration this program cannot use: their ids are taken."""
+        self._creating = asyncio.Lock()
 
     async def start(self) -> None:
         """Read every run back and go on with those that had not ended."""
@@ -56,6 +59,7 @@ class Coordinator:
                 run = await self._make(record, from_values(dict(record.spec)))
             except (TaskError, InvalidInput) as error:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
+                self._not_loaded.add(record.run_id)
                 continue
             self._runs[run.id] = run
             await self._read_back(run)
@@ -84,6 +88,10 @@ class Coordinator:
 
     async def create(self, config: RunConfig, actor: str) -> Run:
         """Check everything that can be checked, store the run, and let it wait for its clients."""
+        async with self._creating:  # or two at once would take one id
+            return await self._create(config, actor)
+
+    async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
         record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
         try:
@@ -105,12 +113,13 @@ class Coordinator:
         return run
 
     def _free_id(self, config: RunConfig) -> str:
-        if config.name in self._runs:
+        taken = self._runs.keys() | self._not_loaded
+        if config.name in taken:
             raise RunExists(config.name)
         if config.name:
             return config.name
         base, number = config.base_id(), 1
-        while f"{base}-{number}" in self._runs:
+        while f"{base}-{number}" in taken:
             number += 1
         return f"{base}-{number}"
 
@@ -226,7 +235,6 @@ class Coordinator:
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""
         _require(run, "extending", "running", "waiting", "paused", "completed")
-        reopened = run.ended
         total = run.state.rounds + rounds
         if total <= run.state.round:
             raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
@@ -237,12 +245,9 @@ class Coordinator:
         run.config = run.config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(run.record, spec=spec, extended_at=run.state.round)
-        if reopened:
-            await run.model.load()
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
-        if reopened:
-            run.begin()
+        run.begin()
 
     async def model_round(self, run: Run, wanted: str) -> int:
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchRun."""
@@ -261,6 +266,8 @@ class Coordinator:
 
     async def outcome(self, key: ExchangeKey, client: str) -> Outcome | None:
         """What became of a client's update, once that is decided."""
+        if key.run_id in self._not_loaded:
+            return None
         run = self._runs.get(key.run_id)
         if run is None or (run.ended and key.round not in run.log.commits):
             return Outcome(key=key, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_ABANDONED)

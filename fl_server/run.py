@@ -137,6 +137,8 @@ class Run:
     async def do(self, event: ev.Event, why: HistoryRecord) -> None:
         """Take an operator's event at once, with its line in the history. Raises UnexpectedEvent."""
         async with self._turn:
+            if isinstance(event, ev.Extended) and not self.model.loaded:
+                await self.model.load()  # in the run's turn: its end lets go of the tensors
             await self._look_at_fleet()
             await self.parts.ledger.do(self.parts.ledger.store.add_history, why)
             log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
