@@ -73,7 +73,7 @@ def push_assignment(run: Run, client: str) -> None:
 
 def reattached(run: Run, client: str) -> None:
     """A client is here again: push what it still has to do."""
-    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn:
+    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.refused:
         return
     if client in run.state.out:
         run.post(ev.ClientBack(client))
@@ -228,14 +228,19 @@ async def _evaluate(run: Run, snapshot: Snapshot) -> None:
         run.parts.metrics.evaluation.labels(run.id, name).set(value)
     log.info("round_evaluated", run=run.id, round=snapshot.round, **{key: round(v, 5) for key, v in metrics.items()})
     run.watchers.tell(Progress("evaluated", commit=record))
-    stop = run.config.stop
-    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
-    reason = stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
+    reason = reason_to_stop(run)
     if reason is not None:
         run.post(ev.EndRequested("completed", reason))
     # An evaluation that ran beside later rounds is not the one that a run waits for at its end.
     if snapshot.round + 1 == run.state.round:
         run.post(ev.Evaluated())
+
+
+def reason_to_stop(run: Run) -> str | None:
+    """Why the run has learned enough, by its evaluations since it was created or extended; None if it goes on."""
+    stop = run.config.stop
+    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
+    return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
 
 
 async def end(run: Run, command: ev.End) -> None:
@@ -246,10 +251,15 @@ async def end(run: Run, command: ev.End) -> None:
     level("run_ended", run=run.id, status=command.status, reason=command.reason, rounds=run.state.round)
     if run.evaluation is not None and not run.evaluation.done() and command.status == "completed":
         await run.evaluation
-    await _give_up_round(run)
-    await _tidy(run, run.parts.spool.remove_run, run.id)
+    await let_go(run)
     run.model.unload()
     run.watchers.end()
+
+
+async def let_go(run: Run) -> None:
+    """What an ended run had of its last round; after a restart again, for a crash may have come in between."""
+    await _give_up_round(run)
+    await _tidy(run, run.parts.spool.remove_run, run.id)
 
 
 async def _tidy(run: Run, remove: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

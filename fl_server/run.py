@@ -132,7 +132,10 @@ class Run:
                 self.fail(f"a fault of the coordinator: {error!r}; see its log")
 
     async def do(self, event: ev.Event, why: HistoryRecord) -> None:
-        """Take an operator's event at once, with its line in the history. Raises UnexpectedEvent."""
+        """Take an operator's event at once, with its line in the history.
+
+        Raises UnexpectedEvent, also where the run has just come to its end.
+        """
         async with self._turn:
             if isinstance(event, ev.Extended) and self.ended and not self.model.loaded:
                 await self.model.load()  # not before our turn: the end itself lets go of the model

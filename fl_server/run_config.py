@@ -54,11 +54,10 @@ class LocalSection(_Section):
     @model_validator(mode="before")
     @classmethod
     def _one_kind_of_work(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if values.get("epochs") and values.get("steps"):
+        given = [name for name in ("epochs", "steps") if values.get(name) is not None]
+        if len(given) == 2:
             raise ValueError("expected epochs or steps, got both: remove one")
-        if not values.get("epochs") and not values.get("steps"):
-            return {**values, "epochs": 1}
-        return values
+        return values if given else {**values, "epochs": 1}
 
     def learning_rate_in(self, round: int) -> float:
         """eta_l(t) = eta_l * r^t, constant inside a round."""
@@ -159,7 +158,8 @@ class RunConfig(_Section):
 
     def base_id(self) -> str:
         """The id the run gets if it is free."""
-        return self.name or re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())[:56]
+        words = re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())
+        return self.name or words.lstrip(".-")[:56]
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
