@@ -14,7 +14,6 @@ import structlog
 from fl_server import errors
 from fl_server.identity import ANYBODY, Identity, caller, from_names, require_role
 from fl_server.metrics import Metrics
-from fl_server.rounds import UnexpectedEvent
 from fl_server.store.base import StoreFull
 from protos.status import status_metadata
 
@@ -33,7 +32,6 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UploadBroken: grpc.StatusCode.DATA_LOSS,
     errors.NotNow: grpc.StatusCode.UNAVAILABLE,
-    UnexpectedEvent: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """Error to status code. An exception that is not here is a fault of ours: INTERNAL, with the cause in the log only."""
 

@@ -20,11 +20,12 @@ from fl_server import events as ev
 from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
 from fl_server.engine import Engine
+from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
 from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
 from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import advance
+from fl_server.rounds import UnexpectedEvent, advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
@@ -134,12 +135,16 @@ class Run:
     async def do(self, event: ev.Event, why: HistoryRecord) -> None:
         """Take an operator's event at once, with its line in the history.
 
-        Raises UnexpectedEvent, also where the run has just come to its end.
+        Raises WrongState where the run has just come to its end, or to another state that has no rule for it.
         """
         async with self._turn:
             if isinstance(event, ev.Extended) and self.ended and not self.model.loaded:
                 await self.model.load()  # not before our turn: the end itself lets go of the model
             await self._look_at_fleet()
+            try:
+                advance(self.state, event)
+            except UnexpectedEvent as unexpected:
+                raise WrongState(self.id, self.status, ("running",), why.event) from unexpected
             await self.parts.ledger.do(self.parts.ledger.store.add_history, why)
             log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
             await self._take(event)
