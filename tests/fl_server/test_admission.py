@@ -50,14 +50,22 @@ def test_a_good_header_passes():
 @pytest.mark.parametrize(
     ("came", "reason", "words"),
     [
-        (header(num_examples=0), "HEADER", "expected 1 to 9007199254740992 examples and at least one step, got 0 and 1"),
+        (
+            header(num_examples=0),
+            "HEADER",
+            "expected 1 to 9007199254740992 examples and at least one step, got 0 and 1",
+        ),
         (header(num_examples=2**53 + 1), "HEADER", "got 9007199254740993 and 1"),
         (header(num_steps=0), "HEADER", "got 1 and 0"),
         (header(state_epoch=3), "STATE_EPOCH", "expected client state of epoch 0, got 3: it restarts from zero"),
         (header(payloads=[]), "LAYOUT", "expected the payload DELTA alone, got nothing"),
         (header(payloads=[DELTA, OTHER]), "LAYOUT", "got PAYLOAD_KIND_DELTA, 99"),
         (header(layout_of(w=torch.zeros(2))), "LAYOUT", "tensor 'b': expected shape .*, but it is missing"),
-        (header(layout_of(**{**TENSORS, "w": torch.zeros(3)})), "LAYOUT", "tensor 'w': expected shape .2,. float32, got"),
+        (
+            header(layout_of(**{**TENSORS, "w": torch.zeros(3)})),
+            "LAYOUT",
+            "tensor 'w': expected shape .2,. float32, got",
+        ),
         (header(size_bytes=4), "SIZE", "expected 24 bytes .limit 1000., got 4"),
         (header(digest=pb.UpdateHeader().digest), "DIGEST", "expected digest algorithm BLAKE3_256, got number 0"),
     ],

@@ -196,7 +196,7 @@ def sent(broadcast):
     ],
 )
 def test_what_is_sent_down(tmp_path, model, method, kinds):
-    """Model with buffers, the direction of methods that have one, and the frozen part if there is one; all told apart."""
+    """Model with buffers, the direction of methods that have one, and the frozen part if there is one."""
     run = engine(model, algorithm={"name": method})
     cohort, paths, _ = updates(run, tmp_path)
     snapshot, _ = run.step(run.first(), cohort, paths)

@@ -35,7 +35,10 @@ def test_defaults():
         ({"local": {"lr": 0.1}}, "local.lr: expected no field of this name, got 0.1"),
         ({"local": {"learning_rate": 0}}, "local.learning_rate: expected greater than 0, got 0"),
         ({"local": {"learning_rate": float("nan")}}, "local.learning_rate: expected a finite number, got nan"),
-        ({"local": {"learning_rate_decay": 1.5}}, "local.learning_rate_decay: expected less than or equal to 1, got 1.5"),
+        (
+            {"local": {"learning_rate_decay": 1.5}},
+            "local.learning_rate_decay: expected less than or equal to 1, got 1.5",
+        ),
         ({"local": {"epochs": 1, "steps": 2}}, "local: expected epochs or steps, got both: remove one, got"),
         ({"local": {"epochs": 0}}, "local.epochs: expected greater than or equal to 1, got 0"),
         ({"local": {"steps": 0}}, "local.steps: expected greater than or equal to 1, got 0"),
@@ -48,8 +51,14 @@ def test_defaults():
         ({"round": {"min_clients": 1}}, "round: expected min_clients to be at least clients_per_round .2., got 1"),
         ({"round": {"deadline_s": 0}}, "round.deadline_s: expected greater than 0, got 0"),
         ({"stop": {"rounds": 0}}, "stop.rounds: expected greater than or equal to 1, got 0"),
-        ({"stop": {"target": 0.9}, "evaluation": {"every": 0}}, "run: expected evaluation.every over 0 with stop.target"),
-        ({"stop": {"patience": 1}, "evaluation": {"every": 0}}, "run: expected evaluation.every over 0 with stop.target"),
+        (
+            {"stop": {"target": 0.9}, "evaluation": {"every": 0}},
+            "run: expected evaluation.every over 0 with stop.target",
+        ),
+        (
+            {"stop": {"patience": 1}, "evaluation": {"every": 0}},
+            "run: expected evaluation.every over 0 with stop.target",
+        ),
         ({"seed": -1}, "seed: expected greater than or equal to 0, got -1"),
         ({"seed": 2**64}, "seed: expected less than 18446744073709551616, got"),
         ({"labels": {"site": 3}}, "labels.site: expected a valid string, got 3"),
