@@ -1,9 +1,10 @@
-"""A server on loopback with the interceptor in front of methods that a test brings."""
+"""A server on loopback, with the interceptor in front of methods that a test brings, and one who calls them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -39,20 +40,26 @@ class Caller:
         return [each async for each in self._channel.unary_stream(f"/{self._service}/Down")(request, timeout=20)]
 
 
+@dataclass(frozen=True)
+class Ends:
+    """What both ends of a connection show."""
+
+    server: grpc.ServerCredentials
+    client: grpc.ChannelCredentials
+
+
 @asynccontextmanager
-async def serving(
-    metrics: Metrics, service: str, credentials: grpc.ServerCredentials | None = None, **methods: Method
-) -> AsyncIterator[str]:
-    """The address of a server with the methods One, Up and Down, those that are given."""
+async def calling(metrics: Metrics, service: str, ends: Ends | None = None, **methods: Method) -> AsyncIterator[Caller]:
+    """A caller of a server with the methods One, Up and Down, those that are given; plain text without `ends`."""
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
     handlers = {name: _MAKE[name](method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
+    here = "127.0.0.1:0"
+    port = server.add_secure_port(here, ends.server) if ends else server.add_insecure_port(here)
     await server.start()
+    there = f"127.0.0.1:{port}"
     try:
-        yield f"127.0.0.1:{port}"
+        async with grpc.aio.secure_channel(there, ends.client) if ends else grpc.aio.insecure_channel(there) as channel:
+            yield Caller(channel, service)
     finally:
         await server.stop(None)

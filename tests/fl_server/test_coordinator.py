@@ -16,7 +16,8 @@ from protos.fl.v1.training_pb2 import (
     REFUSAL_REASON_NOT_NEEDED,
     ExchangeKey,
 )
-from tests.fl_server.harness import TASK, Device, World, announced, stream, until, upload
+from tests.fl_server.devices import Device, announced, stream, upload
+from tests.fl_server.harness import TASK, World, until
 
 ONE_ROUND = {"stop": {"rounds": 1}}
 

@@ -15,7 +15,7 @@ from fl_server.store.base import StoreError, StoreFull
 from protos.fl.v1 import errors_pb2
 from protos.fl.v1.training_pb2 import ExchangeKey
 from protos.status import detail_of
-from tests.fl_server.echo import Caller, serving
+from tests.fl_server.echo import calling
 from tests.fl_server.harness import until
 
 KEY = ExchangeKey(run_id="r", round=3)
@@ -75,22 +75,19 @@ def test_every_error_has_a_code():
 @pytest.mark.parametrize(("error", "code", "detail"), CASES, ids=[type(case[0]).__name__ for case in CASES])
 async def test_an_error_becomes_a_status(metrics, error, code, detail):
     """Code, words and detail arrive, whatever the kind of call; each is counted under that code."""
-    async with serving(metrics, "fl.v1.Coordinator", **raising(error)) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            caller = Caller(channel, "fl.v1.Coordinator")
-            for rpc, call in (("One", caller.one()), ("Up", caller.up(b"1")), ("Down", caller.down())):
-                came = await failed(call)
-                assert (came.code().name, came.details()) == (code, str(error))
-                found = detail_of(came.trailing_metadata())
-                assert (type(found), found) == (detail, error.detail)
-                await until(lambda rpc=rpc: calls(metrics, rpc, code) == 1, "it is counted")
+    async with calling(metrics, "fl.v1.Coordinator", **raising(error)) as caller:
+        for rpc, call in (("One", caller.one()), ("Up", caller.up(b"1")), ("Down", caller.down())):
+            came = await failed(call)
+            assert (came.code().name, came.details()) == (code, str(error))
+            found = detail_of(came.trailing_metadata())
+            assert (type(found), found) == (detail, error.detail)
+            await until(lambda rpc=rpc: calls(metrics, rpc, code) == 1, "it is counted")
 
 
 async def test_a_full_disk_is_not_now(metrics):
     """The caller is told to try again, and the call is not counted as a fault of ours."""
-    async with serving(metrics, "fl.v1.Admin", **raising(StoreFull("no room"))) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            came = await failed(Caller(channel, "fl.v1.Admin").one())
+    async with calling(metrics, "fl.v1.Admin", **raising(StoreFull("no room"))) as caller:
+        came = await failed(caller.one())
     assert came.code() is grpc.StatusCode.UNAVAILABLE
     assert came.details() == "the coordinator cannot write: no room; try again in 5 s"
     assert detail_of(came.trailing_metadata()).wait.seconds == 5
@@ -100,9 +97,8 @@ async def test_a_full_disk_is_not_now(metrics):
 @pytest.mark.parametrize("error", [StoreError("secret"), KeyError("secret")], ids=["store", "bug"])
 async def test_a_fault_of_ours_is_told_without_its_cause(metrics, error):
     """The cause is for the log alone."""
-    async with serving(metrics, "fl.v1.Coordinator", **raising(error)) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            came = await failed(Caller(channel, "fl.v1.Coordinator").down())
+    async with calling(metrics, "fl.v1.Coordinator", **raising(error)) as caller:
+        came = await failed(caller.down())
     assert (came.code(), "secret" in came.details()) == (grpc.StatusCode.INTERNAL, False)
     assert came.details() == "the coordinator failed in Down: see its log"
 
@@ -120,20 +116,17 @@ async def test_good_calls_pass_through(metrics):
         for _ in range(2):
             yield request
 
-    async with serving(metrics, "fl.v1.Coordinator", One=one, Up=up, Down=down) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            caller = Caller(channel, "fl.v1.Coordinator")
-            assert await caller.one(b"a") == b"a!"
-            assert await caller.up(b"a", b"b") == b"ab"
-            assert await caller.down(b"a") == [b"a", b"a"]
+    async with calling(metrics, "fl.v1.Coordinator", One=one, Up=up, Down=down) as caller:
+        assert await caller.one(b"a") == b"a!"
+        assert await caller.up(b"a", b"b") == b"ab"
+        assert await caller.down(b"a") == [b"a", b"a"]
     assert [calls(metrics, rpc, "OK") for rpc in ("One", "Up", "Down")] == [1, 1, 1]
 
 
 async def test_other_services_are_left_alone(metrics):
     """Health and reflection have their own errors, and are not counted here."""
-    async with serving(metrics, "grpc.health.v1.Health", **raising(errors.NotNow("x", 1.0))) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            came = await failed(Caller(channel, "grpc.health.v1.Health").one())
+    async with calling(metrics, "grpc.health.v1.Health", **raising(errors.NotNow("x", 1.0))) as caller:
+        came = await failed(caller.one())
     assert came.code() is grpc.StatusCode.UNKNOWN
     assert calls(metrics, "One", "UNAVAILABLE") == 0
 
@@ -150,8 +143,8 @@ async def test_a_call_is_done_whole_though_its_caller_hangs_up(metrics):
         done.set()
         return b""
 
-    async with serving(metrics, "fl.v1.Admin", One=one) as address, grpc.aio.insecure_channel(address) as channel:
-        call = Caller(channel, "fl.v1.Admin").one()
+    async with calling(metrics, "fl.v1.Admin", One=one) as caller:
+        call = caller.one()
         await began.wait()
         call.cancel()
         await until(done.is_set, "it is done all the same")
@@ -168,9 +161,8 @@ async def test_an_upload_ends_when_its_caller_hangs_up(metrics):
         finally:
             ended.set()
 
-    async with serving(metrics, "fl.v1.Coordinator", Up=up) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            call = Caller(channel, "fl.v1.Coordinator").up(b"1")
-            await began.wait()
-            call.cancel()
-            await until(ended.is_set, "it ends")
+    async with calling(metrics, "fl.v1.Coordinator", Up=up) as caller:
+        call = caller.up(b"1")
+        await began.wait()
+        call.cancel()
+        await until(ended.is_set, "it ends")

@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_NOT_FINITE
-from tests.fl_server.harness import Device, Journal, World, announced, stream, until, upload
+from tests.fl_server.devices import Device, announced, stream, upload
+from tests.fl_server.harness import Journal, World, until
 
 NAMES = ("a", "b", "c")
 REGISTERING = ["put_client"] * 6
@@ -169,3 +171,40 @@ async def test_an_update_whose_bytes_are_damaged_is_asked_for_again(tmp_path, un
     async with World(tmp_path) as world:
         assert await a_run(world, devices) == undisturbed[0][0]
         assert [entry.event for entry in world.store.history("r")].count("update_dropped") == 1
+
+
+async def test_an_end_that_was_cut_short_is_finished_at_the_next_start(tmp_path):
+    """The run is stopped in the ledger, its open round not yet given up: nothing of that round stays behind."""
+    devices = [Device(name, works=False) for name in NAMES[:2]]
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        run = await world.create()
+        await devices[0].contribute(world, await devices[0].assigned())
+        world.journal.dies_at = "update_run"
+        stopping = world.spawn(world.coordinator.stop(run, "", "admin"))
+        await until(lambda: world.journal.dead, "it dies")
+        await asyncio.gather(stopping, return_exceptions=True)
+        assert len(world.store.updates("r", 0, 0)) == 1
+    async with World(tmp_path) as world:
+        assert world.coordinator.run("r").status == "stopped"
+        assert (world.store.updates("r", 0, 0), world.parts.spool.sweep()) == ([], [])
+
+
+async def test_a_paused_run_is_paused_after_a_restart(tmp_path):
+    """Its open round goes on, and no other is drawn."""
+    devices = [Device(name, works=False) for name in NAMES[:2]]
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        run = await world.create()
+        await devices[0].assigned()
+        await world.coordinator.pause(run, "admin")
+    async with World(tmp_path) as world:
+        for device in devices:
+            device.works = True
+            await device.come(world)
+        run = world.coordinator.run("r")
+        await until(lambda: len(run.log.commits) == 1, "the open round is committed")
+        await until(lambda: run.state.phase is Phase.SELECTING, "it is between two rounds")
+        assert (run.status, run.state.drawn) == ("paused", frozenset())

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import CollectorRegistry
 
 from fl_ops import ca
+from fl_server import identity
 from fl_server.config import TlsConfig
-from fl_server.identity import caller
 from fl_server.metrics import Metrics
 from fl_server.tls import server_credentials
 from protos.settings import SettingsError
-from tests.fl_server.echo import Caller, serving
+from tests.fl_server.echo import Ends, calling
 
 NOW = datetime.now(UTC)
 DECADE = ca.Validity(NOW - timedelta(days=2), 3650)
@@ -79,15 +79,14 @@ def site(tmp_path_factory):
 
 async def who(request, context):
     """The caller, as the service sees it."""
-    return str(caller.get()).encode()
+    return str(identity.caller.get()).encode()
 
 
 async def answer(site, credentials, service="fl.v1.Coordinator", tls=None):
     """What `who` says to a holder of these credentials."""
     metrics = Metrics(CollectorRegistry())
-    async with serving(metrics, service, server_credentials(tls or site.tls), One=who) as address:
-        async with grpc.aio.secure_channel(address, credentials) as channel:
-            return await Caller(channel, service).one()
+    async with calling(metrics, service, Ends(server_credentials(tls or site.tls), credentials), One=who) as caller:
+        return await caller.one()
 
 
 async def refused(site, credentials, service="fl.v1.Coordinator"):
@@ -99,10 +98,10 @@ async def refused(site, credentials, service="fl.v1.Coordinator"):
 
 async def test_a_certificate_says_who_calls(site):
     """Role and name come from the certificate, for as long as the call lasts and no longer."""
-    before = caller.get()
+    before = identity.caller.get()
     assert await answer(site, site.holder("client", "edge-3")) == b"client:edge-3"
     assert await answer(site, site.holder("admin", "alice"), "fl.v1.Admin") == b"admin:alice"
-    assert caller.get() is before
+    assert identity.caller.get() is before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import struct
+import threading
 
 import pytest
 
@@ -14,7 +16,8 @@ from protos.codec import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2 as messages
 from protos.fl.v1.tensor_pb2 import Digest
-from tests.fl_server.harness import Device, World, announced, stream, until, upload
+from tests.fl_server.devices import Device, announced, stream, upload
+from tests.fl_server.harness import World, until
 
 TWO = {"round": {"clients_per_round": 2}, "stop": {"rounds": 1}}
 
@@ -68,7 +71,7 @@ async def bench(tmp_path):
 
 
 async def test_a_good_update_is_admitted(bench):
-    """The receipt has its digest; the bytes are in the spool, and the ledger knows the header's numbers and the norm."""
+    """The receipt has its digest, the spool its bytes, and the ledger the header's numbers and the norm."""
     receipt = await bench.send()
     assert (receipt.admitted, receipt.digest, receipt.key) == (True, bench.header.digest, bench.assignment.key)
     key = SpoolKey("r", 0, 0, "a")
@@ -120,8 +123,6 @@ async def test_a_header_is_refused_before_its_bytes(bench, values, reason):
 )
 async def test_bytes_that_are_no_numbers_are_refused(bench, value, reason):
     """The receipt names the tensor; nothing of the update stays."""
-    import struct
-
     receipt = await bench.send(*bench.changed(struct.pack("<f", value) + bench.data[4:]))
     assert (receipt.reason, receipt.detail) == (
         reason,
@@ -271,8 +272,6 @@ async def test_two_streams_for_one_update_do_not_mix(bench):
 
 def held(monkeypatch, owner, name):
     """Makes a method wait until the event it returns second is set; the first tells that it has begun."""
-    import threading
-
     begun, go_on, function = threading.Event(), threading.Event(), getattr(owner, name)
 
     def wait(*args, **kwargs):

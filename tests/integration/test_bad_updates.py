@@ -119,8 +119,8 @@ def test_tensors_that_do_not_fit_are_refused(server, work, change, reason, text)
     [
         pytest.param("size_bytes", 180, "SIZE", "expected 172 bytes", id="size"),
         pytest.param("size_bytes", 1 << 50, "SIZE", "got 1125899906842624", id="huge"),
-        pytest.param("num_examples", 0, "HEADER", "at least one example and one step, got 0 and 1", id="examples"),
-        pytest.param("num_steps", 0, "HEADER", "at least one example and one step, got 10 and 0", id="steps"),
+        pytest.param("num_examples", 0, "HEADER", "examples and at least one step, got 0 and 1", id="examples"),
+        pytest.param("num_steps", 0, "HEADER", "examples and at least one step, got 10 and 0", id="steps"),
         pytest.param("state_epoch", 3, "STATE_EPOCH", "expected client state of epoch 0, got 3", id="epoch"),
     ],
 )
