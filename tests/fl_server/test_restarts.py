@@ -35,7 +35,8 @@ async def lived(folder, dies_at=None, **sections):
         async with World(folder, Journal(dies_at)) as world:
             running = world.spawn(a_run(world, devices, **sections))
             await until(lambda: world.journal.dead or running.done(), "it dies")
-            assert world.journal.dead, "it had written all"
+            # How often the run's status is written depends on whether a client or the run is seen first.
+            assert world.journal.dead or dies_at == len(RUN), "it had written all"
         devices[0].kept.clear()
     async with World(folder) as world:
         digests = await a_run(world, devices, **sections)
