@@ -1,1 +1,1 @@
-"""Programs that measure; none is needed to run the product."""
+"""Measurements of speed and memory, run by hand; results are in docs/benchmarks.md."""

@@ -1,10 +1,10 @@
 """The settings of the demo, chosen once: `python -m benchmarks.demo_grid` writes fl_ops/demo/grid.json.
 
-Every algorithm gets the same learning rates, FedCM each of its alphas with each of them. A cell is run on several seeds,
-and a seed decides all: how the data are dealt, the first model, the cohorts, the batches. Accuracy is measured on one in
-five of the TRAINING scans of each digit, which no client holds; the 360 scans that the demo evaluates on are not looked
-at. The best cell of each algorithm is then run on fresh seeds with all training scans, on those 360: that says what the
-choice is worth, and nothing is chosen by it.
+Every algorithm gets the same learning rates, FedCM each of its alphas with each of them. A cell is run on several
+seeds, and a seed decides all: how the data are dealt, the first model, the cohorts, the batches. Accuracy is measured
+on one in five of the TRAINING scans of each digit, which no client holds; the 360 scans that the demo evaluates on are
+not looked at. The best cell of each algorithm is then run on fresh seeds with all training scans, on those 360: that
+says what the choice is worth, and nothing is chosen by it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LAST = 10
 VALIDATION_EVERY = 5
 PROCESSES = 2
 RULE = (
-    f"the cell with the highest validation accuracy, mean of the last {LAST} rounds, averaged over the seeds; of equals "
-    "the first"
+    f"the cell with the highest validation accuracy, mean of the last {LAST} rounds, averaged over the seeds; of "
+    "equals the first"
 )
 
 
@@ -129,7 +129,9 @@ def main() -> None:
         "seeds": SEEDS,
         "rule": RULE,
         "cells": grid,
-        "choice": {cell.algorithm: {"learning_rate": cell.learning_rate, "parameters": cell.parameters} for cell in choice},
+        "choice": {
+            cell.algorithm: {"learning_rate": cell.learning_rate, "parameters": cell.parameters} for cell in choice
+        },
         "check": {"seeds": CHECK_SEEDS, "cells": check},
     }  # fmt: skip
     # Numbers side by side, so that a cell can be read.

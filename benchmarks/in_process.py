@@ -1,7 +1,7 @@
-"""A whole federated run in one process, round for round what a coordinator and its daemons do: for searches of settings.
+"""A whole federated run in one process, round for round what a coordinator and its daemons do: to search settings.
 
-Cohorts, seeds and the first model come from the coordinator's own functions, the mathematics from `algorithms`, the data
-from `tasks`; only the network is missing. For models without buffers.
+Cohorts, seeds and the first model come from the coordinator's own functions, the mathematics from `algorithms`, the
+data from `tasks`; only the network is missing. For models without buffers.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 import torch
-from fl_ops.demo.processes import Child, Processes
 from safetensors.torch import load_file
 
 from benchmarks.constant_task import STEP
 from fl_ops.admin_client import AdminClient
+from fl_ops.demo.processes import Child, Processes
 from fl_ops.settings import Connection
 from protos.fl.v1 import admin_pb2
 

@@ -14,6 +14,8 @@ from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text, 
 from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, PayloadKind, RefusalReason, UpdateHeader
 
 _READ_BYTES = 1 << 20
+_MAX_EXAMPLES = 2**53
+"""What float64, in which weights are computed, still counts one by one."""
 
 
 class Refused(Exception):
@@ -47,10 +49,11 @@ class Gate:
 
     def check_header(self, header: UpdateHeader) -> None:
         """All that can be refused before a byte of tensors is sent. Raises Refused."""
-        if header.num_examples < 1 or header.num_steps < 1:
+        if not 1 <= header.num_examples <= _MAX_EXAMPLES or header.num_steps < 1:
             raise Refused(
                 RefusalReason.REFUSAL_REASON_HEADER,
-                f"expected at least one example and one step, got {header.num_examples} and {header.num_steps}",
+                f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {header.num_examples} and "
+                f"{header.num_steps}",
             )
         if header.state_epoch != self.state_epoch:
             raise Refused(

@@ -16,7 +16,15 @@ from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists,
 from fl_server.parts import Parts
 from fl_server.recovery import recover_round
 from fl_server.round_state import Phase
-from fl_server.round_work import CARRY_OUT, outcome_of, reattached, start_deadline, start_evaluation
+from fl_server.round_work import (
+    CARRY_OUT,
+    let_go,
+    outcome_of,
+    reason_to_stop,
+    reattached,
+    start_deadline,
+    start_evaluation,
+)
 from fl_server.rounds import evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
@@ -39,6 +47,9 @@ class Coordinator:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._runs: dict[str, Run] = {}
+        self._not_loaded: set[str] = set()
+        """Runs of the ledger whose task or configuration this program cannot use: their ids are taken."""
+        self._creating = asyncio.Lock()
 
     async def start(self) -> None:
         """Read every run back and go on with those that had not ended."""
@@ -48,6 +59,7 @@ class Coordinator:
                 run = await self._make(record, from_values(dict(record.spec)))
             except (TaskError, InvalidInput) as error:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
+                self._not_loaded.add(record.run_id)
                 continue
             self._runs[run.id] = run
             await self._read_back(run)
@@ -76,6 +88,10 @@ class Coordinator:
 
     async def create(self, config: RunConfig, actor: str) -> Run:
         """Check everything that can be checked, store the run, and let it wait for its clients."""
+        async with self._creating:  # or two at once would take one id
+            return await self._create(config, actor)
+
+    async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
         record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
         try:
@@ -97,12 +113,13 @@ class Coordinator:
         return run
 
     def _free_id(self, config: RunConfig) -> str:
-        if config.name in self._runs:
+        taken = self._runs.keys() | self._not_loaded
+        if config.name in taken:
             raise RunExists(config.name)
         if config.name:
             return config.name
         base, number = config.base_id(), 1
-        while f"{base}-{number}" in self._runs:
+        while f"{base}-{number}" in taken:
             number += 1
         return f"{base}-{number}"
 
@@ -145,6 +162,7 @@ class Coordinator:
             phase=Phase.ENDED,
             ending=ending,  # type: ignore[arg-type]
         )
+        await let_go(run)
 
     async def _load(self, run: Run) -> None:
         """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
@@ -169,15 +187,21 @@ class Coordinator:
             if leftover.key.run_id == run.id and leftover.key.round < done:
                 await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
         state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
-        # Who was lost before the restart is not waited for.
-        run.state = replace(state, out=state.outstanding - set(self._parts.fleet.present()))
         updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
         run.refused = {update.client_id for update in updates if not update.admitted}
+        # Who was lost before the restart, or refused, is not waited for.
+        run.state = replace(state, out=state.outstanding - (set(self._parts.fleet.present()) - run.refused))
         await self._make_up_evaluation(run)
 
     async def _make_up_evaluation(self, run: Run) -> None:
         latest, state = run.log.latest, run.state
-        if latest is None or latest.metrics or not evaluation_due(state, latest.round):
+        if latest is None or not evaluation_due(state, latest.round):
+            return
+        if latest.metrics:
+            if reason := reason_to_stop(run):
+                # The crash came between this evaluation and the end that it means.
+                run.state = replace(state, phase=Phase.EVALUATING)
+                run.post(ev.EndRequested("completed", reason))
             return
         if state.phase is Phase.SELECTING and (state.policy.await_evaluation or state.round >= state.rounds):
             run.state = replace(state, phase=Phase.EVALUATING)
@@ -211,23 +235,19 @@ class Coordinator:
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""
         _require(run, "extending", "running", "waiting", "paused", "completed")
-        reopened = run.ended
         total = run.state.rounds + rounds
         if total <= run.state.round:
             raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
         limit = run.config.stop.wall_time_s
         if limit:
-            limit = (run.record.elapsed_s if reopened else limit) + wall_time_s
+            limit = max(limit, run.record.elapsed_s) + wall_time_s
         stop = run.config.stop.model_copy(update={"rounds": total, "wall_time_s": limit})
         run.config = run.config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(run.record, spec=spec, extended_at=run.state.round)
-        if reopened:
-            await run.model.load()
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
-        if reopened and limit:
-            run.begin()
+        run.begin()
 
     async def model_round(self, run: Run, wanted: str) -> int:
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchRun."""
@@ -246,6 +266,8 @@ class Coordinator:
 
     async def outcome(self, key: ExchangeKey, client: str) -> Outcome | None:
         """What became of a client's update, once that is decided."""
+        if key.run_id in self._not_loaded:
+            return None
         run = self._runs.get(key.run_id)
         if run is None or (run.ended and key.round not in run.log.commits):
             return Outcome(key=key, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_ABANDONED)

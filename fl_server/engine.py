@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -66,6 +67,7 @@ class Engine:
         first = fl.read_state(self._model)
         self._first = first
         self.frozen = first.frozen
+        """Of the first model, wherever that came from."""
         self.layout = Layout.of({**first.trainable, **first.buffers}, trainable=first.trainable.keys())
         self._direction_layout = Layout.of(first.trainable, trainable=first.trainable.keys())
         self._held_out: Examples | None = None
@@ -76,6 +78,7 @@ class Engine:
         start = self._first
         if self.config.initial_model:
             start = _from_file(self._model, Path(self.config.initial_model))
+            self.frozen = start.frozen
         return Snapshot(-1, self.algorithm.init(start.trainable), start.buffers)
 
     def to_checkpoint(self, snapshot: Snapshot, facts: dict[str, object]) -> Checkpoint:
@@ -86,6 +89,7 @@ class Engine:
         """The snapshot that was saved."""
         x = {name: checkpoint.model[name] for name in self._first.trainable}
         buffers = {name: checkpoint.model[name] for name in self._first.buffers}
+        self.frozen = {name: checkpoint.model[name] for name in self._first.frozen}
         memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
         return Snapshot(checkpoint.facts["round"], fl.ServerState(x, memory), buffers)
 
@@ -163,7 +167,7 @@ def _from_file(model: nn.Module, path: Path) -> fl.ModelState:
     try:
         values = load_file(path)
         model.load_state_dict(values, strict=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error
     return fl.read_state(model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -83,10 +84,10 @@ class _Call:
 
     async def fail(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         """End the call with the status that the error stands for."""
-        code = CODES.get(type(error))
+        code = _code_of(error)
         if isinstance(error, StoreFull):
-            error, code = errors.NotNow(f"the coordinator cannot write: {error}", 5.0), grpc.StatusCode.UNAVAILABLE
-        if code is None:
+            error = errors.NotNow(f"the coordinator cannot write: {error}", 5.0)
+        if code is grpc.StatusCode.INTERNAL:
             log.error("rpc_failed", rpc=self.name, error=repr(error), exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator failed in {self.name}: see its log")
         log.info("rpc_refused", rpc=self.name, code=code.name, caller=str(caller.get()), error=str(error))
@@ -106,6 +107,21 @@ def _identity(context: grpc.aio.ServicerContext) -> Identity:
     return found
 
 
+def _code_of(error: Exception) -> grpc.StatusCode:
+    if isinstance(error, StoreFull):
+        return grpc.StatusCode.UNAVAILABLE
+    return CODES.get(type(error), grpc.StatusCode.INTERNAL)
+
+
+def _wrap_whole(call: _Call, inner: Handler) -> Handler:
+    """A call with one request is done whole once it has begun: its caller may hang up, half of it may not be left."""
+
+    async def whole(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        return await asyncio.shield(inner(request, context))
+
+    return _wrap_single(call, whole)
+
+
 def _wrap_single(call: _Call, inner: Handler) -> Handler:
     async def wrapped(request: Any, context: grpc.aio.ServicerContext) -> Any:
         started, code = time.monotonic(), grpc.StatusCode.OK
@@ -115,7 +131,7 @@ def _wrap_single(call: _Call, inner: Handler) -> Handler:
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
-            code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
+            code = _code_of(error)
             await call.fail(context, error)
         finally:
             call.leave(started, code)
@@ -133,7 +149,7 @@ def _wrap_stream(call: _Call, inner: Handler) -> Handler:
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
-            code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
+            code = _code_of(error)
             await call.fail(context, error)
         finally:
             call.leave(started, code)
@@ -144,7 +160,7 @@ def _wrap_stream(call: _Call, inner: Handler) -> Handler:
 _PARTS: dict[
     tuple[bool, bool], tuple[Callable[..., grpc.RpcMethodHandler], str, Callable[[_Call, Handler], Handler]]
 ] = {
-    (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", _wrap_single),
+    (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", _wrap_whole),
     (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary", _wrap_single),
     (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream", _wrap_stream),
 }

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from fl_server.store.base import Store
+from fl_server.store.base import Store, StoreFull
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+NO_ROOM_S = 2.0
+"""Wait between attempts at writing to a full disk."""
+
+
+async def until_room(no_room: Callable[[str], None], write: Callable[[], Awaitable[R]]) -> R:
+    """Try to write until the disk has room. Nothing is lost meanwhile: what was written before stays."""
+    while True:
+        try:
+            return await write()
+        except StoreFull as error:
+            no_room(str(error))
+            await asyncio.sleep(NO_ROOM_S)
 
 
 class Ledger:
@@ -24,6 +38,12 @@ class Ledger:
         """Run a method of the store in its thread. A caller that is cancelled does not undo what was begun."""
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(self._thread, lambda: method(*args, **kwargs)))
+
+    async def insist(
+        self, no_room: Callable[[str], None], method: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """`do`, tried again while the disk is full or read-only; `no_room` is told of each failure."""
+        return await until_room(no_room, lambda: self.do(method, *args, **kwargs))
 
     def close(self) -> None:
         """Finish what is queued and close the store."""

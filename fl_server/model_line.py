@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
@@ -14,17 +13,15 @@ import structlog
 import algorithms as fl
 from fl_server.broadcast import Broadcast
 from fl_server.engine import Engine, Snapshot, StepNorms
+from fl_server.ledger import until_room
 from fl_server.parts import Parts
 from fl_server.progress import RoundLog
-from fl_server.store.base import CommitRecord, HistoryRecord, StoreError, StoreFull, UpdateRecord
+from fl_server.store.base import CommitRecord, HistoryRecord, StoreError, UpdateRecord
 from fl_server.store.checkpoints import INITIAL
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
-
-NO_ROOM_S = 5.0
-"""Wait between attempts at writing to a full disk."""
 
 
 class ModelLine:
@@ -83,9 +80,7 @@ class ModelLine:
         self._next = await self._parts.in_compute(self.engine.step, self.snapshot, cohort, paths)
         return self._next[1]
 
-    async def commit(
-        self, record: CommitRecord, why: HistoryRecord, no_room: Callable[[str], Awaitable[None]]
-    ) -> CommitRecord:
+    async def commit(self, record: CommitRecord, why: HistoryRecord, no_room: Callable[[str], None]) -> CommitRecord:
         """Make what `step` computed the latest model: checkpoint first, then the ledger.
 
         With a full disk it says so through `no_room` and tries again until there is room; until then the old state
@@ -98,17 +93,17 @@ class ModelLine:
         record = replace(record, model_digest=broadcasts[0].text)
         facts: dict[str, object] = {"commit": asdict(record)}
         began = time.monotonic()
-        await until_room(lambda: self._save(snapshot, facts), no_room)
-        await until_room(lambda: self._parts.ledger.do(self._parts.ledger.store.commit, record, why), no_room)
+        await until_room(no_room, lambda: self._save(snapshot, facts))
+        await self._parts.ledger.insist(no_room, self._parts.ledger.store.commit, record, why)
         self._parts.metrics.commit_write_seconds.observe(time.monotonic() - began)
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
         return record
 
-    async def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
+    async def evaluate(self, snapshot: Snapshot, no_room: Callable[[str], None]) -> dict[str, float]:
         """The task's metrics of a committed model, entered in the ledger. Raises what the task raises."""
         metrics = await self._parts.in_compute(self.engine.evaluate, snapshot)
         store = self._parts.ledger.store
-        await self._parts.ledger.do(store.set_metrics, self._run_id, snapshot.round, metrics)
+        await self._parts.ledger.insist(no_room, store.set_metrics, self._run_id, snapshot.round, metrics)
         return metrics
 
     async def prune(self, rounds: RoundLog, keep: int) -> None:
@@ -128,16 +123,6 @@ class ModelLine:
     async def _encode(self) -> None:
         chunk_bytes = self._parts.config.limits.chunk_bytes
         self.broadcasts = await self._parts.in_compute(self.engine.broadcasts, self.snapshot, chunk_bytes)
-
-
-async def until_room(write: Callable[[], Awaitable[None]], no_room: Callable[[str], Awaitable[None]]) -> None:
-    """Try to write until the disk has room; `no_room` is told of each failure. Nothing is lost meanwhile."""
-    while True:
-        try:
-            return await write()
-        except StoreFull as error:
-            await no_room(str(error))
-            await asyncio.sleep(NO_ROOM_S)
 
 
 def _loaded(part: T | None) -> T:

@@ -32,9 +32,12 @@ class Watchers:
 
     def tell(self, progress: Progress) -> None:
         """Hand an event to every watcher."""
-        for queue in self._queues:
+        for queue in list(self._queues):
             if queue.qsize() < self._BACKLOG:
                 queue.put_nowait(progress)
+            else:
+                queue.put_nowait(None)
+                self._queues.discard(queue)
 
     def end(self) -> None:
         """No more events will come."""

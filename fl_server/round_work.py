@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import structlog
 
 from fl_server import events as ev
 from fl_server.assignments import Order, Place, assignment
 from fl_server.engine import Diverged, Snapshot, StepNorms
-from fl_server.model_line import until_room
 from fl_server.progress import Progress
 from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
 from fl_server.stop_rules import StopPolicy, stop_reason
-from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreFull, UpdateRecord
+from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreError, UpdateRecord
+from fl_server.waiting import why_waiting
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fl_server.run import Run
 
 log = structlog.get_logger()
+P = ParamSpec("P")
 
 RETRY_S = 10.0
 """Wait before clients that failed in a round are drawn for it again."""
@@ -38,7 +39,7 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
     """Write the cohort down, push its assignments, start the deadline."""
     record = AttemptRecord(run.id, command.round, command.exchange, command.attempt, command.cohort, time.time())
     store = run.parts.ledger.store
-    await until_room(lambda: run.parts.ledger.do(store.open_attempt, record), lambda why: no_room(run, why))
+    await run.parts.ledger.insist(run.no_room, store.open_attempt, record)
     if command.exchange == 0 and not run.round_began:
         run.round_began = record.opened_at
     if run.waiting_for:
@@ -72,7 +73,7 @@ def push_assignment(run: Run, client: str) -> None:
 
 def reattached(run: Run, client: str) -> None:
     """A client is here again: push what it still has to do."""
-    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn:
+    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.refused:
         return
     if client in run.state.out:
         run.post(ev.ClientBack(client))
@@ -85,7 +86,7 @@ async def await_clients(run: Run, command: ev.AwaitClients) -> None:
     waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
     if waiting != run.waiting_for:
         run.waiting_for = waiting
-        log.info("run_waits", run=run.id, why=waiting)
+        log.info("run_waits", run=run.id, why=why_waiting(run, waiting))
         await run.save_status("run_waits")
 
 
@@ -108,9 +109,8 @@ async def cancel(run: Run, command: ev.Cancel) -> None:
 async def step(run: Run, command: ev.Step) -> None:
     """Fix the accepted list, then compute beside the loop."""
     store, state = run.parts.ledger.store, run.state
-    await until_room(
-        lambda: run.parts.ledger.do(store.fix_accepted, run.id, state.round, state.exchange, command.accepted),
-        lambda why: no_room(run, why),
+    await run.parts.ledger.insist(
+        run.no_room, store.fix_accepted, run.id, state.round, state.exchange, command.accepted
     )
     run.spawn(_compute_step(run, command.accepted))
 
@@ -170,19 +170,12 @@ async def _write_commit(run: Run) -> None:
         model_digest="",
     )
     why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
-    record = await run.model.commit(record, why, lambda reason: no_room(run, reason))
+    record = await run.model.commit(record, why, run.no_room)
     run.waiting_for = ""
     run.round_began = 0.0
     run.refused.clear()
     run.log.add(record)
     run.post(ev.Committed())
-
-
-async def no_room(run: Run, why: str) -> None:
-    """The disk is full or read-only: say so; the caller tries again, and nothing is lost."""
-    run.waiting_for = f"the coordinator cannot write: {why}"
-    log.error("no_room", run=run.id, round=run.state.round, error=why)
-    run.watchers.tell(Progress("state", run.waiting_for))
 
 
 async def announce(run: Run, command: ev.Announce) -> None:
@@ -203,7 +196,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
         outcome = outcome_of(ExchangeKey(run_id=run.id, round=command.round), counted.get(client))
         run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))
     run.watchers.tell(Progress("committed", commit=record))
-    await run.parts.in_io(run.parts.spool.remove_round, run.id, command.round)
+    await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await run.model.prune(run.log, run.config.keep_checkpoints)
     if command.evaluate:
         await start_evaluation(run)
@@ -225,8 +218,8 @@ async def start_evaluation(run: Run) -> None:
 
 async def _evaluate(run: Run, snapshot: Snapshot) -> None:
     try:
-        metrics = await run.model.evaluate(snapshot)
-    except (TaskError, StoreFull) as error:
+        metrics = await run.model.evaluate(snapshot, run.no_room)
+    except TaskError as error:
         log.error("evaluation_failed", run=run.id, round=snapshot.round, error=str(error), exc_info=error)
         run.fail(f"evaluation of round {snapshot.round} failed: {error}")
         return
@@ -235,14 +228,19 @@ async def _evaluate(run: Run, snapshot: Snapshot) -> None:
         run.parts.metrics.evaluation.labels(run.id, name).set(value)
     log.info("round_evaluated", run=run.id, round=snapshot.round, **{key: round(v, 5) for key, v in metrics.items()})
     run.watchers.tell(Progress("evaluated", commit=record))
-    stop = run.config.stop
-    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
-    reason = stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
+    reason = reason_to_stop(run)
     if reason is not None:
         run.post(ev.EndRequested("completed", reason))
     # An evaluation that ran beside later rounds is not the one that a run waits for at its end.
     if snapshot.round + 1 == run.state.round:
         run.post(ev.Evaluated())
+
+
+def reason_to_stop(run: Run) -> str | None:
+    """Why the run has learned enough, by its evaluations since it was created or extended; None if it goes on."""
+    stop = run.config.stop
+    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
+    return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
 
 
 async def end(run: Run, command: ev.End) -> None:
@@ -253,10 +251,23 @@ async def end(run: Run, command: ev.End) -> None:
     level("run_ended", run=run.id, status=command.status, reason=command.reason, rounds=run.state.round)
     if run.evaluation is not None and not run.evaluation.done() and command.status == "completed":
         await run.evaluation
-    await _give_up_round(run)
-    await run.parts.in_io(run.parts.spool.remove_run, run.id)
+    await let_go(run)
     run.model.unload()
     run.watchers.end()
+
+
+async def let_go(run: Run) -> None:
+    """What an ended run had of its last round; after a restart again, for a crash may have come in between."""
+    await _give_up_round(run)
+    await _tidy(run, run.parts.spool.remove_run, run.id)
+
+
+async def _tidy(run: Run, remove: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Remove what is not needed any more; what cannot be removed is only in the way."""
+    try:
+        await run.parts.in_io(remove, *args, **kwargs)
+    except StoreError as error:
+        log.warning("not_removed", run=run.id, error=str(error))
 
 
 async def _give_up_round(run: Run) -> None:
@@ -264,7 +275,8 @@ async def _give_up_round(run: Run) -> None:
     state, store = run.state, run.parts.ledger.store
     why = HistoryRecord(time.time(), "coordinator", "update_given_up", run.id, f"round {state.round}: the run ended")
     for update in await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange):
-        await run.parts.ledger.do(store.drop_update, run.id, state.round, state.exchange, update.client_id, why)
+        key = (run.id, state.round, state.exchange, update.client_id)
+        await run.parts.ledger.insist(run.no_room, store.drop_update, *key, why)
 
 
 CARRY_OUT: Mapping[type, Callable[[Run, Any], Awaitable[None]]] = {

@@ -54,11 +54,10 @@ class LocalSection(_Section):
     @model_validator(mode="before")
     @classmethod
     def _one_kind_of_work(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if values.get("epochs") and values.get("steps"):
+        given = [name for name in ("epochs", "steps") if values.get(name) is not None]
+        if len(given) == 2:
             raise ValueError("expected epochs or steps, got both: remove one")
-        if not values.get("epochs") and not values.get("steps"):
-            return {**values, "epochs": 1}
-        return values
+        return values if given else {**values, "epochs": 1}
 
     def learning_rate_in(self, round: int) -> float:
         """eta_l(t) = eta_l * r^t, constant inside a round."""
@@ -120,7 +119,7 @@ def _with_whole_numbers(value: Any) -> Any:
 class RunConfig(_Section):
     """A whole run."""
 
-    name: str = Field(default="", pattern=r"^[a-z0-9._-]{0,64}$")
+    name: str = Field(default="", pattern=r"^([a-z0-9_][a-z0-9._-]{0,63})?$")
     task: TaskSection
     algorithm: AlgorithmSection = AlgorithmSection()
     local: LocalSection = LocalSection()
@@ -159,7 +158,8 @@ class RunConfig(_Section):
 
     def base_id(self) -> str:
         """The id the run gets if it is free."""
-        return self.name or re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())[:56]
+        words = re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())
+        return self.name or words.lstrip(".-")[:56]
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:

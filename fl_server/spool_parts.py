@@ -130,6 +130,7 @@ class PartFile:
             if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before anybody knew
                 self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
                 return
+            paths.final.unlink(missing_ok=True)  # of another size it is torn, and would be taken for what is kept
             self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes)
             try:
                 self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)

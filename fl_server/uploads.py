@@ -8,6 +8,7 @@ a (run, round, exchange, client) stands: a repeat gets it again.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Uploads:
         """Take one upload whose header came; returns what is to be answered."""
         first = await self.receipt(run, header.key, client)
         if first is not None:
-            self._count_conflict(run, header, first)
+            self._count_conflict(run, header, client, first)
             return first
         reason = run.refusal(header.key, client)
         if reason is not None:
@@ -90,8 +91,9 @@ class Uploads:
         return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
 
     async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
+        gate = run.gate()
         part = await self._open(header, client)
-        upload = _Upload(run, header, client, run.gate(), part)
+        upload = _Upload(run, header, client, gate, part)
         gauge = self._parts.metrics.uploads_in_flight
         gauge.inc(header.size_bytes)
         try:
@@ -109,12 +111,17 @@ class Uploads:
     async def _open(self, header: UpdateHeader, client: str) -> PartFile:
         """The part file; it must have what the sender believes to be there."""
         digest = digest_bytes(header.digest)
+        opening = asyncio.ensure_future(
+            self._parts.in_io(self._parts.spool.open_part, _spool_key(header.key, client), digest, header.size_bytes)
+        )
         try:
-            part = await self._parts.in_io(
-                self._parts.spool.open_part, _spool_key(header.key, client), digest, header.size_bytes
-            )
+            part = await asyncio.shield(opening)
         except PartBusy as busy:
             raise NotNow("an older stream of this update is still open", BUSY_WAIT_S) from busy
+        except asyncio.CancelledError:
+            # The thread opens it all the same; left open it would be a writer that never ends.
+            opening.add_done_callback(_close_unused)
+            raise
         if header.resume_offset > part.kept_bytes:
             kept = part.kept_bytes
             await self._parts.in_io(part.close)
@@ -184,22 +191,29 @@ class Uploads:
         record = _record(header, client, refusal=refusal)
         receipt = await self._enter(run, record)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
-        run.client_out(client, "refused", f"update refused: {refusal}")
         return receipt
 
     async def _enter(self, run: Run, record: UpdateRecord) -> Receipt:
+        """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
+        return await asyncio.shield(self._write_down_and_tell(run, record))
+
+    async def _write_down_and_tell(self, run: Run, record: UpdateRecord) -> Receipt:
         stands = await self._parts.ledger.do(self._parts.ledger.store.record_update, record)
-        if stands.admitted and stands.digest == record.digest:
+        if not stands.admitted:
+            run.client_out(stands.client_id, "refused", f"update refused: {stands.detail}")
+        elif stands.digest == record.digest:
             run.admitted(stands)
         return _receipt(ExchangeKey(run_id=run.id, round=record.round, exchange=record.exchange), stands)
 
-    def _count_conflict(self, run: Run, header: UpdateHeader, first: Receipt) -> None:
+    def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:
             self._parts.metrics.update_conflicts.labels(run.id).inc()
-            log.warning("update_conflict", run=run.id, round=header.key.round, client=header.session_id)
+            log.warning("update_conflict", run=run.id, round=header.key.round, client=client)
 
 
 _LATE = RefusalReason.REFUSAL_REASON_LATE
+_LARGEST = 2**63 - 1
+"""Integer that a database holds."""
 
 
 def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
@@ -211,24 +225,31 @@ def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
         raise UploadBroken(upload.key, upload.part.kept_bytes, str(error)) from error
 
 
+def _close_unused(opening: asyncio.Future[PartFile]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
 def _spool_key(key: ExchangeKey, client: str) -> SpoolKey:
     return SpoolKey(key.run_id, key.round, key.exchange, client)
 
 
 def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refused | None = None) -> UpdateRecord:
+    """The ledger's line. Of a header that was refused it keeps only what a ledger can hold."""
+    loss = header.training_loss if header.HasField("training_loss") else math.nan
     return UpdateRecord(
         run_id=header.key.run_id,
         round=header.key.round,
         exchange=header.key.exchange,
         client_id=client,
-        digest=header.digest.value,
-        size_bytes=header.size_bytes,
+        digest=header.digest.value if len(header.digest.value) == 32 else b"",
+        size_bytes=min(header.size_bytes, _LARGEST),
         admitted=refusal is None,
         reason="" if refusal is None else RefusalReason.Name(refusal.reason),
         detail="" if refusal is None else str(refusal)[:1000],
-        num_examples=header.num_examples,
+        num_examples=min(header.num_examples, _LARGEST),
         num_steps=header.num_steps,
-        training_loss=header.training_loss if header.HasField("training_loss") else None,
+        training_loss=loss if math.isfinite(loss) else None,
         norm=norm,
         attempt=header.attempt,
         received_at=time.time(),

@@ -9,6 +9,7 @@ from fl_server.round_state import Phase
 from fl_server.run import Run
 from fl_server.run_config import to_spec
 from fl_server.store.base import ClientRecord, CommitRecord, HistoryRecord
+from fl_server.waiting import why_waiting
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
 
@@ -21,7 +22,7 @@ def run_status(run: Run) -> pb.RunStatus:
         run_id=run.id,
         spec=to_spec(run.config),
         state=f"RUN_STATE_{run.status.upper()}",
-        reason=state.ending[1] if run.ended and state.ending else run.waiting_for,
+        reason=_reason(run),
         rounds_done=len(log.commits),
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         attempt=state.attempt,
@@ -39,6 +40,12 @@ def run_status(run: Run) -> pb.RunStatus:
     if log.best is not None:
         status.best.CopyFrom(round_summary(log.commits[log.best.round]))
     return status
+
+
+def _reason(run: Run) -> str:
+    if run.ended and run.state.ending:
+        return run.state.ending[1]
+    return why_waiting(run, run.waiting_for) if run.waiting_for else ""
 
 
 def round_summary(commit: CommitRecord) -> pb.RoundSummary:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,7 +24,7 @@ from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.demo.training import train
-from fl_ops.errors import Misused
+from fl_ops.errors import Misused, Refused
 from fl_ops.options import Context, command
 from fl_ops.units import duration, plain
 
@@ -42,11 +42,15 @@ def demo(
     task: Annotated[
         str, typer.Option(metavar="TASK", help="A built-in task, or module:attribute of a module in this folder.")
     ] = DemoSettings.task,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where page, picture, numbers and logs go.")] = DemoSettings.out,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where page, picture, numbers and logs go.")
+    ] = DemoSettings.out,
     seed: Annotated[int, typer.Option(min=0, help="Deals the data, makes the first model, draws cohorts.")] = 0,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="For every algorithm, in place of the tuned ones (0.1 for a task of your own).", show_default=False),
+        typer.Option(
+            help="For every algorithm, in place of the tuned ones (0.1 for a task of your own).", show_default=False
+        ),
     ] = None,
     data_root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set, for tasks that want one.")
@@ -54,8 +58,7 @@ def demo(
 ) -> None:
     """Train on this machine: a coordinator and daemons as processes, FedCM and FedAvg on the same unlike data.
 
-    Shows the rounds as they happen, then compares, and leaves a page with a picture, the numbers as JSON and all logs
-    in --out. No process stays behind, however it ends.
+    Shows the rounds, compares, and leaves a page, a picture, JSON and logs in --out. No process stays behind.
     """
     settings = DemoSettings(
         algorithms=tuple(dict.fromkeys(algorithm or DemoSettings.algorithms)),
@@ -70,9 +73,13 @@ def demo(
     check_installed()
     # With --json, stdout is the result's alone.
     console = Console(stderr=context.as_json)
+    _make_folders(out)
     with _ended_by_signals():
         done = _run(settings, console)
-    _leave(done, console, context)
+    try:
+        _leave(done, console, context)
+    except OSError as exc:
+        raise Refused(f"the results cannot be written to {out}: {exc.strerror or exc}") from exc
 
 
 def _run(settings: DemoSettings, console: Console) -> Demo:
@@ -84,7 +91,7 @@ def _run(settings: DemoSettings, console: Console) -> Demo:
     with (
         tempfile.TemporaryDirectory(prefix="fl-demo-") as folder,
         _showing_logs(),
-        Processes(_made(settings.out / LOGS)) as processes,
+        Processes(settings.out / LOGS) as processes,
     ):
         fleet = Fleet(settings, Path(folder), processes)
         dealt = fleet.start(say)
@@ -116,7 +123,7 @@ def _showing_logs() -> Iterator[None]:
     try:
         yield
     except ChildEnded as error:
-        print("\n".join(map(plain, error.tail)), file=sys.stderr)
+        print(*map(plain, error.tail), sep="\n", file=sys.stderr)
         raise
 
 
@@ -124,23 +131,29 @@ def _showing_logs() -> Iterator[None]:
 def _ended_by_signals() -> Iterator[None]:
     """SIGTERM and a closed terminal end the demo as Ctrl-C does: in order."""
 
-    def interrupt(number: int, frame: FrameType | None) -> Any:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted: every process has ended, no results were written", file=sys.stderr)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _made(folder: Path) -> Path:
+def _make_folders(out: Path) -> None:
+    """So that a folder that cannot be written to is told now, not when there are results."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (out / LOGS).mkdir(parents=True, exist_ok=True)
+        for folder in (out, out / LOGS):
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as exc:
-        raise Misused(f"--out: {folder} cannot be made: {exc.strerror or exc}; choose another folder") from exc
-    return folder
+        raise Misused(f"--out: nothing can be written to {out}: {exc.strerror or exc}; choose another folder") from exc
 
 
 def _positive(rate: float | None) -> float | None:

@@ -59,8 +59,6 @@ class Fleet:
             "metrics_listen": "",
             "insecure": True,
             "log": "json",
-            # When the demo ends, nothing that is under way is wanted any more.
-            "drain_grace_s": 0,
         }
         return self._processes.start("server", "fl_server", self._write("server", config))
 

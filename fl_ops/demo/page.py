@@ -96,7 +96,7 @@ def _grid(grid: dict[str, Any]) -> Iterator[str]:
         f"{setup['rounds']} rounds. Accuracy was measured on {setup['validation']}; the demo's held-out data were not "
         f"looked at. For each algorithm the choice is {grid['rule']}."
     )
-    yield f"Validation accuracy by learning rate, mean of the last {setup['last']} rounds and of the seeds; bold: chosen."
+    yield f"Validation accuracy by rate: mean of the last {setup['last']} rounds and of all seeds, chosen bold."
     yield _cells(grid)
     check = grid["check"]
     yield (

@@ -33,7 +33,6 @@ def draw(settings: DemoSettings, results: Sequence[Result], path: Path) -> None:
     _all_rounds(panels[0], settings)
     if both:
         _last_rounds(panels[1], settings.rounds, results)
-    figure.suptitle(_heading(settings), x=0.01, ha="left", color=_INK, fontsize=12)
     figure.savefig(path)
 
 
@@ -48,6 +47,11 @@ def _all_rounds(axes: Any, settings: DemoSettings) -> None:
     axes.set_xlim(0.5, settings.rounds + 0.5)
     axes.set_ylim(0, 102)
     axes.set_ylabel("Accuracy on held-out data, %", color=_INK)
+    axes.set_title(_heading(settings), loc="left", color=_INK, fontsize=11)
+    axes.annotate(
+        percent(TARGET, 0), (0.995, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(0, -3),
+        textcoords="offset points", ha="right", va="top", color="#777777", fontsize=9,
+    )  # fmt: skip
     axes.legend(loc="lower right", frameon=False, labelcolor=_INK, fontsize=9.5)
 
 
@@ -57,7 +61,7 @@ def _last_rounds(axes: Any, rounds: int, results: Sequence[Result]) -> None:
     room = max(0.08 * (max(values) - min(values)), 0.2)
     axes.set_xlim(rounds - last + 0.5, rounds + 0.5)
     axes.set_ylim(min(values) - room, max(values) + room)
-    axes.set_title(f"the last {last} rounds, closer", color=_INK, fontsize=10)
+    axes.set_title(f"The last {last} rounds, closer", loc="left", color=_INK, fontsize=11)
 
 
 def _frame(axes: Any) -> None:
@@ -74,5 +78,5 @@ def _frame(axes: Any) -> None:
 def _curve(axes: Any, result: Result, colour: str) -> None:
     rounds = [one.number + 1 for one in result.rounds]
     values = [100 * one.accuracy for one in result.rounds]
-    label = f"{name(result)}: last {len(result.last)} rounds {percent(result.mean_last, 1)}"
+    label = f"{name(result)}: mean of the last {len(result.last)} rounds {percent(result.mean_last, 1)}"
     axes.plot(rounds, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=label, zorder=3)

@@ -51,10 +51,10 @@ def _on_other_seeds(other: Difference, what: str, grid: dict[str, Any]) -> str:
     seeds, average = grid["check"]["seeds"], other.average
     worst = sum(other.worst) / len(other.worst)
     return (
-        f"On {len(seeds)} other seeds ({seeds[0]} to {seeds[-1]}, run in one process with the grid's choice), {what} in "
-        f"the mean of the last {grid['setup']['last']} rounds was {_points(average)} on average, from "
-        f"{_points(min(other.means))} to {_points(max(other.means))}, and above zero on {other.wins} of {len(seeds)}; in "
-        f"the worst of these rounds it was {_points(worst)} on average."
+        f"On {len(seeds)} other seeds ({seeds[0]} to {seeds[-1]}, run in one process with the grid's choice), {what} "
+        f"in the mean of the last {grid['setup']['last']} rounds was {_points(average)} on average, from "
+        f"{_points(min(other.means))} to {_points(max(other.means))}, and above zero on {other.wins} of {len(seeds)}; "
+        f"in the worst of these rounds it was {_points(worst)} on average."
     )
 
 

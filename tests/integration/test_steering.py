@@ -44,9 +44,9 @@ def test_a_pause_outlives_a_restart(fleet):
 def test_an_extended_run_is_the_longer_run(fleet):
     """Four rounds and two more, asked for after the end, make the models of a run of six."""
     server = fleet.server
-    server.create("four")
-    server.create("six", stop={"rounds": 6})
-    server.completed("four")
+    server.completed(server.create("six", stop={"rounds": 6}))
+    # One after the other: bits hold for runs that share no clients.
+    server.completed(server.create("four"))
     with server.admin() as admin:
         assert not admin.extend_run("four", 2, 0.0).HasField("ended")
     server.until("four", lambda run: run.rounds_done == 6, "two rounds more")

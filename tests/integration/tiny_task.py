@@ -1,4 +1,4 @@
-"""The task that the processes under test learn: a model of a few numbers, data made from a formula, faults on demand."""
+"""What the processes under test learn: a model of a few numbers, data made from a formula, faults on demand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tasks import Classifier, Examples, Shard
 
 TRAIN, HELD_OUT, FEATURES, CLASSES = 192, 64, 4, 3
-FROZEN_ROWS = 2048
-"""Rows of four in the frozen table: 128 KiB with float64, much more than all that is trained."""
+FROZEN_ROWS = 1 << 16
+"""Rows of four in the frozen table: 2 MiB in float64, much more than all that is trained."""
 
 
 def plain() -> nn.Module:

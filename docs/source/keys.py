@@ -1,0 +1,158 @@
+"""What the code knows of its settings, as rows for a page: names, types, ranges, defaults, and what is said of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from algorithms.parameters import Range
+from protos.settings import Address
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = "required"
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", dict: "table"}
+_BOUNDS = {Ge: "{} or more", Gt: "over {}", Le: "at most {}", Lt: "under {}"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key."""
+
+    name: str
+    values: str
+    """What it may be, in words."""
+    default: str
+    meaning: str
+
+
+def model_rows(model: type[BaseModel], extra: dict[str, str] | None = None) -> list[Row]:
+    """The keys of a section, but for sections in it; `extra` has meanings that the code does not state."""
+    told = {**attribute_docstrings(model), **(extra or {})}
+    return [
+        Row(name, values_of(field), default_of(field), told[name])
+        for name, field in model.model_fields.items()
+        if section_of(field) is None
+    ]
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a section."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, BaseModel)), None)
+
+
+def sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The sections of a model by name."""
+    found = {name: section_of(field) for name, field in model.model_fields.items()}
+    return {name: section for name, section in found.items() if section is not None}
+
+
+def values_of(field: FieldInfo) -> str:
+    """A field's type and range in words."""
+    bounds = [
+        text.format(_number(getattr(limit, kind.__name__.lower())))
+        for limit in field.metadata
+        for kind, text in _BOUNDS.items()
+        if isinstance(limit, kind)
+    ]
+    # pydantic moves what stands beside the outermost type into the metadata.
+    address = any(each in field.metadata for each in get_args(Address)[1:])
+    return ", ".join(["host:port" if address else in_words(field.annotation), *bounds])
+
+
+def _number(limit: float) -> str:
+    return "2^64" if limit == 1 << 64 else f"{limit:,}"
+
+
+def in_words(kind: Any) -> str:
+    """A type as the writer of a TOML file says it."""
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not types.NoneType]
+    if origin is Annotated:
+        if kind == Address:
+            return "host:port"
+        limits = [str(part) for part in parts[1:] if isinstance(part, Range)]
+        return " ".join([in_words(parts[0]), *limits])
+    if origin is Literal:
+        return " or ".join(f'"{part}"' for part in parts)
+    if origin in (Union, types.UnionType):
+        return in_words(parts[0]) if len(parts) == 1 else " or ".join(in_words(part) for part in parts)
+    return _WORDS[origin or kind]
+
+
+def default_of(field: FieldInfo) -> str:
+    """A field's default as it would stand in the file; `none` where leaving it out says something else."""
+    if field.is_required():
+        return REQUIRED
+    default = field.default if field.default is not PydanticUndefined else field.default_factory()  # type: ignore[misc, call-arg]
+    return shown(default)
+
+
+def shown(value: Any) -> str:
+    """A value as TOML has it."""
+    if value is None or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
+
+
+def attribute_docstrings(owner: type) -> dict[str, str]:
+    """The strings below the attributes of a class, by the attribute's name, each on one line."""
+    (definition,) = ast.parse(inspect.getsource(owner)).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    told = {}
+    for before, after in pairwise(body):
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
+            told[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    return told
+
+
+def message_comments(message: str) -> dict[str, str]:
+    """The comments of a message of admin.proto, by the field's name, each on one line."""
+    text = (ROOT / "protos" / "fl" / "v1" / "admin.proto").read_text(encoding="utf-8")
+    body = re.search(rf"^message {message} {{\n(.*?)^}}", text, re.DOTALL | re.MULTILINE)
+    if body is None:
+        raise LookupError(f"expected a message {message} in admin.proto, found none")
+    return dict(_commented(body[1]))
+
+
+def _commented(body: str) -> Iterator[tuple[str, str]]:
+    words: list[str] = []
+    for line in map(str.strip, body.splitlines()):
+        if line.startswith("//"):
+            words.append(line.removeprefix("//").strip())
+        elif field := re.fullmatch(r"(?:optional )?\S+(?: \S+)? (\w+) = \d+;", line):
+            yield field[1], " ".join(words)
+            words = []
+
+
+def signature_rows(function: Any, meanings: dict[str, str]) -> list[Row]:
+    """The parameters of a builder as keys. Raises LookupError for one that nobody has given a meaning."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    if unexplained := sorted(parameters.keys() - meanings.keys()):
+        raise LookupError(
+            f"expected a meaning for {', '.join(unexplained)} in docs/source/configuration.py, found none"
+        )
+    return [
+        Row(name, in_words(each.annotation), shown(each.default), meanings[name]) for name, each in parameters.items()
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as Markdown."""
+    lines = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    cells = ((f"`{row.name}`", row.values, row.default, row.meaning) for row in rows)
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in each) + " |" for each in cells]
+    return "\n".join(lines)

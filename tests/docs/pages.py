@@ -1,0 +1,196 @@
+"""Pages as their readers use them: the files and commands in a page's blocks, and a shell to run them in.
+
+How a page is written, so that it can be read and run:
+
+- a ```toml or ```python block whose first line is a comment with a file's name is that file;
+- in a ```console block, `$ ` begins a command, and other lines are what it prints; `...` stands for any text;
+- a ```sh block is a piece of a shell script, run as a whole;
+- `&` at the end starts a program in the background, and `echo $?` asks how the command before it ended: one that nobody
+  asks about must end with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+"""Until a page is given up: for a machine that is busy with others, never a claim about speed."""
+LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")
+"""Commands that change nothing. A reader repeats them until something has happened, and so does the test."""
+PORTS = ("7070", "7071", "7072")
+PROGRAMS = {"fl-server": "fl_server", "fl-client": "fl_client", "fl": "fl_ops"}
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that the page says to save."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command and the lines of its output that the page shows."""
+
+    text: str
+    shown: tuple[str, ...] = ()
+
+
+def read_page(name: str) -> str:
+    """A page of the repository, by its path from the root."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def on_free_ports(text: str) -> tuple[str, dict[str, str]]:
+    """The page with 7070, 7071 and 7072 replaced by ports that are free here, and what became of each."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
+    ports = dict(zip(PORTS, (str(each.getsockname()[1]) for each in sockets), strict=True))
+    for each in sockets:
+        each.close()
+    return re.sub(rf"\b({'|'.join(PORTS)})\b", lambda match: ports[match[1]], text), ports
+
+
+def steps(text: str) -> Iterator[File | Command]:
+    """What a reader does, in the page's order."""
+    for kind, body in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        named = re.match(r"# (\S+\.\w+)\n", body)
+        if kind in ("toml", "python") and named:
+            yield File(named[1], body)
+        elif kind == "console":
+            yield from _commands(body)
+        elif kind == "sh":
+            yield Command(body.rstrip())
+
+
+def _commands(body: str) -> Iterator[Command]:
+    command, shown = "", []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield Command(command, tuple(shown))
+            command, shown = line.removeprefix("$ "), []
+        else:
+            shown.append(line)
+    yield Command(command, tuple(shown))
+
+
+def missing(shown: tuple[str, ...], output: str) -> str | None:
+    """The first line that a page shows and the output has not, each in its turn; blanks count as one."""
+    rest = " ".join(output.split())
+    for line in shown:
+        for piece in line.split("..."):
+            words = " ".join(piece.split())
+            at = rest.find(words)
+            if at < 0:
+                return line
+            rest = rest[at + len(words) :]
+    return None
+
+
+class Shell:
+    """One bash in a folder of its own, with the three programs on its path. All that it started ends with it."""
+
+    def __init__(self, folder: Path, admin: str) -> None:
+        self.folder = folder
+        environment = {
+            # A test runner's own COLUMNS would cut the tables that are read here.
+            **{key: value for key, value in os.environ.items() if not key.startswith("FL_") and key != "COLUMNS"},
+            "PATH": os.pathsep.join([str(_programs(folder.parent / "bin")), os.environ["PATH"]]),
+            "PYTHONPATH": str(ROOT),
+            "XDG_CONFIG_HOME": str(folder.parent / "config"),
+            "OMP_NUM_THREADS": "1",
+            # Where `fl` looks when nobody tells it, as on the page.
+            "FL_ADMIN": admin,
+        }
+        self._log = (folder.parent / "shell.log").open("wb")
+        self._bash = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],
+            cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the session's own processes: it has a process group to itself."""
+        os.killpg(self._bash.pid, signal.SIGKILL)
+        self._bash.communicate()
+        self._log.close()
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Exit code and output of a command; of a background one, that it was started."""
+        began = (self.folder.parent / "shell.log").stat().st_size
+        assert self._bash.stdin is not None
+        # The marker keeps `$?` as the command left it, for the next one to ask.
+        self._bash.stdin.write(f'{command}\n__code=$?; printf "\\n@end %s@\\n" $__code; (exit $__code)\n'.encode())
+        self._bash.stdin.flush()
+        ends = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends and self._bash.poll() is None:
+            output = (self.folder.parent / "shell.log").read_bytes()[began:].decode()
+            if end := re.search(r"\n@end (\d+)@\n", output):
+                return int(end[1]), output[: end.start()]
+            time.sleep(0.02)
+        pytest.fail(f"{command!r} did not end in {PATIENCE_S:g} s; so far: {output}")
+
+    def follow(self, command: Command, *, must_succeed: bool) -> None:
+        """Run a command and compare; one that only looks is repeated until it shows what the page shows."""
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            code, output = self.run(command.text)
+            absent = missing(command.shown, output)
+            fine = absent is None and (code == 0 or not must_succeed)
+            if fine or not LOOKS.match(command.text) or time.monotonic() > ends:
+                break
+            time.sleep(0.5)
+        assert absent is None, f"{command.text}\nshould show: {absent}\nshowed:\n{output}\n{self.logs()}"
+        assert code == 0 or not must_succeed, f"{command.text}\nended with {code}:\n{output}\n{self.logs()}"
+
+    def logs(self) -> str:
+        """The ends of the log files in the folder, for a failed test's report."""
+        tails = {path.name: path.read_text().splitlines()[-5:] for path in sorted(self.folder.glob("*.log"))}
+        return "\n".join(f"{name}: {line[:300]}" for name, lines in tails.items() for line in lines)
+
+
+def _programs(folder: Path) -> Path:
+    """A folder with fl-server, fl-client, fl and python: the installed ones' own where they are, else made here."""
+    own = Path(sys.executable).parent
+    if all((own / name).exists() for name in PROGRAMS):
+        return own
+    folder.mkdir()
+    for name, call in {**{name: f" -m {module}" for name, module in PROGRAMS.items()}, "python": ""}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{call} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def follow_page(text: str, folder: Path) -> None:
+    """Do all that a page says, in a folder of its own, with its ports replaced by free ones."""
+    text, ports = on_free_ports(text)
+    follow(list(steps(text)), ports, folder)
+
+
+def follow(todo: Sequence[File | Command], ports: Mapping[str, str], folder: Path) -> None:
+    """Save files and run commands in their order; `ports` is where the page's own ports lie here."""
+    folder.mkdir()
+    with Shell(folder, f"127.0.0.1:{ports['7071']}") as shell:
+        for step, following in zip(todo, [*todo[1:], None], strict=True):
+            if isinstance(step, File):
+                (folder / step.name).write_text(step.text, encoding="utf-8")
+            else:
+                asked = isinstance(following, Command) and following.text == "echo $?"
+                shell.follow(step, must_succeed=not asked)

@@ -1,0 +1,89 @@
+"""Children that end with their parent, whatever happens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fl_ops.demo.processes import Child, ChildEnded, Processes
+
+ROOT = Path(__file__).parents[3]
+WAITS = "import time; print('up', flush=True); time.sleep(1000)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Makes a module from its text, which `Processes.start` can run; returns its name."""
+
+    def make(text: str) -> str:
+        (tmp_path / "a_program.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+        return "a_program"
+
+    return make
+
+
+def wait_for(child: Child, text: str) -> None:
+    """Until the child has printed it."""
+    while text not in child.log.read_text():
+        assert child.process.poll() is None, child.log.read_text()
+
+
+def test_none_is_left_when_the_block_ends(program, tmp_path):
+    """Not even a child that does not listen to SIGTERM."""
+    with Processes(tmp_path) as processes:
+        child = processes.start("one", program(DEAF), tmp_path / "config.toml")
+        wait_for(child, "up")
+    assert not psutil.pid_exists(child.process.pid)
+
+
+def test_none_is_left_when_the_block_raises(program, tmp_path):
+    """An error, and Ctrl-C is one, ends the children too."""
+    processes = Processes(tmp_path)
+    child = processes.start("one", program(WAITS), tmp_path / "config.toml")
+    with pytest.raises(KeyboardInterrupt), processes:
+        raise KeyboardInterrupt
+    assert not psutil.pid_exists(child.process.pid)
+
+
+def test_a_child_ends_when_nobody_holds_its_stdin(program, tmp_path):
+    """That is what a parent's death looks like from inside; it does not even listen to SIGTERM."""
+    name = program(DEAF)
+    command = [sys.executable, "-m", "fl_ops.demo.child", name]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        child.stdin.close()
+        assert child.wait(timeout=60) == 1
+
+
+def test_a_child_gets_its_own_arguments(program, tmp_path):
+    """The program sees what it would see if it were started by itself."""
+    name = program("import sys; print(sys.argv[1:], __name__, flush=True); sys.stdin.read()")
+    with Processes(tmp_path) as processes:
+        wait_for(processes.start("one", name, Path("config.toml")), "['--config', 'config.toml'] __main__")
+
+
+def test_a_child_that_ended_is_told_with_its_last_words(program, tmp_path):
+    """Name, exit code, where the log lies, and the tail of it."""
+    with Processes(tmp_path) as processes:
+        processes.start(
+            "one", program("for n in range(20): print('line', n)\nraise SystemExit(3)"), Path("x")
+        ).process.wait()
+        with pytest.raises(ChildEnded, match=r"one ended with exit code 3 .* its log is .*one\.log") as told:
+            processes.check()
+    assert told.value.tail[0] == "line 8"
+    assert told.value.tail[-1] == "line 19"
+
+
+def test_children_that_run_are_no_reason_to_complain(program, tmp_path):
+    """`check` looks at once, or for as long as it is told."""
+    with Processes(tmp_path) as processes:
+        processes.start("one", program(WAITS), Path("x"))
+        processes.check()
+        processes.check(wait_s=0.1)

@@ -1,0 +1,123 @@
+"""What is said of results, in words, tables and a picture."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from fl_ops.demo import comparison, page, picture, verdict
+from fl_ops.demo.facts import as_json
+from fl_ops.demo.settings import DemoSettings
+
+HIGH, LOW = [0.2, 0.9, 1.0], [0.1, 0.8, 0.6]
+
+
+def test_the_numbers_of_a_run(finished):
+    """Of 0.2, 0.9, 1.0: final 1.0, mean 0.7, worst 0.2, 90 % after two rounds, three rounds of bytes."""
+    (result,) = finished(DemoSettings(algorithms=("fedcm",)), HIGH).results
+    assert (result.final, result.worst_last, result.rounds_to_target) == (1.0, 0.2, 2)
+    assert result.mean_last == pytest.approx(0.7)
+    assert (result.bytes_down, result.bytes_up) == (3072, 1536)
+
+
+def test_only_the_last_ten_rounds_count_for_mean_and_worst(finished):
+    """Two bad rounds before ten good ones are forgotten."""
+    (result,) = finished(DemoSettings(algorithms=("fedcm",)), [0.0, 0.0, *[0.95] * 10]).results
+    assert (result.worst_last, len(result.last)) == (0.95, 10)
+
+
+def test_whoever_is_ahead_is_named(finished):
+    """Means 0.7 and 0.5: 20 points, 72 of 360 examples; the words follow the numbers, not the names."""
+    for first, second, ahead, behind in ((HIGH, LOW, "FedCM", "FedAvg"), (LOW, HIGH, "FedAvg", "FedCM")):
+        said = verdict.sentences(finished(DemoSettings(), first, second))[0]
+        assert f"mean accuracy of {ahead} is 20.0 points, or 72.0 of 360 examples, above that of {behind}" in said
+
+
+def test_a_tie_is_a_tie(finished):
+    """Nobody is ahead of the same numbers."""
+    said = verdict.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
+    assert "FedCM and FedAvg have the same mean accuracy" in said
+
+
+def test_what_one_seed_is_worth_is_said_beside_the_gap(finished):
+    """The spread over other seeds, and that FedCM had more cells to choose from."""
+    said = " ".join(verdict.sentences(finished(DemoSettings(), HIGH, LOW)))
+    assert "one run is one draw" in said
+    assert "On 20 other seeds (201 to 220" in said
+    assert "FedCM 15, FedAvg 5" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "reservation"),
+    [
+        (DemoSettings(rounds=3), "another number of rounds or clients"),
+        (DemoSettings(clients=4), "another number of rounds or clients"),
+        (DemoSettings(seed=103), "Seed 103 is one of those"),
+        (DemoSettings(learning_rate=0.5), "The rate 0.5 was asked for"),
+        (DemoSettings(task="my_task:Wine"), "not tuned for my_task:Wine"),
+    ],
+)
+def test_where_the_grid_does_not_fit_it_is_said(finished, settings, reservation):
+    """Another setting than the grid's, or a seed of the grid itself; the usual demo has no such sentence."""
+    assert reservation in " ".join(verdict.sentences(finished(settings, HIGH, LOW)))
+    assert reservation not in " ".join(verdict.sentences(finished(DemoSettings(), HIGH, LOW)))
+
+
+def test_one_algorithm_is_compared_with_nothing(finished):
+    """No sentence about a gap."""
+    assert verdict.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
+
+
+def test_the_table_fits_a_terminal_and_has_all_numbers(finished):
+    """80 columns, no number is broken; a target that was missed is never reached."""
+    console = Console(width=80, record=True, file=None, quiet=True)
+    lines = console.render_lines(comparison.table(finished(DemoSettings(), HIGH, LOW).results))
+    text = ["".join(part.text for part in line).split() for line in lines]
+    assert ["Rounds", "to", "90", "%", "2", "never"] in text
+    assert ["Mean", "of", "the", "last", "3", "rounds", "70.00", "%", "50.00", "%"] in text
+
+
+def test_the_page_lists_grid_and_choice(finished):
+    """Each cell of the grid, the chosen ones bold, the rule, the command, and the run's own numbers."""
+    text = page.write(finished(DemoSettings(), HIGH, LOW), "p.png", "n.json")
+    grid = as_json(finished(DemoSettings(), HIGH, LOW))["grid"]
+    for cell in grid["cells"]:
+        assert f" {100 * cell['mean']:.2f} % " in text.replace("**", "")
+    assert text.count("**") == 2 * len(grid["choice"])
+    assert grid["rule"] in text
+    assert "| Final accuracy | 100.00 % | 60.00 % |" in text
+    assert "](p.png)" in text
+    assert "](n.json)" in text
+
+
+def test_the_page_names_the_command_that_repeats_it(finished):
+    """Only what differs from the defaults."""
+    settings = DemoSettings(algorithms=("fedavg",), seed=3, learning_rate=0.5, options={"data_root": "data"})
+    text = page.write(finished(settings, LOW), "p.png", "n.json")
+    assert "\nfl demo --algorithm fedavg --seed 3 --learning-rate 0.5 --data-root data\n" in text
+
+
+def test_the_page_of_another_task_says_where_its_settings_come_from(finished):
+    """There is no grid to show."""
+    text = page.write(finished(DemoSettings(task="my_task:Wine"), HIGH, LOW), "p.png", "n.json")
+    assert "- FedAvg: rate 0.1 (default, not tuned)" in text
+    assert "Validation accuracy" not in text
+
+
+def test_the_facts_are_json_and_whole(finished):
+    """Settings, seeds, rounds, versions, grid and choice."""
+    facts = json.loads(json.dumps(as_json(finished(DemoSettings(seed=4), HIGH, LOW))))
+    assert facts["settings"]["seed"] == facts["settings"]["partition"]["seed"] == 4
+    assert [one["accuracy"] for one in facts["algorithms"]["fedavg"]["rounds"]] == LOW
+    assert facts["grid"]["choice"].keys() == {"fedavg", "fedcm"}
+    assert {"python", "torch", "impetus-fl"} <= facts["versions"].keys()
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 12])
+def test_a_picture_is_drawn_for_any_number_of_rounds(finished, tmp_path, rounds):
+    """With more than ten, the last ones are shown closer; equal values make no empty axis, and nothing warns."""
+    demo = finished(DemoSettings(rounds=rounds), [0.5] * rounds, [0.5] * rounds)
+    picture.draw(demo.settings, demo.results, tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 10_000

@@ -1,0 +1,194 @@
+"""Devices that call a coordinator's service without a network, and whose training is a formula."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+
+from fl_server.errors import UploadBroken
+from protos.chunks import chunk_spans, make_chunk
+from protos.codec import Layout, digest_message, digest_of, pack, unpack
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import tensor_pb2
+from protos.fl.v1.training_pb2 import (
+    PAYLOAD_KIND_DELTA,
+    Assignment,
+    ExchangeKey,
+    Outcome,
+    Payload,
+    Receipt,
+    TaskFingerprint,
+    UpdateHeader,
+    UpdateTrailer,
+)
+from tasks import fingerprint, load_task
+from tests.fl_server.harness import TASK, World, until
+
+
+@dataclass
+class Device:
+    """A client that keeps its state through the coordinator's restarts, and whose training is a formula."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=lambda: {"model": "batchnorm"})
+    labels: Mapping[str, str] = field(default_factory=dict)
+    works: bool = True
+    """False: it listens, and leaves what it is told to the test."""
+    kept: dict[tuple[str, int], tuple[UpdateHeader, bytes]] = field(default_factory=dict)
+    """By (run, round): what it computed."""
+    outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+    receipts: list[Receipt] = field(default_factory=list)
+    messages: list[pb.AttendResponse] = field(default_factory=list)
+    session: str = ""
+    stream: asyncio.Task[Any] | None = None
+
+    def registration(self, **changes: Any) -> pb.RegisterRequest:
+        """What it says of itself."""
+        version, source = fingerprint(load_task(TASK, self.options))
+        offer = pb.TaskOffer(name=TASK, fingerprint=TaskFingerprint(version=version, source=source), train_examples=10)
+        keys = self.kept.keys() - self.outcomes.keys()
+        values: dict[str, Any] = {
+            "client_id": self.name,
+            "instance_id": f"start of {self.name}",
+            "protocol": pb.ProtocolRange(min=1, max=1),
+            "labels": self.labels,
+            "tasks": [offer],
+            "pending": [ExchangeKey(run_id=run, round=round_) for run, round_ in sorted(keys)],
+        }
+        return pb.RegisterRequest(**{**values, **changes})
+
+    async def come(self, world: World) -> Self:
+        """Register and attend; it is here when this returns."""
+        answer = await world.service.Register(self.registration(), None)  # type: ignore[arg-type]
+        self.session = answer.session_id
+        for outcome in answer.outcomes:
+            self._hear(outcome)
+        heard = len(self.messages)
+        self.stream = world.spawn(self._attend(world))
+        await until(lambda: len(self.messages) > heard, f"{self.name} is attached")
+        return self
+
+    async def leave(self) -> None:
+        """The stream breaks."""
+        assert self.stream is not None
+        self.stream.cancel()
+        await asyncio.gather(self.stream, return_exceptions=True)
+
+    async def _attend(self, world: World) -> None:
+        async for message in world.service.Attend(pb.AttendRequest(session_id=self.session), None):  # type: ignore[arg-type]
+            self.messages.append(message)
+            if message.HasField("outcome"):
+                self._hear(message.outcome)
+            if message.HasField("assignment") and self.works:
+                world.spawn(self.contribute(world, message.assignment))
+
+    def _hear(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.key.run_id, outcome.key.round] = outcome
+
+    def told(self, kind: str) -> list[Any]:
+        """All that was pushed of one kind: "assignment", "cancel", "outcome"..."""
+        return [getattr(message, kind) for message in self.messages if message.HasField(kind)]  # type: ignore[arg-type]
+
+    async def assigned(self, round_: int = 0) -> Assignment:
+        """The work for a round, once it is told."""
+
+        def probe() -> Assignment | None:
+            return next((each for each in reversed(self.told("assignment")) if each.key.round == round_), None)
+
+        return await until(probe, f"{self.name} is drawn for round {round_}")  # type: ignore[no-any-return]
+
+    async def contribute(self, world: World, assignment: Assignment) -> Receipt:
+        """Fetch, train unless that was done before, ask how far an upload came, and send the rest."""
+        header, data = await self.update(world, assignment)
+        for _ in range(3):
+            with suppress(UploadBroken):
+                self.receipts.append(await self._send(world, header, data))
+                return self.receipts[-1]
+        raise AssertionError(f"{self.name} sent its update three times, and each time it broke")
+
+    async def _send(self, world: World, header: UpdateHeader, data: bytes) -> Receipt:
+        query = pb.QueryUploadRequest(session_id=self.session, key=header.key, digest=header.digest)
+        answer = await world.service.QueryUpload(query, None)  # type: ignore[arg-type]
+        if answer.HasField("receipt"):
+            return answer.receipt
+        messages = upload(header, data, self.session, answer.kept_bytes)
+        return (await world.service.SubmitUpdate(stream(*messages), None)).receipt  # type: ignore[arg-type]
+
+    async def update(self, world: World, assignment: Assignment) -> tuple[UpdateHeader, bytes]:
+        """The answer to an assignment, computed once."""
+        key = (assignment.key.run_id, assignment.key.round)
+        if key not in self.kept:
+            bundles = [await self.fetch(world, resource.digest) for resource in assignment.resources]
+            self.kept[key] = trained(assignment, bundles, num_examples=10 + len(self.name))
+        return self.kept[key]
+
+    async def fetch(self, world: World, digest: tensor_pb2.Digest) -> tuple[int, Layout, bytes]:
+        """Kind, layout and bytes of a resource."""
+        request = pb.FetchModelRequest(session_id=self.session, digest=digest)
+        parts = [
+            pb.FetchModelResponse.FromString(each)
+            async for each in world.service.FetchModel(request, None)  # type: ignore[arg-type]
+        ]
+        header = parts[0].header
+        data = b"".join(part.chunk.data for part in parts[1:])
+        return header.resource.kind, Layout.from_manifest(header.manifest, 1 << 30), data
+
+
+def trained(
+    assignment: Assignment, bundles: list[tuple[int, Layout, bytes]], num_examples: int = 10
+) -> tuple[UpdateHeader, bytes]:
+    """An update that depends on the model, on the direction and on the assignment's seed."""
+    by_kind = {kind: (layout, unpack(data, layout)) for kind, layout, data in bundles}
+    layout, model = by_kind[tensor_pb2.RESOURCE_KIND_MODEL]
+    _, direction = by_kind.get(tensor_pb2.RESOURCE_KIND_DIRECTION, (None, {}))
+    chance = torch.Generator().manual_seed(assignment.training.seed >> 1)
+    values = {}
+    for entry in layout.entries:
+        value = model[entry.name]
+        noise = torch.rand(entry.shape, generator=chance).to(value.dtype)
+        if entry.trainable:
+            values[entry.name] = 0.01 * noise - 0.1 * value - 0.01 * direction.get(entry.name, torch.zeros(()))
+        else:
+            values[entry.name] = value + noise if value.is_floating_point() else value + 2
+    return announced(assignment, layout, bytes(pack(values, layout)), num_examples=num_examples)
+
+
+def announced(assignment: Assignment, layout: Layout, data: bytes, **changes: Any) -> tuple[UpdateHeader, bytes]:
+    """The bytes of an update with the header that fits them."""
+    values: dict[str, Any] = {
+        "key": assignment.key,
+        "payloads": [Payload(kind=PAYLOAD_KIND_DELTA, manifest=layout.to_manifest())],
+        "size_bytes": len(data),
+        "digest": digest_message(digest_of(data)),
+        "num_examples": 10,
+        "num_steps": 2,
+        "training_loss": 0.5,
+        "state_epoch": assignment.state_epoch,
+    }
+    return UpdateHeader(**{**values, **changes}), data
+
+
+def upload(
+    header: UpdateHeader, data: bytes, session: str, start: int = 0, chunk: int = 100
+) -> Iterator[pb.SubmitUpdateRequest]:
+    """The messages of an upload that goes on at `start`."""
+    first = UpdateHeader()
+    first.CopyFrom(header)
+    first.session_id, first.resume_offset = session, start
+    yield pb.SubmitUpdateRequest(header=first)
+    for offset, length in chunk_spans(len(data), chunk, start):
+        yield pb.SubmitUpdateRequest(chunk=make_chunk(data, offset, length))
+    yield pb.SubmitUpdateRequest(trailer=UpdateTrailer(size_bytes=header.size_bytes))
+
+
+async def stream(*messages: Any, hangs: bool = False) -> AsyncIterator[Any]:
+    """Messages as they come over a wire; with `hangs` nothing follows, and the stream does not end."""
+    for message in messages:
+        yield message
+    if hangs:
+        await asyncio.Event().wait()

@@ -1,0 +1,104 @@
+"""server.toml: every mistake is told in words, and plain text is spoken only where it was asked for by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_server.config import ServerConfig
+from protos.settings import SettingsError, read_settings
+from protos.wire import CHUNK_BYTES
+
+GOOD = """
+state_dir = "state"
+insecure = true
+[limits]
+stall_s = 30
+"""
+TLS = '[tls]\ncert = "c.pem"\nkey = "k.pem"\n'
+CA = TLS + 'client_ca = "ca.pem"\n'
+
+
+def load(tmp_path, text):
+    """The settings of a file with this text."""
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    return read_settings(path, ServerConfig)
+
+
+def test_a_whole_file_is_read(tmp_path):
+    """What is set and what is not."""
+    config = load(tmp_path, GOOD)
+    assert (config.listen, config.admin_listen, config.metrics_listen) == (
+        "127.0.0.1:7070", "127.0.0.1:7071", "127.0.0.1:7072",
+    )  # fmt: skip
+    assert (config.limits.stall_s, config.limits.chunk_bytes, config.durability) == (30.0, CHUNK_BYTES, "process")
+
+
+def test_no_metrics(tmp_path):
+    """An empty address is none."""
+    assert load(tmp_path, 'metrics_listen = ""\n' + GOOD).metrics_listen is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("insecure = true", "state_dir: expected a value, found none"),
+        ("insecur = true\n" + GOOD, "insecur: unknown key, did you mean insecure?"),
+        (GOOD + "stalls = 3", "limits.stalls: unknown key, did you mean stall_s?"),
+        (GOOD + "xyz = 3", "limits.xyz: unknown key, expected one of max_update_mib, chunk_bytes"),
+        ('listen = "7070"\n' + GOOD, "listen: expected host:port with a port up to 65535"),
+        ('metrics_listen = ":7"\n' + GOOD, "metrics_listen: expected host:port"),
+        ("threads = 0\n" + GOOD, "threads: expected greater than or equal to 1, got 0"),
+        ('durability = "none"\n' + GOOD, "durability: expected 'process' or 'power', got 'none'"),
+        ("drain_grace_s = -1\n" + GOOD, "drain_grace_s: expected greater than or equal to 0, got -1"),
+        (GOOD + "chunk_bytes = 10", "limits.chunk_bytes: expected greater than or equal to 65536, got 10"),
+        (GOOD + "chunk_bytes = 5000000", "limits.chunk_bytes: expected less than or equal to 4194304, got 5000000"),
+        (GOOD + "reattach_grace_s = 0", "limits.reattach_grace_s: expected greater than 0, got 0"),
+        (GOOD + "reattach_grace_s = inf", "limits.reattach_grace_s: expected a finite number, got inf"),
+        ("limits = 3\nstate_dir = 's'\ninsecure = true", "limits: expected"),
+    ],
+)
+def test_mistakes_are_told_in_words(tmp_path, text, words):
+    """File, key, what was expected, what came."""
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path, text)
+    assert str(error.value).startswith(f"{tmp_path}/server.toml: {words}")
+
+
+STATE = 'state_dir = "s"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (STATE, "expected a [tls] section with cert, key and client_ca"),
+        (STATE + "insecure_remote = true", "for plain text on this machine set insecure = true"),
+        (STATE + "insecure = true\n" + CA, "insecure and [tls] contradict each other: remove one of them"),
+        (STATE + "insecure_remote = true\n" + CA, "insecure and [tls] contradict each other"),
+        (STATE + 'insecure = true\nlisten = "0.0.0.0:1"', "listen: plain text on 0.0.0.0:1, which others can reach"),
+        (STATE + 'insecure = true\nadmin_listen = "h:1"', "admin_listen: plain text on h:1, which others can reach"),
+        (STATE + 'admin_listen = "0.0.0.0:1"\n' + TLS, "without tls.client_ca everybody would be an admin"),
+        (STATE + '[tls]\ncert = "c"', "tls.key: expected a value, found none"),
+    ],
+)
+def test_what_would_be_open_to_others_is_refused(tmp_path, text, words):
+    """Plain text over a network, or admins without certificates, need more than one word."""
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path, text)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "insecure = true",
+        'insecure = true\nlisten = "localhost:1"\nadmin_listen = "[::1]:1"',
+        'insecure = true\ninsecure_remote = true\nlisten = "0.0.0.0:1"\nadmin_listen = "10.0.0.1:2"',
+        'listen = "0.0.0.0:1"\nadmin_listen = "0.0.0.0:2"\n' + CA,
+        'listen = "0.0.0.0:1"\n' + TLS,
+    ],
+    ids=["loopback", "names", "asked-for-twice", "mtls", "tls-and-local-admins"],
+)
+def test_what_is_safe_or_asked_for_by_name_is_taken(tmp_path, text):
+    """Loopback in plain text, certificates everywhere, or plain text asked for twice."""
+    assert load(tmp_path, STATE + text).state_dir.name == "s"

@@ -1,0 +1,55 @@
+"""The engine: what it tells a method about the round, and which methods it does not take."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import algorithms as fl
+from fl_server.engine import Engine
+from fl_server.run_config import from_values
+from protos.codec import pack
+
+TASK = SimpleNamespace(model=lambda: nn.Linear(1, 1, bias=False))
+
+
+def engine(name, parameters=None, **sections):
+    """An engine for a model of one number."""
+    algorithm = {"name": name, "parameters": parameters or {}}
+    return Engine(from_values({"task": {"name": "one"}, "algorithm": algorithm, **sections}), TASK)
+
+
+def moved(engine, deltas, folder):
+    """By how much x moves in each of some rounds with one client of known deltas."""
+    snapshot, movements = engine.first(), []
+    for delta in deltas:
+        path = folder / "update"
+        path.write_bytes(pack({"weight": torch.tensor([[delta]])}, engine.layout))
+        after, _ = engine.step(snapshot, [fl.UpdateInfo("a", 1, 1)], [path])
+        movements.append((after.state.x["weight"] - snapshot.state.x["weight"]).item())
+        snapshot = after
+    return movements
+
+
+def test_planned_rounds_reach_the_method(tmp_path):
+    """FedDemon, beta0 = 0.5, T = 2, deltas 3, 3, 3: beta is 1/3 while v = 0, then 0 in the last round and after it."""
+    demon = engine("feddemon", {"beta0": 0.5}, stop={"rounds": 2})
+    assert moved(demon, [3.0, 3.0, 3.0], tmp_path) == pytest.approx([3.0, 3.0, 3.0])
+    longer = engine("feddemon", {"beta0": 0.5}, stop={"rounds": 4})
+    assert moved(longer, [3.0, 3.0], tmp_path) == pytest.approx([3.0, 4.0])
+
+
+def test_decay_of_the_rate_reaches_the_method(tmp_path):
+    """beta = 0.5, deltas 4 and 1, rate halved: v = 4, then 0.5 * (4 / 2) + 1 = 2 in units of a gradient, else 3."""
+    local = {"learning_rate_decay": 0.5}
+    for units, second in (("gradient", 2.0), ("parameter", 3.0)):
+        parameters = {"beta": 0.5, "variant": "heavy_ball", "momentum_units": units}
+        assert moved(engine("fedavgm", parameters, local=local), [4.0, 1.0], tmp_path) == pytest.approx([4.0, second])
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedrobust", "mime", "mimelite", "mfl"])
+def test_methods_that_ask_for_more_than_a_delta_are_refused(name):
+    """A second exchange, another payload or a client state would be lost in silence."""
+    with pytest.raises(fl.AlgorithmError, match=f"send one delta a round and keep nothing, got {name}"):
+        engine(name)

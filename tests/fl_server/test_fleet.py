@@ -1,0 +1,306 @@
+"""Who is here, who may be drawn, and what operators can do about it."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fl_server import fleet as fleet_module
+from fl_server.errors import (
+    Fenced,
+    Forbidden,
+    InvalidInput,
+    NoCommonProtocol,
+    NoSuchClient,
+    NotNow,
+    UnknownSessionError,
+)
+from fl_server.fleet import common_protocol
+from fl_server.identity import Identity, caller
+from protos.fl.v1 import coordinator_pb2 as pb
+from tasks import fingerprint, load_task
+from tests.fl_server.devices import Device
+from tests.fl_server.harness import TASK, World, until
+
+VERSION, SOURCE = fingerprint(load_task(TASK, {}))
+OFFER = {"name": TASK, "version": VERSION, "source": SOURCE}
+
+
+class Clock:
+    """Time that a test moves; the other clock goes as ever."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The fleet's clock."""
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+async def world(tmp_path):
+    """A coordinator without clients, that waits 20 s for those who left."""
+    async with World(tmp_path, reattach_grace_s=20.0, max_clients=3) as world:
+        yield world
+
+
+def eligible(world, run="r", task=OFFER, labels=None):
+    """Who may be drawn for a run."""
+    return world.fleet.eligible(run, task, labels or {})
+
+
+def history(world, client="a"):
+    """The events about a client."""
+    return [entry.event for entry in world.store.history(client)]
+
+
+async def test_who_attends_is_present(world):
+    """Registering alone is not being here."""
+    a = Device("a")
+    answer = await world.service.Register(a.registration(), None)
+    assert (answer.protocol, answer.coordinator_id) == (1, world.store.coordinator_id)
+    assert (world.fleet.present(), world.fleet.state("a")) == ((), "lost")
+    await a.come(world)
+    assert (world.fleet.present(), world.fleet.state("a"), eligible(world)) == (("a",), "present", ("a",))
+    assert history(world) == ["client_registered"]
+    assert world.metric("fl_clients", state="present") == 1
+
+
+async def test_a_stream_that_is_lost_is_waited_for(world, clock):
+    """Inside the grace a client is suspect and counts as here; behind it, it is lost, and the ledger knows."""
+    a = await Device("a").come(world)
+    gone = []
+    world.fleet.listener = SimpleNamespace(
+        client_gone=lambda *args: gone.append(args), fleet_changed=lambda: None, client_attached=lambda _: None
+    )
+    await a.leave()
+    clock.now += 19.9
+    world.fleet.tick()
+    assert (world.fleet.state("a"), eligible(world), gone) == ("suspect", ("a",), [])
+    assert world.metric("fl_clients", state="suspect") == 1
+    clock.now += 0.1
+    world.fleet.tick()
+    assert (world.fleet.state("a"), eligible(world), gone) == ("lost", (), [("a", "lost")])
+    await until(lambda: not world.store.clients()[0].present, "it is written down")
+
+
+async def test_who_comes_back_inside_the_grace_was_never_away(world, clock):
+    """In the same session, and nobody is told that it is gone."""
+    a = await Device("a").come(world)
+    await a.leave()
+    a.stream = world.spawn(a._attend(world))
+    await until(lambda: world.fleet.attached("a"), "it is back")
+    clock.now += 100
+    world.fleet.tick()
+    assert world.fleet.state("a") == "present"
+
+
+async def test_a_restart_waits_for_who_was_here(tmp_path, clock):
+    """Nothing is settled before the last of them is back or was waited for; availability is asked anew."""
+    async with World(tmp_path) as world:
+        for name in "ab":
+            await Device(name).come(world)
+    async with World(tmp_path, reattach_grace_s=20.0) as world:
+        assert (world.fleet.settled, world.fleet.present()) == (False, ("a", "b"))
+        await Device("b").come(world)
+        assert not world.fleet.settled
+        clock.now += 20
+        world.fleet.tick()
+        assert (world.fleet.settled, world.fleet.present()) == (True, ("b",))
+
+
+async def test_a_second_daemon_of_an_identity_fences_the_first(world):
+    """The first one's stream ends with the reason, its session is void, and the history has a line."""
+    first = await Device("a").come(world)
+    second = Device("a")
+    registration = second.registration(instance_id="another")
+    second.registration = lambda: registration
+    await second.come(world)
+    with pytest.raises(Fenced, match="another daemon uses the same identity: end one of the two"):
+        await first.stream
+    with pytest.raises(UnknownSessionError):
+        world.fleet.session(first.session)
+    assert (world.fleet.state("a"), world.fleet.attached("a")) == ("present", True)
+    assert history(world) == ["client_registered", "client_fenced"]
+
+
+async def test_attending_twice_in_a_session_ends_the_older_stream(world):
+    """Quietly, and the client stays present."""
+    a = await Device("a").come(world)
+    older = a.stream
+    a.stream = world.spawn(a._attend(world))
+    await older
+    assert world.fleet.state("a") == "present"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"client_id": "a b"}, InvalidInput, "client_id: expected 1 to 64 of A-Z a-z 0-9 . _ -, got a b"),
+        ({"client_id": "../x"}, InvalidInput, "client_id: expected 1 to 64"),
+        ({"client_id": ""}, InvalidInput, "client_id: expected 1 to 64"),
+        ({"tasks": []}, InvalidInput, "tasks: expected at least one task"),
+        ({"protocol": {"min": 2, "max": 3}}, NoCommonProtocol, "upgrade the coordinator"),
+        ({"protocol": {}}, NoCommonProtocol, "upgrade the client"),
+    ],
+)
+async def test_registrations_that_are_refused(world, changes, error, words):
+    """Each says what is wrong with it, and leaves nothing behind."""
+    with pytest.raises(error, match=words):
+        await world.service.Register(Device("a").registration(**changes), None)
+    assert world.store.clients() == []
+
+
+@pytest.mark.parametrize(("low", "high", "spoken"), [(1, 1, 1), (0, 9, 1), (1, 7, 1)])
+def test_the_highest_common_protocol_is_spoken(low, high, spoken):
+    """One version overlaps is enough."""
+    assert common_protocol(pb.ProtocolRange(min=low, max=high)) == spoken
+
+
+def test_a_range_that_is_none_is_refused():
+    """Its ends are the wrong way round."""
+    with pytest.raises(NoCommonProtocol):
+        common_protocol(pb.ProtocolRange(min=2, max=1))
+
+
+async def test_a_certificate_is_for_its_own_name(world):
+    """Another client's name and another client's session are refused."""
+    a = await Device("a").come(world)
+    token = caller.set(Identity("client", "b"))
+    with pytest.raises(Forbidden, match="client:b is not allowed"):
+        world.fleet.session(a.session)
+    with pytest.raises(Forbidden, match="client:b is not allowed"):
+        await world.service.Register(Device("a").registration(), None)
+    caller.reset(token)
+
+
+async def test_a_full_coordinator_says_not_now(world):
+    """One more than the limit is turned away; who is in already may register again."""
+    for name in "abc":
+        await Device(name).come(world)
+    with pytest.raises(NotNow, match="3 clients are connected, which is the limit here; try again in 60 s"):
+        await Device("d").come(world)
+    await Device("a").come(world)
+
+
+@pytest.mark.parametrize("key", ["name", "version", "source"])
+async def test_a_task_must_be_the_same_code(world, key):
+    """Name, version and source."""
+    await Device("a").come(world)
+    assert eligible(world, task={**OFFER, key: "other"}) == ()
+
+
+async def test_labels_choose(world):
+    """A run takes clients that have all of its labels; they may have more."""
+    await Device("a", labels={"site": "north", "gpu": "yes"}).come(world)
+    await Device("b", labels={"site": "south"}).come(world)
+    assert eligible(world, labels={"site": "north"}) == ("a",)
+    assert eligible(world, labels={"site": "north", "gpu": "no"}) == ()
+    assert eligible(world) == ("a", "b")
+
+
+async def test_availability_is_the_clients_word(world):
+    """Who may not train is not drawn, until it says otherwise; a registration says it too."""
+    a = await Device("a").come(world)
+    busy = pb.Availability(may_train=False, reason=pb.UNAVAILABLE_REASON_DEVICE_BUSY, detail="a game")
+    await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=busy), None)
+    assert (eligible(world), world.fleet.availability("a").detail) == ((), "a game")
+    await a.come(world)
+    assert eligible(world) == ("a",)
+    registration = a.registration(availability=busy)
+    a.registration = lambda: registration
+    await a.come(world)
+    assert eligible(world) == ()
+
+
+async def test_a_client_works_for_one_run(world):
+    """Others may draw it when its run lets it go, and not before."""
+    for name in "ab":
+        await Device(name).come(world)
+    world.fleet.work_for("r", frozenset("a"))
+    assert (eligible(world, "r"), eligible(world, "s"), world.fleet.run_of("a")) == (("a", "b"), ("b",), "r")
+    version = world.fleet.version
+    world.fleet.work_for("r", frozenset("a"))
+    assert world.fleet.version == version
+    world.fleet.work_for("r", frozenset())
+    assert (eligible(world, "s"), world.fleet.run_of("a")) == (("a", "b"), "")
+
+
+async def test_a_ban_holds_until_it_is_undone(world):
+    """The stream ends with the reason, registering is refused with it, and the ledger remembers."""
+    a = await Device("a").come(world)
+    await world.fleet.ban("a", "smoke", "admin:eve")
+    with pytest.raises(Forbidden, match="to be unbanned .banned: smoke"):
+        await a.stream
+    with pytest.raises(Forbidden, match="banned: smoke"):
+        await a.come(world)
+    assert (world.fleet.present(), world.store.clients()[0].banned) == ((), True)
+    await world.fleet.unban("a", "admin:eve")
+    await a.come(world)
+    assert eligible(world) == ("a",)
+    assert history(world) == ["client_registered", "client_banned", "client_unbanned"]
+
+
+async def test_a_client_can_be_banned_before_it_comes(world):
+    """By an id that it could have."""
+    await world.fleet.ban("a", "", "admin")
+    with pytest.raises(Forbidden, match="banned: no reason given"):
+        await Device("a").come(world)
+    with pytest.raises(InvalidInput, match="client_id: expected 1 to 64"):
+        await world.fleet.ban("a/b", "", "admin")
+
+
+async def test_a_draining_client_gets_nothing_new(world):
+    """It is told, stays connected, and comes back into the draw when that is undone."""
+    a = await Device("a").come(world)
+    await world.fleet.drain("a", "move", undo=False, actor="admin")
+    await until(lambda: a.told("drain"), "it is told")
+    assert (eligible(world), world.fleet.state("a"), world.fleet.record("a").note) == ((), "present", "move")
+    await world.fleet.drain("a", "", undo=True, actor="admin")
+    assert (eligible(world), world.fleet.record("a").note) == (("a",), "")
+
+
+async def test_a_forgotten_client_is_gone(world):
+    """From the ledger too; it may register anew."""
+    a = await Device("a").come(world)
+    await world.fleet.forget("a", "admin")
+    with pytest.raises(Forbidden, match="to register again: it was forgotten here"):
+        await a.stream
+    with pytest.raises(NoSuchClient, match="no client 'a' has registered"):
+        world.fleet.record("a")
+    assert (world.store.clients(), world.fleet.present()) == ([], ())
+    await a.come(world)
+    assert eligible(world) == ("a",)
+
+
+@pytest.mark.parametrize("operation", ["unban", "forget", "drain"])
+async def test_operations_need_a_client_that_is_known(world, operation):
+    """A typing mistake is told."""
+    arguments = {"drain": ("x", "", False, "admin")}.get(operation, ("x", "admin"))
+    with pytest.raises(NoSuchClient, match="no client 'x' has registered"):
+        await getattr(world.fleet, operation)(*arguments)
+
+
+async def test_what_operators_said_survives_a_registration(world):
+    """Draining and notes stay; what the client says of itself is new."""
+    a = await Device("a").come(world)
+    await world.fleet.drain("a", "move", undo=False, actor="admin")
+    a.labels = {"site": "south"}
+    await a.come(world)
+    record = world.fleet.record("a")
+    assert (record.draining, record.note, record.labels) == (True, "move", {"site": "south"})
+
+
+async def test_counters_are_the_ledgers(world):
+    """Counted and refused updates are seen by operators, though the fleet itself never writes them."""
+    devices = [await Device(name).come(world) for name in "ab"]
+    await world.create(stop={"rounds": 1})
+    await world.completed()
+    await world.fleet.note("a", "a word")
+    assert [record.updates_counted for record in await world.fleet.records()] == [1, 1]
+    assert [len(device.receipts) for device in devices] == [1, 1]

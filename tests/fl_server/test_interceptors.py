@@ -1,0 +1,168 @@
+"""Around every call: each error becomes one status with its detail, and what was begun is finished."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fl_server import errors
+from fl_server.interceptors import CODES
+from fl_server.metrics import Metrics
+from fl_server.store.base import StoreError, StoreFull
+from protos.fl.v1 import errors_pb2
+from protos.fl.v1.training_pb2 import ExchangeKey
+from protos.status import detail_of
+from tests.fl_server.echo import calling
+from tests.fl_server.harness import until
+
+KEY = ExchangeKey(run_id="r", round=3)
+CASES = [
+    (errors.InvalidInput("seed", "a number", "x"), "INVALID_ARGUMENT", errors_pb2.InvalidField),
+    (errors.UnknownSessionError(), "UNAUTHENTICATED", errors_pb2.UnknownSession),
+    (errors.Fenced("a", by_other_instance=True), "ABORTED", errors_pb2.SessionFenced),
+    (errors.NoCommonProtocol((2, 3), (1, 1)), "FAILED_PRECONDITION", errors_pb2.ProtocolMismatch),
+    (errors.Forbidden("client:a", "role admin"), "PERMISSION_DENIED", errors_pb2.NotAllowed),
+    (errors.NoSuchResource("blake3:00"), "NOT_FOUND", errors_pb2.UnknownResource),
+    (errors.NoSuchRun("r"), "NOT_FOUND", errors_pb2.UnknownRun),
+    (errors.RunExists("r"), "ALREADY_EXISTS", errors_pb2.UnknownRun),
+    (errors.NoSuchClient("a"), "NOT_FOUND", errors_pb2.UnknownClient),
+    (errors.WrongState("r", "paused", ("running",), "pausing"), "FAILED_PRECONDITION", errors_pb2.WrongRunState),
+    (errors.UploadBroken(KEY, 100, "cut"), "DATA_LOSS", errors_pb2.BrokenUpload),
+    (errors.NotNow("full", 2.5), "UNAVAILABLE", errors_pb2.RetryLater),
+]
+
+
+@pytest.fixture
+def metrics():
+    """Metrics in a registry of their own."""
+    return Metrics(CollectorRegistry())
+
+
+def raising(error):
+    """The three kinds of methods, each of which fails."""
+
+    async def single(request, context):
+        raise error
+
+    async def down(request, context):
+        yield b"first"
+        raise error
+
+    return {"One": single, "Up": single, "Down": down}
+
+
+async def failed(call):
+    """The error that a call ended with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def calls(metrics, rpc, code):
+    """How many calls of a method were counted with a code."""
+    return metrics.registry.get_sample_value("fl_rpc_seconds_count", {"rpc": rpc, "code": code}) or 0
+
+
+def test_every_error_has_a_code():
+    """The table of codes and the tree of errors have the same leaves; the cases here are all of them."""
+    leaves = set(errors.ServerError.__subclasses__())
+    assert set(CODES) == leaves == {type(error) for error, _, _ in CASES}
+
+
+@pytest.mark.parametrize(("error", "code", "detail"), CASES, ids=[type(case[0]).__name__ for case in CASES])
+async def test_an_error_becomes_a_status(metrics, error, code, detail):
+    """Code, words and detail arrive, whatever the kind of call; each is counted under that code."""
+    async with calling(metrics, "fl.v1.Coordinator", **raising(error)) as caller:
+        for rpc, call in (("One", caller.one()), ("Up", caller.up(b"1")), ("Down", caller.down())):
+            came = await failed(call)
+            assert (came.code().name, came.details()) == (code, str(error))
+            found = detail_of(came.trailing_metadata())
+            assert (type(found), found) == (detail, error.detail)
+            await until(lambda rpc=rpc: calls(metrics, rpc, code) == 1, "it is counted")
+
+
+async def test_a_full_disk_is_not_now(metrics):
+    """The caller is told to try again, and the call is not counted as a fault of ours."""
+    async with calling(metrics, "fl.v1.Admin", **raising(StoreFull("no room"))) as caller:
+        came = await failed(caller.one())
+    assert came.code() is grpc.StatusCode.UNAVAILABLE
+    assert came.details() == "the coordinator cannot write: no room; try again in 5 s"
+    assert detail_of(came.trailing_metadata()).wait.seconds == 5
+    assert (calls(metrics, "One", "UNAVAILABLE"), calls(metrics, "One", "INTERNAL")) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [StoreError("secret"), KeyError("secret")], ids=["store", "bug"])
+async def test_a_fault_of_ours_is_told_without_its_cause(metrics, error):
+    """The cause is for the log alone."""
+    async with calling(metrics, "fl.v1.Coordinator", **raising(error)) as caller:
+        came = await failed(caller.down())
+    assert (came.code(), "secret" in came.details()) == (grpc.StatusCode.INTERNAL, False)
+    assert came.details() == "the coordinator failed in Down: see its log"
+
+
+async def test_good_calls_pass_through(metrics):
+    """Requests and answers of all three kinds, counted as OK."""
+
+    async def one(request, context):
+        return request + b"!"
+
+    async def up(requests, context):
+        return b"".join([each async for each in requests])
+
+    async def down(request, context):
+        for _ in range(2):
+            yield request
+
+    async with calling(metrics, "fl.v1.Coordinator", One=one, Up=up, Down=down) as caller:
+        assert await caller.one(b"a") == b"a!"
+        assert await caller.up(b"a", b"b") == b"ab"
+        assert await caller.down(b"a") == [b"a", b"a"]
+    assert [calls(metrics, rpc, "OK") for rpc in ("One", "Up", "Down")] == [1, 1, 1]
+
+
+async def test_other_services_are_left_alone(metrics):
+    """Health and reflection have their own errors, and are not counted here."""
+    async with calling(metrics, "grpc.health.v1.Health", **raising(errors.NotNow("x", 1.0))) as caller:
+        came = await failed(caller.one())
+    assert came.code() is grpc.StatusCode.UNKNOWN
+    assert calls(metrics, "One", "UNAVAILABLE") == 0
+
+
+async def test_a_call_is_done_whole_though_its_caller_hangs_up(metrics):
+    """An operator who leaves in the middle of a change leaves no half of it."""
+    began, hung_up, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def one(request, context):
+        context.add_done_callback(lambda _: hung_up.set())
+        began.set()
+        await hung_up.wait()
+        await asyncio.sleep(0)
+        done.set()
+        return b""
+
+    async with calling(metrics, "fl.v1.Admin", One=one) as caller:
+        call = caller.one()
+        await began.wait()
+        call.cancel()
+        await until(done.is_set, "it is done all the same")
+
+
+async def test_an_upload_ends_when_its_caller_hangs_up(metrics):
+    """A stream of requests has nobody to come from any more."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def up(requests, context):
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with calling(metrics, "fl.v1.Coordinator", Up=up) as caller:
+        call = caller.up(b"1")
+        await began.wait()
+        call.cancel()
+        await until(ended.is_set, "it ends")

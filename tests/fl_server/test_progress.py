@@ -1,0 +1,64 @@
+"""What watchers are told, and what is remembered of a run's rounds."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fl_server.progress import Progress, RoundLog, Watchers
+from fl_server.stop_rules import Best
+from tests.fl_server.store.records import a_commit
+
+
+async def names(events):
+    """All events until the end."""
+    return [progress.event async for progress in events]
+
+
+async def test_watchers_hear_what_happens_while_they_watch():
+    """Nothing from before, everything until the end, each of them."""
+    watchers = Watchers()
+    watchers.tell(Progress("early"))
+    with watchers.watch() as first, watchers.watch() as second:
+        watchers.tell(Progress("phase"))
+        watchers.tell(Progress("committed"))
+        watchers.end()
+        assert await names(first) == await names(second) == ["phase", "committed"]
+
+
+async def test_who_stopped_watching_is_told_nothing():
+    """Its events are not kept either."""
+    watchers = Watchers()
+    with watchers.watch() as events:
+        pass
+    watchers.tell(Progress("phase"))
+    watchers.end()
+    assert not watchers._queues
+    await events.aclose()
+
+
+async def test_a_watcher_that_does_not_keep_up_is_ended(monkeypatch):
+    """It gets what there was room for, and then an end instead of gaps; others go on."""
+    monkeypatch.setattr(Watchers, "_BACKLOG", 2)
+    watchers = Watchers()
+    with watchers.watch() as slow, watchers.watch() as quick:
+        heard = []
+        for event in "abcd":
+            watchers.tell(Progress(event))
+            heard.append((await anext(quick)).event)
+        assert await asyncio.wait_for(names(slow), 5) == ["a", "b"]
+        assert heard == ["a", "b", "c", "d"]
+
+
+def test_the_log_of_rounds():
+    """Latest and best; bytes of the round under way count until it is committed, and then in its record."""
+    log = RoundLog("accuracy")
+    assert (log.latest, log.best, log.total_bytes) == (None, None, (0, 0))
+    log.bytes_down, log.bytes_up = 5, 6
+    log.add(a_commit(0, bytes_down=10, bytes_up=20))
+    log.add(a_commit(1, bytes_down=1, bytes_up=2))
+    log.bytes_down = 100
+    assert log.total_bytes == (111, 22)
+    assert log.evaluated(0, {"accuracy": 0.9}).metrics == {"accuracy": 0.9}
+    log.evaluated(1, {"accuracy": 0.5})
+    assert (log.latest.round, log.best) == (1, Best(0, 0.9))
+    assert log.evaluations == [(0, {"accuracy": 0.9}), (1, {"accuracy": 0.5})]

@@ -1,0 +1,175 @@
+"""Tasks that fail or differ, and models whose parts take different ways over the wire."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file
+
+from algorithms.model_state import read_state
+from protos.codec import Layout, digest_text, pack
+from protos.fl.v1 import admin_pb2
+from tests.integration.harness import PRESENT, Coordinator, Daemon
+from tests.integration.processes import HERE, command, eventually
+from tests.integration.tiny_task import FROZEN_ROWS, Tiny
+
+PAIR = {"clients_per_round": 2, "min_clients": 2}
+
+
+@pytest.fixture
+def server(place):
+    """A coordinator for daemons that each have a fault of their own."""
+    return Coordinator(place).serve()
+
+
+def start(place, server, client_id, **settings):
+    """A daemon that attends."""
+    daemon = Daemon(place, server, client_id, **settings).start()
+    eventually(lambda: server.client(client_id).state == PRESENT, f"{client_id} attends")
+    return daemon
+
+
+def test_a_task_that_raises_ends_one_clients_work_only(place, server):
+    """The round goes on with the other client; the daemon whose task raised lives on and is asked again."""
+    broken = start(place, server, "edge-broken", options={"fails": "loss"})
+    start(place, server, "edge-well")
+    run = server.create("raises", round={**PAIR, "quorum": 1}, stop={"rounds": 2})
+    server.completed(run)
+    assert [1, 1] == [summary.accepted for summary in server.rounds(run)]
+    assert server.client("edge-broken").note == "task_error: RuntimeError: the sensor is unplugged"
+    assert broken.logged("work_failed", run=run, round=1)["message"] == "RuntimeError: the sensor is unplugged"
+    assert broken.terminate() == 0
+
+
+def test_a_client_whose_model_differs_says_where(place, server):
+    """The first tensor that differs, with both shapes, in its log and for operators; the other client goes on."""
+    other = start(place, server, "edge-wide", options={"model": "wide"})
+    start(place, server, "edge-well")
+    run = server.create("differs", round={**PAIR, "quorum": 1}, stop={"rounds": 1})
+    server.completed(run)
+    text = "the model here against the coordinator's: tensor '0.weight': expected shape (6, 4) float32, got (5, 4)"
+    assert text in other.logged("work_failed", reason="layout")["message"]
+    assert text in server.client("edge-wide").note
+
+
+def test_a_client_with_other_code_is_not_drawn(place, server, tmp_path):
+    """A task of the same name and other source: its client cannot be drawn, and the run says whom it waits for."""
+    (tmp_path / "other").mkdir()
+    shutil.copy(HERE / "tiny_task.py", tmp_path / "other")
+    with (tmp_path / "other" / "tiny_task.py").open("a") as module:
+        module.write("\n# Another version.\n")
+    start(place, server, "edge-other", path=[tmp_path / "other"])
+    run = server.create("code", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
+    waiting = server.until(run, lambda status: status.state == admin_pb2.RUN_STATE_WAITING, "it waits")
+    assert "0 of 1 clients are here that could be drawn" in waiting.reason
+    assert "; 1 with another version of the task's code, first edge-other: expected version '1' " in waiting.reason
+    assert waiting.reason.endswith("; install the same on both sides")
+    start(place, server, "edge-same")
+    server.completed(run)
+
+
+def test_an_evaluation_that_raises_fails_the_run_in_words(fleet):
+    """The run ends as failed with the task's own words; what was committed can still be exported."""
+    run = fleet.server.create("unmeasured", task={"options": {"fails": "metrics"}})
+    failed = fleet.server.ended(run)
+    assert failed.state == admin_pb2.RUN_STATE_FAILED
+    assert "the ruler is broken" in failed.reason
+    assert failed.rounds_done >= 1
+
+
+def exported(fleet, folder, run, which):
+    """A model as `fl export` writes it: (what the command printed, the tensors)."""
+    path = folder / f"{run}-{which}.safetensors"
+    address = str(fleet.server.settings["admin_listen"])
+    result = command(
+        "export", run, "--round", which, "--out", str(path), "--json", "--insecure", "--server", address, folder=folder
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), load_file(path)
+
+
+def digest_by_hand(model):
+    """The digest of a model's trainable parameters and buffers, as it is named on the wire."""
+    state = read_state(model)
+    sent = {**state.trainable, **state.buffers}
+    layout = Layout.of(sent, state.trainable.keys())
+    return digest_text(layout.digest(pack(sent, layout)))
+
+
+@pytest.mark.parametrize("which", ["latest", "best", "2"])
+def test_an_exported_model_is_the_committed_one(fleet, tmp_path, which):
+    """latest, best and a round by number load into the task's model, and have the digest that the round was given."""
+    server = fleet.server
+    server.create("export", keep_checkpoints=9) if "export" not in known(server) else None
+    server.completed("export")
+    facts, tensors = exported(fleet, tmp_path, "export", which)
+    model = Tiny().model()
+    model.load_state_dict(tensors, strict=True)
+    rounds = server.rounds("export")
+    best = max(rounds, key=lambda summary: (summary.metrics["accuracy"], -summary.round))
+    expected = {"latest": rounds[3], "best": best, "2": rounds[2]}[which]
+    assert int(facts["round"].get("round", 0)) == expected.round
+    assert digest_by_hand(model) == expected.model_digest
+
+
+def known(server):
+    """Ids of the runs there are."""
+    with server.admin() as admin:
+        return {run.run_id for run in admin.list_runs()}
+
+
+def test_a_round_that_is_not_kept_cannot_be_exported(fleet, tmp_path):
+    """The error names the rounds that are kept; exit code 2, and no file."""
+    run = fleet.server.create("pruned")
+    fleet.server.completed(run)
+    address = str(fleet.server.settings["admin_listen"])
+    arguments = ("--round", "77", "--out", "x.safetensors", "--insecure", "--server", address)
+    result = command("export", run, *arguments, folder=tmp_path)
+    assert result.returncode == 2
+    assert '"latest", "best" or a kept round (' in result.stderr
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_a_model_with_batchnorm_goes_over_the_wire(place, server, tmp_path):
+    """Floating buffers are averaged, counts of batches take the largest; a repeat has the same bits."""
+    for index in range(2):
+        start(place, server, f"edge-{index}", options={"model": "batchnorm"}, shard=shard(index))
+    task = {"options": {"model": "batchnorm"}}
+    server.create("norm", task=task, round=PAIR)
+    server.create("norm-again", task=task, round=PAIR)
+    assert server.digests("norm") == server.digests("norm-again")
+    model = load_file(next((tmp_path / "server-state" / "checkpoints").glob("run-norm/round-000003/model.safetensors")))
+    # Four rounds of one epoch: 96 examples in batches of 16 are six.
+    assert int(model["1.num_batches_tracked"]) == 24
+    assert not model["1.running_mean"].eq(0).any()
+
+
+def shard(index):
+    """Half of the examples."""
+    return {"partition": {"method": "iid", "clients": 2, "seed": 1}, "index": index}
+
+
+def transferred(server, direction, kind):
+    """Tensor bytes so far, as /metrics counts them."""
+    with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for family in families for sample in family.samples if sample.name == "fl_transfer_bytes_total"]
+    wanted = {"direction": direction, "kind": kind}
+    return sum(sample.value for sample in samples if sample.labels == wanted)
+
+
+def test_frozen_parts_go_down_once_and_never_up(place, server):
+    """A frozen table of 64 KiB: each of two clients fetches it once in four rounds, and no upload contains it."""
+    for index in range(2):
+        start(place, server, f"edge-{index}", options={"model": "frozen"}, shard=shard(index))
+    run = server.create("frozen", task={"options": {"model": "frozen"}}, round=PAIR)
+    server.completed(run)
+    table, trained = FROZEN_ROWS * 4 * 8, 43 * 4
+    assert 2 * table <= transferred(server, "down", "frozen") < 2 * table + 200
+    assert transferred(server, "up", "update") == 4 * 2 * trained
+    assert 4 * 2 * trained <= transferred(server, "down", "model") < 4 * 2 * (trained + 64)
+    assert server.rounds(run)[3].bytes_down < 2048

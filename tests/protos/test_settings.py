@@ -1,0 +1,103 @@
+"""Settings files and addresses: what both ends take, and how they say no."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from protos.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+
+
+class Inner(Section):
+    count: int = 1
+
+
+class Outer(Section):
+    name: str
+    mode: Literal["a", "b"] = "a"
+    listen: Address | None = None
+    inner: Inner | None = None
+
+
+def read(tmp_path, text):
+    """The settings of a file with this text."""
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    return read_settings(path, Outer)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:7070", ("127.0.0.1", 7070)),
+        ("[::1]:0", ("::1", 0)),
+        ("fl.example.org:65535", ("fl.example.org", 65535)),
+    ],
+)
+def test_addresses(address, parts):
+    """Names and numbers, with brackets for IPv6."""
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "x", ":1", "x:", "x:y", "x:65536", "x:-1", "x:1.5", "x: 1"])
+def test_what_is_no_address(address):
+    """The message shows an example and what came."""
+    with pytest.raises(ValueError, match=r'expected host:port with a port up to 65535, such as "127.0.0.1:7070", got'):
+        split_address(address)
+
+
+def test_an_address_has_no_scheme():
+    """A URL is told apart from a typing mistake."""
+    with pytest.raises(ValueError, match="expected host:port, got 'http://x:1': leave out the scheme"):
+        split_address("http://x:1")
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("localhost", True), ("127.0.0.1", True), ("127.8.9.1", True), ("::1", True),
+        ("0.0.0.0", False),  # noqa: S104 - only looked at
+        ("::", False), ("10.0.0.1", False), ("localhost.example.org", False),
+    ],
+)  # fmt: skip
+def test_this_machine_alone(host, here):
+    """All interfaces are not this machine alone, and names are not looked up."""
+    assert is_loopback(host) is here
+
+
+def test_a_file_is_read(tmp_path):
+    """Into values with their types; what is not set has its default."""
+    assert read(tmp_path, 'name = "x"\ninner = {count = 3}') == Outer(name="x", inner=Inner(count=3))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "name: expected a value, found none"),
+        ("name = 3", "name: expected a valid string, got 3"),
+        ('name = "x"\nnam = 3', "nam: unknown key, did you mean name?"),
+        ('name = "x"\nzzz = 3', "zzz: unknown key, expected one of name, mode, listen, inner"),
+        ('name = "x"\nmode = "c"', "mode: expected 'a' or 'b', got 'c'"),
+        ('name = "x"\nlisten = "x"', "listen: expected host:port"),
+        ('name = "x"\n[inner]\ncoun = 1', "inner.coun: unknown key, did you mean count?"),
+        ("mode = 3\nzzz = 1", "name: expected a value, found none; mode: expected 'a' or 'b', got 3; zzz: unknown key"),
+        ("name = ", "is not TOML: "),
+    ],
+)
+def test_mistakes_are_told_in_words(tmp_path, text, words):
+    """All of them at once, each with its key."""
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, text)
+    assert str(error.value).startswith(f"{tmp_path}/x.toml: {words}")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    """Missing, a folder, or no text."""
+    with pytest.raises(SettingsError, match="x.toml: expected a settings file there, found none"):
+        read_settings(tmp_path / "x.toml", Outer)
+    with pytest.raises(SettingsError, match="cannot be read: "):
+        read_settings(tmp_path, Outer)
+    (tmp_path / "y.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match=r"y.toml: cannot be read: .*utf-8"):
+        read_settings(tmp_path / "y.toml", Outer)
