@@ -61,7 +61,7 @@ class Engine:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config = config
-        self.algorithm = _of_one_exchange(fl.build(config.algorithm.name, **config.algorithm.parameters))
+        self.algorithm = require_one_delta(fl.build(config.algorithm.name, **config.algorithm.parameters))
         self._task = task
         self._model = _first_model(task, config.seed)
         first = fl.read_state(self._model)
@@ -143,8 +143,11 @@ class Engine:
             return evaluate(self._task, self._model, self._held_out, self.config.evaluation.batch_size)
 
 
-def _of_one_exchange(algorithm: fl.Algorithm) -> fl.Algorithm:
-    """The algorithm, if a round of one exchange, with deltas alone and stateless clients, is all that it asks for."""
+def require_one_delta(algorithm: fl.Algorithm) -> fl.Algorithm:
+    """The algorithm, if one delta a round from clients that keep nothing is all that it asks for.
+
+    Raises AlgorithmError for the others: the wire has messages for them, coordinator and daemon do not use them yet.
+    """
     sent = [", ".join(exchange.payloads) for exchange in algorithm.exchanges]
     if sent != ["delta"] or algorithm.keeps_client_state:
         state = "a state" if algorithm.keeps_client_state else "nothing"

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
+import algorithms as fl
 import fl_client.config as client
 import fl_server.config as server
-from algorithms.registry import METHODS
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
 from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
+from fl_server.engine import require_one_delta
 from fl_server.run_config import RunConfig
 from tasks.digits import Digits
 from tasks.loading import BUILT_IN
@@ -47,8 +48,38 @@ RUN_DEFAULTS = {
 }
 """Of keys whose default depends on others, by message and field."""
 METHOD = {
-    "alpha": "Share of the local gradient in a step; 1 is FedAvg.",
+    "alpha": "fedcm: share of the local gradient in a step, 1 is FedAvg. feddyn: strength of the proximal term.",
+    "beta": (
+        "Momentum of the server (fedavgm, slowmo); share of the direction in a step (mimelite, mime), or its weight "
+        "(qg); share of the local gradient (mofedsam)."
+    ),
+    "beta0": "Momentum of the server in the first round; it falls to 0 by the last.",
+    "beta1": "Decay of the server's first moment.",
+    "beta2": "Decay of the server's second moment.",
+    "bias_correction": "Moments divided by what their start at zero takes away.",
+    "damp": "Whether gradients have the share 1 - beta.",
+    "eps": "Keeps the division by the second moment finite.",
+    "eps_inside": "Whether eps stands inside the root.",
+    "eta_2": "Rate of the ascent; 0 is FedAvg.",
     "eta_g": "Learning rate of the server.",
+    "gamma": "How much of the local momentum is kept from step to step; 0 is FedAvg.",
+    "gradient": '"plain"; "sam": at the point of steepest ascent within `rho`, with any method.',
+    "lam": "Price of changing the inputs.",
+    "momentum_units": '"gradient": the server\'s memory is scaled with the learning rate when that decays.',
+    "mu": "fedprox: strength of the proximal term, 0 is FedAvg. qg: how much of the direction the server keeps.",
+    "normaliser": '"fednova": each delta is divided by its own number of steps, with any method.',
+    "objective": '"uniform": the mean over clients is minimised; "examples": the mean over their examples.',
+    "option": "How the client's variate is made: from a pass over its data, or from its delta.",
+    "order": '"feddyn_code": clipping and decay behind the mixing, as in the program of FedDyn\'s authors.',
+    "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
+    "sam_scope": 'What SAM\'s norm is taken over: the "model", or each "tensor".',
+    "server_optimizer": (
+        "How the server model moves: sgd, momentum, nesterov, slowmo, demon, adagrad, yogi, adam or demon_adam. Its "
+        "own parameters are written with `server_` before them: `server_beta`, `server_tau`."
+    ),
+    "tau": "Keeps the division by the second moment finite; its square is where that starts.",
+    "v_from": 'What the second moment is made of: the mean "delta", or the "momentum".',
+    "variant": "How the model follows the momentum.",
     "weights": '"examples": by a client\'s number of training examples; "uniform": all alike.',
 }
 OPTIONS = {
@@ -118,6 +149,10 @@ _RUN = """## A run: the file of `fl run create`
 The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, by the same names.
 Keys of the top level stand above the first section."""
 
+_METHODS = """The methods, and their parameters with what stands when they are left out.
+Those whose clients keep a state, send more than a delta, or are asked twice in a round can be used from Python; a run
+that names one is refused with the reason."""
+
 _FL = """## The operator's command: fl.toml
 
 `~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
@@ -181,10 +216,25 @@ _ALGORITHM = {"name": "One of the methods below.", "parameters": "Of the method;
 
 
 def _methods() -> list[str]:
-    parts = []
-    for name, builder in sorted(METHODS.items()):
-        parts += [f"Parameters of `{name}`:", table(signature_rows(builder, METHOD))]
-    return parts
+    algorithms = [fl.build(name) for name in fl.names()]
+    used = sorted({parameter for algorithm in algorithms for parameter in algorithm.parameters})
+    if unexplained := [parameter for parameter in used if parameter not in METHOD]:
+        raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
+    methods = ["| method | a run can use it | parameters and their defaults |", "| --- | --- | --- |"]
+    methods += [_method(algorithm) for algorithm in algorithms]
+    meanings = ["| parameter | meaning |", "| --- | --- |"]
+    meanings += [f"| `{parameter}` | {METHOD[parameter]} |" for parameter in used]
+    return [_METHODS, "\n".join(methods), "\n".join(meanings)]
+
+
+def _method(algorithm: fl.Algorithm) -> str:
+    try:
+        require_one_delta(algorithm)
+        usable = "yes"
+    except fl.AlgorithmError:
+        usable = "in Python only"
+    parameters = ", ".join(f"`{name} = {shown(value)}`" for name, value in algorithm.parameters.items())
+    return f"| `{algorithm.name}` | {usable} | {parameters.replace('= `', '= ').replace('``', '`')} |"
 
 
 def _task_options() -> list[str]:
