@@ -55,8 +55,8 @@ class TaskConfig(Section):
 class ShardConfig(Section):
     """This device's part of the training data: one of partition, file and folder; none of them is all of it."""
 
-    partition: dict[str, str | int | float] | None = None
-    """A partition made from a seed; the same on every device but for `index`."""
+    partition: dict[str, str | bool | int | float] | None = None
+    """A partition made from a seed, by the fields of tasks.PartitionSpec; the same on every device but for `index`."""
     file: Path | None = None
     """A partition file."""
     index: int | None = Field(default=None, ge=0)

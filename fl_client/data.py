@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fl_client.state import StateDir
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.loading import fingerprint, load_task
-from tasks.partition import PartitionSpec, make_partition, training_labels
+from tasks.partition import PartitionSpec, make_partition, training_groups, training_labels
 from tasks.partition_file import load_partition
 
 
@@ -79,7 +79,7 @@ def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
         return None
     labels = training_labels(task)
     if shard.partition is not None:
-        parts = make_partition(_partition_spec(shard.partition), labels)
+        parts = make_partition(_partition_spec(shard.partition), labels, training_groups(task))
     else:
         parts = load_partition(shard.file or Path(), len(labels)).parts
     if shard.index >= len(parts):
@@ -91,8 +91,10 @@ def _partition_spec(given: dict[str, Any]) -> PartitionSpec:
     try:
         return PartitionSpec(**given)
     except TypeError:
+        optional = [field.name for field in fields(PartitionSpec)][2:]
         raise ConfigError(
-            f"shard.partition: expected method and clients, with seed and alpha where wanted, got {', '.join(given)}"
+            f"shard.partition: expected method and clients, with {', '.join(optional)} where wanted, got"
+            f" {', '.join(given)}"
         ) from None
     except TaskError as error:
         raise ConfigError(f"shard.partition: {error}") from None

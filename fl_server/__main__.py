@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ EXIT_UNUSABLE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a coordinator; returns the exit code."""
+    # What grpc would say of a port in use, we say in words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     parser = argparse.ArgumentParser(
         prog="fl-server", description="The coordinator of federated training: serves until SIGTERM."
     )

@@ -20,11 +20,12 @@ from fl_server import events as ev
 from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
 from fl_server.engine import Engine
+from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
 from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
 from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import advance
+from fl_server.rounds import UnexpectedEvent, advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
@@ -65,12 +66,11 @@ class Run:
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
         self._held = False
-        self._life: asyncio.Task[None] | None = None
-        self._clock: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
@@ -99,12 +99,10 @@ class Run:
     # Its life.
 
     def begin(self) -> None:
-        """Start taking events and counting time; again when a run that had ended goes on."""
-        self._life = self._life or self.spawn(self._live())
-        if self._clock is not None:
-            self._clock.cancel()
-        if self.config.stop.wall_time_s:
-            self._clock = self.spawn(self._watch_wall_time())
+        """Start taking events, and counting time where it is limited; what runs already goes on."""
+        for name, work in (("events", self._live), ("time", self._watch_wall_time)):
+            if name not in self._running or self._running[name].done():
+                self._running[name] = self.spawn(work())
         self.fleet_changed()
 
     async def close(self) -> None:
@@ -135,11 +133,18 @@ class Run:
                 self.fail(f"a fault of the coordinator: {error!r}; see its log")
 
     async def do(self, event: ev.Event, why: HistoryRecord) -> None:
-        """Take an operator's event at once, with its line in the history. Raises UnexpectedEvent."""
+        """Take an operator's event at once, with its line in the history.
+
+        Raises WrongState where the run has just come to its end, or to another state that has no rule for it.
+        """
         async with self._turn:
-            if isinstance(event, ev.Extended) and not self.model.loaded:
-                await self.model.load()  # in the run's turn: its end lets go of the tensors
+            if isinstance(event, ev.Extended) and self.ended and not self.model.loaded:
+                await self.model.load()  # not before our turn: the end itself lets go of the model
             await self._look_at_fleet()
+            try:
+                advance(self.state, event)
+            except UnexpectedEvent as unexpected:
+                raise WrongState(self.id, self.status, ("running",), why.event) from unexpected
             await self.parts.ledger.do(self.parts.ledger.store.add_history, why)
             log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
             await self._take(event)
@@ -259,7 +264,7 @@ class Run:
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""
         began = time.monotonic()
-        while not self.ended:
+        while self.config.stop.wall_time_s and not self.ended:
             await asyncio.sleep(min(1.0, max(0.01, self.config.stop.wall_time_s - self.record.elapsed_s)))
             now = time.monotonic()
             if not self.state.paused:

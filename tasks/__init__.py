@@ -10,7 +10,7 @@ Beside these: `tasks.batches` and `tasks.evaluation`, the loops over examples.
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.classifier import Classifier
 from tasks.loading import BUILT_IN, fingerprint, load_task
-from tasks.partition import PartitionSpec, make_partition, training_labels
+from tasks.partition import PartitionSpec, make_partition, training_groups, training_labels
 from tasks.partition_file import Partition, load_partition, save_partition
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "load_task",
     "make_partition",
     "save_partition",
+    "training_groups",
     "training_labels",
 ]

@@ -15,15 +15,35 @@ def flip_and_crop(images: Tensor) -> Tensor:
     images: [n, channels, height, width], normalised before, so that the border is the mean colour. As in the FedDyn
     program. Draws only from the default generator of the images' device.
     """
-    n, channels, height, width = images.shape
-    device = images.device
-    mirrored = torch.rand(n, 1, 1, 1, device=device) < 0.5
-    images = torch.where(mirrored, images.flip(3), images)
-    cropped = torch.rand(n, 1, device=device) < 0.5
+    n, _, height, width = images.shape
+    images = _mirror_half(images)
+    cropped = torch.rand(n, 1, device=images.device) < 0.5
     # An image that is not cropped is cut out of its padding where it was put.
-    offset = torch.where(cropped, torch.randint(2 * PADDING + 1, (n, 2), device=device), PADDING)
-    rows = offset[:, :1] + torch.arange(height, device=device)
-    columns = offset[:, 1:] + torch.arange(width, device=device)
-    padded = functional.pad(images, (PADDING,) * 4)
+    offset = torch.where(cropped, torch.randint(2 * PADDING + 1, (n, 2), device=images.device), PADDING)
+    return _windows(functional.pad(images, (PADDING,) * 4), offset, (height, width))
+
+
+def flip_and_cut(images: Tensor, size: int = 24) -> Tensor:
+    """Mirror half of the images and cut a random square of `size` out of each, all places equally likely.
+
+    [n, channels, height, width] -> [n, channels, size, size], as McMahan et al., Hsu et al. and Reddi et al. train on
+    CIFAR. Draws only from the default generator of the images' device.
+    """
+    n, _, height, width = images.shape
+    top, left = (torch.randint(side - size + 1, (n,), device=images.device) for side in (height, width))
+    return _windows(_mirror_half(images), torch.stack([top, left], dim=1), (size, size))
+
+
+def _mirror_half(images: Tensor) -> Tensor:
+    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(mirrored, images.flip(3), images)
+
+
+def _windows(images: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
+    """From each image the piece of `size` whose upper left corner is at its offset, [n, 2]."""
+    n, channels = images.shape[:2]
+    device = images.device
+    rows = offset[:, :1] + torch.arange(size[0], device=device)
+    columns = offset[:, 1:] + torch.arange(size[1], device=device)
     image, channel = torch.arange(n, device=device), torch.arange(channels, device=device)
-    return padded[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    return images[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]

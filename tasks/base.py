@@ -91,9 +91,10 @@ class Shard:
 class Task(Protocol):
     """One learning problem. Metrics are averaged over examples, so a metric returns one value for each example.
 
-    Two members more are used where a task has them: `held_out`, a line of text that says what `eval_data(None)` is, is
-    shown beside results; `train_labels()`, the class numbers [M] of the whole training set, is asked when data is
-    dealt, for `train_data(Shard())` costs the memory of all inputs and may lack a held-out part.
+    Three members more are used where a task has them: `held_out`, a line of text that says what `eval_data(None)` is,
+    is shown beside results; `train_labels()`, the class numbers [M] of the whole training set, is asked when data is
+    dealt, for `train_data(Shard())` costs the memory of all inputs and may lack a held-out part; `train_groups()`, a
+    number [M] for whose each of these examples is, is asked when data is dealt by writer, person or speaker.
     """
 
     version: str

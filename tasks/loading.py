@@ -19,6 +19,9 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "digits": "tasks.digits:Digits",
         "fashion-mnist": "tasks.vision:FashionMnist",
         "cifar10": "tasks.vision:Cifar10",
+        "cifar100": "tasks.vision:Cifar100",
+        "emnist": "tasks.vision:Emnist",
+        "emnist-digits": "tasks.vision:EmnistDigits",
     }
 )
 """Names of the tasks that come along, with the class behind each."""

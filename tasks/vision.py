@@ -1,4 +1,4 @@
-"""Image tasks whose files torchvision reads, and downloads when it is allowed to: Fashion-MNIST and CIFAR-10."""
+"""Image tasks whose files torchvision reads, and downloads when it is allowed to: Fashion-MNIST, EMNIST and CIFAR."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tasks.augment import flip_and_crop
+from tasks.augment import flip_and_crop, flip_and_cut
 from tasks.base import Examples, Shard, TaskError
 from tasks.classifier import Classifier
 from tasks.held_out import checked_fraction, split_shard
-from tasks.models import ResNet18, grey_cnn, lenet
-from tasks.vision_files import Images, cifar10, cifar10_holds_out_batch_5, fashion_mnist
+from tasks.models import PreActResNet18, ResNet18, emnist_cnn, femnist_cnn, grey_cnn, lenet, tutorial_cnn
+from tasks.vision_files import (
+    Images,
+    cifar10,
+    cifar10_holds_out_batch_5,
+    cifar100,
+    emnist,
+    emnist_labels,
+    fashion_mnist,
+)
+
+Augment = Callable[[Tensor], Tensor]
+NO_AUGMENTS: Mapping[str, Augment] = MappingProxyType({})
 
 
 class Vision(Classifier, ABC):
@@ -27,10 +38,13 @@ class Vision(Classifier, ABC):
     client_eval_fraction: part of each shard, in [0, 1), kept from training for evaluation on clients.
     """
 
-    MODELS: ClassVar[Mapping[str, Callable[[], nn.Module]]]
+    MODELS: ClassVar[Mapping[str, Callable[[int], nn.Module]]]
+    """What the option model may name, each made for a number of classes."""
+    AUGMENTS: ClassVar[Mapping[str, Augment]] = NO_AUGMENTS
+    """By model, how training images are changed at random; models that are not named take them as they are."""
     MEAN: ClassVar[tuple[float, ...]]
     STD: ClassVar[tuple[float, ...]]
-    augment: Callable[[Tensor], Tensor] | None = None
+    num_classes: int = 10
 
     def __init__(
         self, data_root: str = "data", download: bool = False, model: str = "cnn", client_eval_fraction: float = 0.0
@@ -43,10 +57,11 @@ class Vision(Classifier, ABC):
         self.download = download
         self.client_eval_fraction = checked_fraction(client_eval_fraction)
         self._model = self.MODELS[model]
+        self._augment = self.AUGMENTS.get(model)
 
     def model(self) -> nn.Module:
         """A new model of the kind that the options name."""
-        return self._model()
+        return self._model(self.num_classes)
 
     def train_data(self, shard: Shard) -> Examples:
         """The shard without its held-out part, normalised."""
@@ -66,7 +81,7 @@ class Vision(Classifier, ABC):
 
     def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
         images, labels = self._read(train=True)
-        return split_shard(shard.of(Examples(images, labels, self.augment)), self.client_eval_fraction)
+        return split_shard(shard.of(Examples(images, labels, self._augment)), self.client_eval_fraction)
 
     def _normalised(self, images: Examples) -> Examples:
         # After the shard is cut out: a float is four times a byte.
@@ -85,18 +100,60 @@ class FashionMnist(Vision):
         return fashion_mnist(self.data_root, train, self.download)
 
 
-class Cifar10(Vision):
-    """CIFAR-10 (Krizhevsky, 2009): ten kinds of things, [n, 3, 32, 32], mirrored and cropped at random in training.
+class Emnist(Vision):
+    """EMNIST (Cohen et al., 2017), split by class: digits and letters, upright, [n, 1, 28, 28], pixels from 0 to 1.
+
+    697,932 images to train on, 116,323 held out, of very unequal classes.
+    """
+
+    MODELS = MappingProxyType({"cnn": emnist_cnn, "leaf-cnn": femnist_cnn})
+    MEAN, STD = (0.0,), (1.0,)
+    SPLIT = "byclass"
+    num_classes = 62
+    held_out = "the official test set of the split by class, 116,323 images"
+
+    def train_labels(self) -> Tensor:
+        """Labels of the whole training set, without its images, which take 547 MB."""
+        return emnist_labels(self.data_root, self.SPLIT, self.download)
+
+    def _read(self, train: bool) -> Images:
+        return emnist(self.data_root, self.SPLIT, train, self.download)
+
+
+class EmnistDigits(Emnist):
+    """The digits of EMNIST alone: 24,000 images of each to train on."""
+
+    SPLIT = "digits"
+    num_classes = 10
+    held_out = "the official test set of the digits, 40,000 images"
+
+
+class Cifar(Vision, ABC):
+    """What the CIFAR tasks share: [n, 3, 32, 32], mirrored and cropped at random in training.
+
+    Models whose names end in -24 train on random 24x24 crops and see the centre in evaluation.
+    """
+
+    MODELS = MappingProxyType(
+        {
+            "cnn": lenet,
+            "cnn-24": tutorial_cnn,
+            "resnet18-gn": ResNet18,
+            "resnet18-gn-cifar": partial(ResNet18, cifar_stem=True),
+            "resnet18-preact-24": PreActResNet18,
+        }
+    )
+    AUGMENTS = MappingProxyType({name: flip_and_cut if name.endswith("-24") else flip_and_crop for name in MODELS})
+
+
+class Cifar10(Cifar):
+    """CIFAR-10 (Krizhevsky, 2009): ten kinds of things.
 
     In a folder without the official test batch, batch 5 is held out and the 40,000 images of batches 1 to 4 are left to
     train on; `held_out` says which it is.
     """
 
-    MODELS = MappingProxyType(
-        {"cnn": lenet, "resnet18-gn": ResNet18, "resnet18-gn-cifar": partial(ResNet18, cifar_stem=True)}
-    )
     MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
-    augment = staticmethod(flip_and_crop)
 
     @property
     def held_out(self) -> str:
@@ -107,3 +164,14 @@ class Cifar10(Vision):
 
     def _read(self, train: bool) -> Images:
         return cifar10(self.data_root, train, self.download)
+
+
+class Cifar100(Cifar):
+    """CIFAR-100 (Krizhevsky, 2009): a hundred kinds of things, 500 images of each to train on."""
+
+    MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    num_classes = 100
+    held_out = "the official test set, 10,000 images"
+
+    def _read(self, train: bool) -> Images:
+        return cifar100(self.data_root, train, self.download)

@@ -15,6 +15,9 @@ from tasks.torchvision_compat import import_torchvision
 Images = tuple[Tensor, Tensor]
 """uint8 [n, channels, height, width] and int64 labels [n]."""
 
+UNREADABLE = (RuntimeError, OSError, ValueError, TypeError, AssertionError)
+"""What torchvision raises for files that are missing, changed or cut."""
+
 CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_OFFICIAL_TEST = "test_batch"
 
@@ -53,10 +56,42 @@ def cifar10(root: Path, train: bool, download: bool) -> Images:
     return torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
 
 
+def cifar100(root: Path, train: bool, download: bool) -> Images:
+    """50,000 training or 10,000 test images, [n, 3, 32, 32], with the hundred fine labels."""
+    kind = import_torchvision().datasets.CIFAR100
+    data = _open(lambda: kind(root, train=train, download=download), root / kind.base_folder, ["train", "test", "meta"])
+    return torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+
+
+def emnist(root: Path, split: str, train: bool, download: bool) -> Images:
+    """The training or the test images of a split, [n, 1, 28, 28], upright: the files have rows for columns."""
+    prefix = f"emnist-{split}-{'train' if train else 'test'}"
+    data = _open_emnist(root, prefix, lambda kind: kind(root, split, train=train, download=download))
+    return data.data.transpose(1, 2).unsqueeze(1), data.targets
+
+
+def emnist_labels(root: Path, split: str, download: bool) -> Tensor:
+    """The training labels of a split; its images must be there and are not read."""
+
+    def read(official: Any) -> Any:
+        read_labels = import_torchvision().datasets.mnist.read_label_file
+        # Of the same name, by which torchvision finds the folder.
+        kind = type("EMNIST", (official,), {"_load_data": lambda self: (None, read_labels(self.labels_file))})
+        return kind(root, split, download=download)
+
+    labels: Tensor = _open_emnist(root, f"emnist-{split}-train", read).targets
+    return labels
+
+
 def cifar10_holds_out_batch_5(root: Path) -> bool:
     """Whether the training batches are there and the official test batch is not."""
     folder = root / CIFAR_FOLDER
     return folder.exists() and not (folder / CIFAR_OFFICIAL_TEST).exists()
+
+
+def _open_emnist(root: Path, prefix: str, read: Callable[[Any], Any]) -> Any:
+    files = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+    return _open(lambda: read(import_torchvision().datasets.EMNIST), root / "EMNIST" / "raw", files)
 
 
 def _entry(folder: Path, name: str, md5: str) -> list[str]:
@@ -68,7 +103,7 @@ def _entry(folder: Path, name: str, md5: str) -> list[str]:
 def _open(read: Callable[[], Any], folder: Path, files: list[str]) -> Any:
     try:
         return read()
-    except (RuntimeError, OSError) as error:
+    except UNREADABLE as error:
         missing = [name for name in files if not (folder / name).exists()]
         state = f"is missing {', '.join(missing)}" if missing else f"has files that are not the originals: {error}"
         raise TaskError(

@@ -6,6 +6,7 @@ is only what none of them says.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from dataclasses import replace
 
@@ -18,8 +19,10 @@ from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, 
 from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
 from fl_server.run_config import RunConfig
 from tasks.digits import Digits
-from tasks.partition import PartitionSpec
-from tasks.vision import Cifar10, FashionMnist
+from tasks.loading import BUILT_IN
+from tasks.partition_spec import OPTIONS as HOW_TO_DEAL
+from tasks.partition_spec import PartitionSpec
+from tasks.vision import Vision
 
 PAGE = ROOT / "docs" / "configuration.md"
 
@@ -56,12 +59,18 @@ OPTIONS = {
 }
 PARTITION = {
     "method": (
-        '"dirichlet", "iid" or "shards"',
-        "How the examples are dealt: uneven classes; evenly at random; two pieces of the examples sorted by class.",
+        ", ".join(f'"{name}"' for name in HOW_TO_DEAL),
+        "How the examples are dealt; [which does what](tasks.md#partitions), and reads which of the keys below.",
     ),
     "clients": ("whole number, 1 or more", "To how many."),
     "seed": ("whole number, 0 or more", "The same seed deals the same."),
-    "alpha": ("number, over 0", 'Of "dirichlet": 0.1 gives a client few classes, 100 nearly all alike.'),
+    "alpha": ("number, over 0", "Concentration of a Dirichlet: 0.1 gives a client few classes, 100 nearly all alike."),
+    "prior_scaled": ("true or false", "`alpha` is shared out among the classes by their frequency."),
+    "rotate": ("true or false", "Clients take one example each in turn, instead of being filled one after another."),
+    "classes": ("whole number, 1 or more", "How many classes each client draws."),
+    "min_examples": ("whole number, 0 or more", "What every client must have."),
+    "stratified": ("true or false", "As many of each class for everybody."),
+    "sigma": ("number, 0 or more", "Spread of unequal sizes, lognormal; 0 is equal."),
 }
 FL = {
     "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
@@ -179,16 +188,20 @@ def _methods() -> list[str]:
 
 
 def _task_options() -> list[str]:
-    models = "; ".join(
-        f"{task}: {', '.join(f'`{model}`' for model in kind.MODELS)}"
-        for task, kind in (("`fashion-mnist`", FashionMnist), ("`cifar10`", Cifar10))
-    )
+    kinds = {name: _class_of(path) for name, path in BUILT_IN.items() if name != "digits"}
+    models = "; ".join(f"`{name}`: {', '.join(f'`{model}`' for model in kind.MODELS)}" for name, kind in kinds.items())
     return [
         "Options of the built-in tasks, here and in `[task]` of a daemon. `digits`:",
         table(signature_rows(Digits, OPTIONS)),
-        f"`fashion-mnist` and `cifar10`, with these models: {models}.",
-        table(signature_rows(Cifar10, OPTIONS)),
+        f"The image tasks, with these models: {models}.",
+        table(signature_rows(Vision, OPTIONS)),
     ]
+
+
+def _class_of(path: str) -> type[Vision]:
+    module, _, name = path.partition(":")
+    kind: type[Vision] = getattr(importlib.import_module(module), name)
+    return kind
 
 
 def _fl() -> str:

@@ -139,10 +139,14 @@ def _commented(body: str) -> Iterator[tuple[str, str]]:
 
 
 def signature_rows(function: Any, meanings: dict[str, str]) -> list[Row]:
-    """The parameters of a builder as keys; every one must have a default and a meaning."""
+    """The parameters of a builder as keys. Raises LookupError for one that nobody has given a meaning."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    if unexplained := sorted(parameters.keys() - meanings.keys()):
+        raise LookupError(
+            f"expected a meaning for {', '.join(unexplained)} in docs/source/configuration.py, found none"
+        )
     return [
-        Row(name, in_words(parameter.annotation), shown(parameter.default), meanings[name])
-        for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
+        Row(name, in_words(each.annotation), shown(each.default), meanings[name]) for name, each in parameters.items()
     ]
 
 

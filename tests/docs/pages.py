@@ -4,7 +4,7 @@ How a page is written, so that it can be read and run:
 
 - a ```toml or ```python block whose first line is a comment with a file's name is that file;
 - in a ```console block, `$ ` begins a command, and other lines are what it prints; `...` stands for any text;
-- a ```sh block is a piece of a shell script, run line by line;
+- a ```sh block is a piece of a shell script, run as a whole;
 - `&` at the end starts a program in the background, and `echo $?` asks how the command before it ended: one that nobody
   asks about must end with 0.
 """
@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -108,7 +107,8 @@ class Shell:
     def __init__(self, folder: Path, admin: str) -> None:
         self.folder = folder
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("FL_")},
+            # A test runner's own COLUMNS would cut the tables that are read here.
+            **{key: value for key, value in os.environ.items() if not key.startswith("FL_") and key != "COLUMNS"},
             "PATH": os.pathsep.join([str(_programs(folder.parent / "bin")), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(folder.parent / "config"),
@@ -179,11 +179,14 @@ def _programs(folder: Path) -> Path:
 
 
 def follow_page(text: str, folder: Path) -> None:
-    """Do all that a page says, in a folder of its own."""
-    assert shutil.which("bash"), "expected bash, in which the pages' commands run"
+    """Do all that a page says, in a folder of its own, with its ports replaced by free ones."""
     text, ports = on_free_ports(text)
+    follow(list(steps(text)), ports, folder)
+
+
+def follow(todo: Sequence[File | Command], ports: Mapping[str, str], folder: Path) -> None:
+    """Save files and run commands in their order; `ports` is where the page's own ports lie here."""
     folder.mkdir()
-    todo = list(steps(text))
     with Shell(folder, f"127.0.0.1:{ports['7071']}") as shell:
         for step, following in zip(todo, [*todo[1:], None], strict=True):
             if isinstance(step, File):

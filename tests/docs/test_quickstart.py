@@ -9,7 +9,7 @@ from tests.docs.pages import Command, File, follow_page, missing, read_page, ste
 PAGE = read_page("docs/quickstart.md")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)  # some sixty commands, on a machine that may be busy with others
 def test_everything_on_the_page_works(tmp_path):
     """Each file is saved, each command run; exit codes and the words beside the commands are as the page has them."""
     follow_page(PAGE, tmp_path / "work")

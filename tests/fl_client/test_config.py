@@ -88,3 +88,11 @@ def test_two_mistakes_are_both_told(tmp_path):
     """One start shows everything that is to be changed."""
     with pytest.raises(ConfigError, match=r"(?s)device: .*; threads: "):
         load(tmp_path, GOOD.replace("[task]", 'device = "gpu"\nthreads = 0\n[task]'))
+
+
+def test_the_switches_of_a_partition_stay_switches(tmp_path):
+    """true and false are not taken for 1 and 0, nor 2 for true: the shard that is kept is compared with them."""
+    text = GOOD.replace("seed = 1}", "seed = 1, rotate = true, classes = 2, sigma = 0.5}")
+    fields = load(tmp_path, text).shard.partition
+    assert [fields[name] for name in ("rotate", "classes", "sigma")] == [True, 2, 0.5]
+    assert [type(fields[name]) for name in ("rotate", "classes", "sigma")] == [bool, int, float]

@@ -108,6 +108,7 @@ def load_whole(tmp_path):
         ({"partition": {**PARTITION, "method": "odd"}, "index": 0}, "shard.partition: expected the partition method"),
         ({"file": "nowhere.json", "index": 0}, "nowhere.json cannot be read"),
         ({"folder": "mine"}, "folder"),
+        ({"partition": {"method": "natural", "clients": 2}, "index": 0}, "give it a method train_groups()"),
     ],
 )
 def test_a_shard_that_cannot_be_made_is_told(tmp_path, shard, words):

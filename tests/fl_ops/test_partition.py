@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from fl_ops import partition
 from tasks import load_partition
+from tasks.partition_spec import Method
 
 MAKE = ["partition", "digits", "--clients", 4, "--alpha", 0.1, "--out", "p.json"]
 
@@ -16,9 +18,9 @@ MAKE = ["partition", "digits", "--clients", 4, "--alpha", 0.1, "--out", "p.json"
 def test_file(fl: Any, tmp_path: Path) -> None:
     """The file loads as the partition that was asked for, and the answer counts examples by client and class."""
     facts = json.loads(fl(*MAKE, "--seed", 3, "--json").stdout)
-    partition = load_partition(tmp_path / "p.json", facts["num_examples"])
-    assert (partition.spec.clients, partition.spec.alpha, partition.spec.seed) == (4, 0.1, 3)
-    assert [len(part) for part in partition.parts] == facts["examples"] == [sum(row) for row in facts["classes"]]
+    dealt = load_partition(tmp_path / "p.json", facts["num_examples"])
+    assert (dealt.spec.clients, dealt.spec.alpha, dealt.spec.seed) == (4, 0.1, 3)
+    assert [len(part) for part in dealt.parts] == facts["examples"] == [sum(row) for row in facts["classes"]]
 
 
 def test_same_seed(fl: Any, tmp_path: Path) -> None:
@@ -28,6 +30,26 @@ def test_same_seed(fl: Any, tmp_path: Path) -> None:
         assert fl(*MAKE, "--seed", seed, "--force").exit_code == 0
         contents.append((tmp_path / "p.json").read_bytes())
     assert contents[0] == contents[1] != contents[2]
+
+
+def test_every_option_reaches_the_file(fl: Any, tmp_path: Path) -> None:
+    """Each flag is a field of the spec that the file keeps."""
+    asked = [
+        ["dirichlet-hsu", "--prior-scaled", "--rotate", "--sigma", 0.5],
+        ["classes", "--classes", 3],
+        ["iid", "--stratified"],
+        ["dirichlet-class", "--min-examples", 4],
+    ]
+    for number, options in enumerate(asked):
+        fl("partition", "digits", "--clients", 3, "--out", f"{number}.json", "--method", *options)
+    specs = [load_partition(tmp_path / f"{number}.json", 1437).spec for number in range(4)]
+    assert (specs[0].prior_scaled, specs[0].rotate, specs[0].sigma) == (True, True, 0.5)
+    assert (specs[1].classes, specs[2].stratified, specs[3].min_examples) == (3, True, 4)
+
+
+def test_the_methods_are_those_of_the_library() -> None:
+    """The list that the command writes out again is the spec's."""
+    assert get_args(partition.Method) == get_args(Method)
 
 
 def test_table(fl: Any) -> None:
@@ -43,6 +65,8 @@ def test_table(fl: Any) -> None:
         (["digit", "--clients", 4], "digits"),
         (["digits", "--clients", 100_000], "at least one example for each"),
         (["digits", "--clients", 4, "--alpha", 0], "alpha over 0"),
+        (["digits", "--clients", 4, "--rotate"], '"dirichlet" does not read rotate'),
+        (["digits", "--clients", 4, "--method", "natural"], "train_groups"),
     ],
 )
 def test_refusals(fl: Any, tmp_path: Path, arguments: list[Any], words: str) -> None:

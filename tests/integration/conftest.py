@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import harness
-from tests.integration.harness import Fleet, Place
+from tests.integration import processes
+from tests.integration.harness import Fleet
+from tests.integration.processes import Place
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +46,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """A failed test shows what its processes said last."""
     report = yield
     if report.failed:
-        for process in (process for place in harness.ALL for process in place.processes):
+        for process in (process for place in processes.ALL for process in place.processes):
             report.sections.append((f"{process.name}, exit code {process.exit_code}", process.tail()))
     return report

@@ -10,13 +10,14 @@ import grpc
 import torch
 
 from protos.chunks import chunk_spans, make_chunk
+from protos.codec import Layout, pack, unpack
 from protos.digests import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
-from protos.codec import Layout, pack, unpack
 from protos.wire import client_options
 from tasks import fingerprint
-from tests.integration.harness import PATIENCE_S, TASK
+from tests.integration.harness import TASK
+from tests.integration.processes import PATIENCE_S
 from tests.integration.tiny_task import Tiny
 
 Tensors = dict[str, torch.Tensor]
@@ -126,9 +127,7 @@ class RawClient:
 
     def query(self, update: Update) -> pb.QueryUploadResponse:
         """How far an update came."""
-        request = pb.QueryUploadRequest(
-            session_id=self.session_id, key=update.header.key, digest=update.header.digest
-        )
+        request = pb.QueryUploadRequest(session_id=self.session_id, key=update.header.key, digest=update.header.digest)
         return self.stub.QueryUpload(request, timeout=PATIENCE_S)
 
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fl_ops.errors import OpsError
-from tests.integration.harness import TASK, Coordinator, Daemon, command, run_spec, write_toml
+from tests.integration.harness import TASK, Coordinator, Daemon, run_spec
+from tests.integration.processes import command, write_toml
 
 
 def refused(process, **settings):
@@ -53,14 +54,18 @@ def test_a_coordinator_with_wrong_settings_says_which(place, settings, text):
         pytest.param({"client": "x"}, "client: unknown key, did you mean client_id?", id="unknown-key"),
         pytest.param({"task": {"nme": "digits"}}, "task.nme: unknown key, did you mean name?", id="deep"),
         pytest.param(
-            {"task": {"name": "digitz"}}, 'expected a built-in task (digits, fashion-mnist, cifar10)', id="task"
+            {"task": {"name": "digitz"}},
+            "expected a built-in task (digits, fashion-mnist, cifar10, cifar100, emnist",
+            id="task",
         ),
         pytest.param({"task": {"name": "digitz"}}, 'got "digitz". Did you mean "digits"?', id="task-hint"),
         pytest.param(
             {"task": {"name": "nowhere:Wine"}}, "there is no module nowhere for task nowhere:Wine: install", id="module"
         ),
         pytest.param(
-            {"task": {"name": "tiny_task:Tinny"}}, "module tiny_task has no attribute Tinny; its classes", id="attribute"
+            {"task": {"name": "tiny_task:Tinny"}},
+            "module tiny_task has no attribute Tinny; its classes",
+            id="attribute",
         ),
         pytest.param(
             {"task": {"name": TASK, "options": {"size": 3}}}, "does not take the options size", id="task-options"
@@ -88,7 +93,11 @@ def test_a_missing_settings_file_is_told_by_name(place):
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        pytest.param({"algorithm": {"name": "fedcn"}}, "unknown algorithm: 'fedcn'. Did you mean 'fedcm'? Available", id="algorithm"),
+        pytest.param(
+            {"algorithm": {"name": "fedcn"}},
+            "unknown algorithm: 'fedcn'. Did you mean 'fedcm'? Available",
+            id="algorithm",
+        ),
         pytest.param(
             {"algorithm": {"name": "fedcm", "parameters": {"alfa": 1}}},
             "unknown parameter of fedcm: 'alfa'. Did you mean 'alpha'?",
@@ -103,7 +112,9 @@ def test_a_missing_settings_file_is_told_by_name(place):
         pytest.param({"task": {"name": TASK, "options": {"size": 3}}}, "does not take the options size", id="options"),
         pytest.param({"round": {"clients_per_round": 0}}, "round.clients_per_round: expected greater than", id="value"),
         pytest.param({"round": {"quorum": 9}}, "quorum to be at most clients_per_round (2), got 9", id="quorum"),
-        pytest.param({"round": {"close": "never"}}, "round.close: expected 'cohort' or 'goal', got 'never'", id="choice"),
+        pytest.param(
+            {"round": {"close": "never"}}, "round.close: expected 'cohort' or 'goal', got 'never'", id="choice"
+        ),
         pytest.param({"local": {"steps": 3}}, "epochs or steps, got both: remove one", id="work"),
         pytest.param({"initial_model": "/nowhere"}, "initial_model: expected a safetensors file", id="initial-model"),
         pytest.param({"stop": {"target": 0.9}, "evaluation": {"every": 0}}, "evaluation.every over 0", id="no-metric"),

@@ -13,7 +13,8 @@ from protos.digests import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2, errors_pb2, tensor_pb2, training_pb2
 from protos.fl.v1.training_pb2 import RefusalReason
 from protos.status import detail_of
-from tests.integration.harness import Coordinator, Place
+from tests.integration.harness import Coordinator
+from tests.integration.processes import Place
 from tests.integration.raw_client import RawClient, messages
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
@@ -82,7 +83,9 @@ def poison(values, with_what):
 @pytest.mark.parametrize(
     ("change", "reason", "text"),
     [
-        pytest.param(rename, "LAYOUT", "tensor '0.weight': expected shape (5, 4) float32, but it is missing", id="name"),
+        pytest.param(
+            rename, "LAYOUT", "tensor '0.weight': expected shape (5, 4) float32, but it is missing", id="name"
+        ),
         pytest.param(reshape, "LAYOUT", "tensor '0.weight': expected shape (5, 4) float32, got (4, 5)", id="shape"),
         pytest.param(double, "LAYOUT", "expected shape (5, 4) float32, got (5, 4) float64", id="dtype"),
         pytest.param(drop, "LAYOUT", "tensor '2.bias': expected shape (3,) float32, but it is missing", id="missing"),
@@ -116,8 +119,8 @@ def test_tensors_that_do_not_fit_are_refused(server, work, change, reason, text)
     [
         pytest.param("size_bytes", 180, "SIZE", "expected 172 bytes", id="size"),
         pytest.param("size_bytes", 1 << 50, "SIZE", "got 1125899906842624", id="huge"),
-        pytest.param("num_examples", 0, "HEADER", "at least one example and one step, got 0 and 1", id="examples"),
-        pytest.param("num_steps", 0, "HEADER", "at least one example and one step, got 10 and 0", id="steps"),
+        pytest.param("num_examples", 0, "HEADER", "examples and at least one step, got 0 and 1", id="examples"),
+        pytest.param("num_steps", 0, "HEADER", "examples and at least one step, got 10 and 0", id="steps"),
         pytest.param("state_epoch", 3, "STATE_EPOCH", "expected client state of epoch 0, got 3", id="epoch"),
     ],
 )
@@ -222,7 +225,7 @@ def test_an_update_for_a_closed_round_is_late(server, work):
 
 def test_an_update_of_somebody_else_is_not_assigned(server, work):
     """A client that was not drawn cannot answer for one that was."""
-    client, assignment, _ = work
+    _, assignment, _ = work
     with RawClient(server.address, "raw-stranger") as stranger:
         stranger.register()
         receipt = stranger.submit(stranger.update(assignment))

@@ -21,10 +21,12 @@ def test_a_run_repeats_itself(fleet, algorithm):
     assert len(set(first)) == 4
 
 
-def kill_at(server, run, event, detail):
+def kill_at(fleet, run, event, detail):
     """SIGKILL the coordinator when it tells of an event of the run's third round, and start it again."""
+    server = fleet.server
     with server.admin() as admin:
         for told in admin.watch_run(run):
+            fleet.release()  # only now that somebody watches
             if told.run.rounds_done == 2 and told.event == event and told.detail.startswith(detail):
                 server.kill()
                 break
@@ -43,8 +45,9 @@ def kill_at(server, run, event, detail):
 )
 def test_a_killed_coordinator_goes_on_as_if_nothing_had_happened(fleet, undisturbed, event, detail):
     """SIGKILL at any point of a round: after a restart the run goes on by itself and ends with the same model."""
+    fleet.hold()
     run = fleet.server.create(f"killed-{event}-{detail or 'any'}".strip("-"))
-    kill_at(fleet.server, run, event, detail)
+    kill_at(fleet, run, event, detail)
     assert undisturbed == fleet.server.digests(run)
     assert all(summary.seconds > 0 for summary in fleet.server.rounds(run))
 

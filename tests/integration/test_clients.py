@@ -6,7 +6,8 @@ import pytest
 
 from fl_ops.errors import NotFound
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import PRESENT, Daemon, eventually
+from tests.integration.harness import PRESENT, Daemon
+from tests.integration.processes import eventually
 
 
 def test_a_banned_daemon_says_so_and_stays_out(fleet):

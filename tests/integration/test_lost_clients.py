@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from tests.integration.harness import PRESENT, Coordinator, Daemon, Fleet, eventually
 from protos.fl.v1 import admin_pb2
+from tests.integration.harness import PRESENT, Coordinator, Daemon, Fleet
+from tests.integration.processes import eventually
 
 
 def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(place):

@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.harness import Coordinator, command
+from tests.integration.harness import Coordinator
+from tests.integration.processes import command
 
 PORTS = {"listen": "fl.v1.Coordinator", "admin_listen": "fl.v1.Admin"}
 

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from algorithms.model_state import read_state
 from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import HERE, PRESENT, Coordinator, Daemon, command, eventually
+from tests.integration.harness import PRESENT, Coordinator, Daemon
+from tests.integration.processes import HERE, command, eventually
 from tests.integration.tiny_task import FROZEN_ROWS, Tiny
 
 PAIR = {"clients_per_round": 2, "min_clients": 2}
@@ -134,7 +135,7 @@ def test_a_round_that_is_not_kept_cannot_be_exported(fleet, tmp_path):
 
 
 def test_a_model_with_batchnorm_goes_over_the_wire(place, server, tmp_path):
-    """Floating buffers are averaged, the count of batches is the largest of the clients'; a repeat has the same bits."""
+    """Floating buffers are averaged, counts of batches take the largest; a repeat has the same bits."""
     for index in range(2):
         start(place, server, f"edge-{index}", options={"model": "batchnorm"}, shard=shard(index))
     task = {"options": {"model": "batchnorm"}}

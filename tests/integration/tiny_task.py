@@ -1,4 +1,4 @@
-"""The task that the processes under test learn: a model of a few numbers, data made from a formula, faults on demand."""
+"""What the processes under test learn: a model of a few numbers, data made from a formula, faults on demand."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Flips and crops of a batch."""
 
+import pytest
 import torch
 from torch.nn import functional
 
-from tasks.augment import flip_and_crop
+from tasks.augment import flip_and_crop, flip_and_cut
 
 
 def ways(image):
@@ -33,13 +34,34 @@ def test_half_are_mirrored_and_half_are_cropped():
     assert len({offset for _, offset in found}) == 81
 
 
-def test_the_default_generator_decides():
+def test_every_cut_is_a_piece_of_the_image_or_its_mirror():
+    """Of 1,000 cuts of 4x4 out of 6x5 each is one of 2 * 3 * 2 pieces, and all twelve occur."""
+    image = torch.randn(2, 6, 5)
+    pieces = {
+        side[:, top : top + 4, left : left + 4].numpy().tobytes(): (mirrored, top, left)
+        for mirrored, side in enumerate((image, image.flip(2)))
+        for top in range(3)
+        for left in range(2)
+    }
+    cuts = flip_and_cut(image.expand(1000, 2, 6, 5), size=4)
+    assert len({pieces[cut.numpy().tobytes()] for cut in cuts}) == 12
+
+
+def test_an_image_of_the_size_is_only_mirrored():
+    """Where there is nothing to cut, 24x24 stays 24x24."""
+    images = torch.randn(20, 3, 24, 24)
+    for image, result in zip(images, flip_and_cut(images), strict=True):
+        assert torch.equal(image, result) or torch.equal(image.flip(2), result)
+
+
+@pytest.mark.parametrize("augment", [flip_and_crop, flip_and_cut])
+def test_the_default_generator_decides(augment):
     """Equal seeds give equal batches, and the input is left as it was."""
     images = torch.randn(8, 3, 32, 32)
     before = images.clone()
     results = []
     for _ in range(2):
         torch.manual_seed(3)
-        results.append(flip_and_crop(images))
+        results.append(augment(images))
     assert torch.equal(*results)
     assert torch.equal(before, images)

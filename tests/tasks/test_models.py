@@ -6,32 +6,89 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.models import ResNet18, digits_cnn, grey_cnn, lenet
+from tasks.models import (
+    PreActResNet18,
+    ResNet18,
+    celeba_cnn,
+    digits_cnn,
+    emnist_cnn,
+    femnist_cnn,
+    grey_cnn,
+    lenet,
+    tutorial_cnn,
+)
+from tasks.models.crop import CentreCrop
 from tasks.torchvision_compat import import_torchvision
 
+COLOUR, CROP, GREY, FACE = (3, 32, 32), (3, 24, 24), (1, 28, 28), (3, 84, 84)
+
 MODELS = [
-    pytest.param(digits_cnn, (1, 8, 8), 21_546, id="digits"),
-    pytest.param(grey_cnn, (1, 28, 28), 80_202, id="grey"),
-    pytest.param(lenet, (3, 32, 32), 797_962, id="lenet"),
-    pytest.param(partial(lenet, 100), (3, 32, 32), 815_332, id="lenet, 100 classes"),
-    pytest.param(ResNet18, (3, 32, 32), 11_181_642, id="resnet18"),
-    pytest.param(partial(ResNet18, 100), (3, 32, 32), 11_227_812, id="resnet18, 100 classes"),
-    pytest.param(partial(ResNet18, cifar_stem=True), (3, 32, 32), 11_173_962, id="resnet18, CIFAR stem"),
+    pytest.param(digits_cnn, (1, 8, 8), 10, 21_546, id="digits"),
+    pytest.param(grey_cnn, GREY, 10, 80_202, id="grey"),
+    pytest.param(lenet, COLOUR, 10, 797_962, id="lenet"),
+    pytest.param(partial(lenet, 100), COLOUR, 100, 815_332, id="lenet, 100 classes"),
+    pytest.param(tutorial_cnn, CROP, 10, 1_068_298, id="tutorial"),
+    pytest.param(ResNet18, COLOUR, 10, 11_181_642, id="resnet18"),
+    pytest.param(partial(ResNet18, 100), COLOUR, 100, 11_227_812, id="resnet18, 100 classes"),
+    pytest.param(partial(ResNet18, cifar_stem=True), COLOUR, 10, 11_173_962, id="resnet18, CIFAR stem"),
+    pytest.param(partial(ResNet18, 100, cifar_stem=True), COLOUR, 100, 11_220_132, id="resnet18, CIFAR stem, 100"),
+    pytest.param(PreActResNet18, CROP, 100, 11_227_812, id="pre-activation resnet18"),
+    pytest.param(partial(PreActResNet18, stride=2), CROP, 100, 11_227_812, id="pre-activation resnet18, strided"),
+    pytest.param(emnist_cnn, GREY, 62, 1_206_590, id="emnist"),
+    pytest.param(partial(emnist_cnn, 10), GREY, 10, 1_199_882, id="emnist, digits"),
+    pytest.param(femnist_cnn, GREY, 62, 6_603_710, id="femnist"),
+    pytest.param(partial(femnist_cnn, units=2028), GREY, 62, 6_539_730, id="femnist, 2028 units"),
+    pytest.param(celeba_cnn, FACE, 2, 30_946, id="celeba"),
+    pytest.param(partial(celeba_cnn, batch_norm=True), FACE, 2, 31_202, id="celeba, batch norm"),
+    pytest.param(partial(celeba_cnn, blocks=3), FACE, 2, 27_138, id="celeba, three blocks"),
 ]
 
 
-@pytest.mark.parametrize(("model", "shape", "parameters"), MODELS)
-def test_parameters_are_those_of_the_literature(model, shape, parameters):
-    """Weights and biases are as many as the paper's net has, and there are no buffers to average."""
+@pytest.mark.parametrize(("model", "shape", "classes", "parameters"), MODELS)
+def test_a_model_has_the_parameters_of_its_paper(model, shape, classes, parameters):
+    """Weights and biases are as many as the paper's net has; only batch norms have buffers; images give scores."""
     built = model()
     assert parameters == sum(p.numel() for p in built.parameters())
-    assert not list(built.buffers())
+    assert bool(list(built.buffers())) == any(isinstance(module, nn.BatchNorm2d) for module in built.modules())
+    assert built(torch.zeros(2, *shape)).shape == (2, classes)
 
 
-@pytest.mark.parametrize(("model", "shape", "parameters"), [case for case in MODELS if "100" not in case.id])
-def test_scores_for_images(model, shape, parameters):
-    """Two images give two rows of ten scores."""
-    assert model()(torch.zeros(2, *shape)).shape == (2, 10)
+@pytest.mark.parametrize("model", [tutorial_cnn, PreActResNet18])
+def test_networks_for_crops_look_at_the_centre(model):
+    """An image of 32x32 gives the scores of its rows and columns 4 to 27, whatever the margin is."""
+    built, images = model().eval(), torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(built(images), built(images[:, :, 4:28, 4:28]))
+
+
+def test_an_odd_margin_is_cut_one_more_at_the_far_side():
+    """Five columns cut to two: one goes on the left and two on the right."""
+    assert CentreCrop(2)(torch.arange(25).reshape(1, 1, 5, 5)).tolist() == [[[[6, 7], [11, 12]]]]
+
+
+def test_the_tutorials_response_norm_by_hand():
+    """Of 64 channels of ones the first sees itself and 4 neighbours: 1 / (1 + 0.001/9 * 5) ** 0.75; inner ones 9."""
+    norm = tutorial_cnn()[4]
+    values = norm(torch.ones(1, 64, 1, 1)).flatten()
+    expected = torch.tensor([(1 + 0.001 / 9 * count) ** -0.75 for count in (5, 9)])
+    torch.testing.assert_close(values[[0, 30]], expected)
+
+
+def test_a_pre_activation_block_adds_to_its_raw_input():
+    """With its last convolution at zero an unchanged shape is passed on as it is, below zero too."""
+    block = PreActResNet18().blocks[1]
+    torch.nn.init.zeros_(block.conv2.weight)
+    images = torch.randn(1, 64, 3, 3)
+    assert torch.equal(images, block(images))
+
+
+def test_the_stages_of_the_pre_activation_net_keep_their_size():
+    """As in the program of Reddi et al. 24x24 becomes 12, then 6 to the end; with stride 2 the last stage has 1."""
+    sides = []
+    for stride in (1, 2):
+        net = PreActResNet18(stride=stride)
+        net.norm.register_forward_pre_hook(lambda _, inputs: sides.append(inputs[0].shape[-1]))
+        net(torch.zeros(1, 3, 24, 24))
+    assert sides == [6, 1]
 
 
 def test_first_values_come_from_the_default_generator():

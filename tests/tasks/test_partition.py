@@ -7,94 +7,130 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import PartitionSpec, TaskError, make_partition, training_labels
-from tasks.partition import dirichlet_balanced
+from tasks import PartitionSpec, TaskError, make_partition, training_groups, training_labels
 
-METHODS = ["dirichlet", "iid", "shards"]
+SPECS = {
+    "dirichlet": {"method": "dirichlet"},
+    "dirichlet, prior": {"method": "dirichlet", "prior_scaled": True},
+    "dirichlet, unequal": {"method": "dirichlet", "sigma": 0.7},
+    "hsu": {"method": "dirichlet-hsu"},
+    "hsu, rotated": {"method": "dirichlet-hsu", "rotate": True},
+    "hsu, rotated, unequal": {"method": "dirichlet-hsu", "rotate": True, "sigma": 0.7},
+    "by class": {"method": "dirichlet-class", "min_examples": 0},
+    "classes": {"method": "classes", "classes": 1},
+    "classes, unequal": {"method": "classes", "classes": 1, "sigma": 3.0},
+    "shards": {"method": "shards"},
+    "shards, unequal": {"method": "shards", "sigma": 0.7},
+    "iid": {"method": "iid"},
+    "iid, stratified": {"method": "iid", "stratified": True},
+    "iid, unequal": {"method": "iid", "sigma": 30.0},
+    "natural": {"method": "natural"},
+}
+EQUAL = ["dirichlet", "dirichlet, prior", "hsu", "hsu, rotated", "classes"]
+"""Splits that give everybody floor(M / N); all others deal every example."""
+
+NEEDED = {"natural": 3, "shards": 2}
+"""Examples for each client without which somebody may be left with none: a group of three, two shards of one."""
+
+
+def deal(name, labels, clients, **fields):
+    """The split of that name; groups are triples of neighbours."""
+    return make_partition(
+        PartitionSpec(**SPECS[name], clients=clients, **fields), labels, torch.arange(len(labels)) // 3
+    )
 
 
 @given(
-    method=st.sampled_from(METHODS),
+    name=st.sampled_from(list(SPECS)),
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     clients=st.integers(1, 12),
     alpha=st.sampled_from([1e-8, 1e-3, 0.3, 100.0]),
 )
-@settings(max_examples=60, deadline=None)
-def test_no_example_is_given_twice(method, counts, clients, alpha):
-    """Whatever the classes and clients, shards are disjoint, in range, and floor(M/N) each where they are balanced."""
+@settings(max_examples=150, deadline=None)
+def test_no_example_is_given_twice(name, counts, clients, alpha):
+    """Whatever the classes and clients, shards are disjoint and in range, and equal or complete as they promise."""
     labels = torch.repeat_interleave(torch.arange(len(counts)) * 3, torch.tensor(counts))
-    if len(labels) < clients:
+    if len(labels) < clients * NEEDED.get(name, 1):
         return
-    parts = make_partition(PartitionSpec(method, clients, 1, alpha), labels)
-    dealt = torch.cat(parts)
+    parts = deal(name, labels, clients, seed=1, alpha=alpha)
+    dealt = torch.cat(parts).tolist()
     assert len(parts) == clients
-    assert len(set(dealt.tolist())) == len(dealt)
-    assert set(dealt.tolist()) <= set(range(len(labels)))
-    if method == "dirichlet":
+    assert len(set(dealt)) == len(dealt)
+    assert set(dealt) <= set(range(len(labels)))
+    if name in EQUAL:
         assert {len(labels) // clients} == {len(part) for part in parts}
     else:
         assert len(dealt) == len(labels)
+    assert name == "by class" or min(len(part) for part in parts) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_seed_decides(labels, method):
+@pytest.mark.parametrize("name", SPECS)
+def test_the_seed_decides(labels, name):
     """The same spec gives the same split, another seed gives another."""
-    first = make_partition(PartitionSpec(method, 10, seed=4), labels)
-    again = make_partition(PartitionSpec(method, 10, seed=4), labels)
-    other = make_partition(PartitionSpec(method, 10, seed=5), labels)
+    first, again, other = (deal(name, labels, 10, seed=seed) for seed in (4, 4, 5))
     assert all(map(torch.equal, first, again))
     assert not all(map(torch.equal, first, other))
 
 
 @pytest.mark.parametrize(
-    ("method", "digest"),
-    [("dirichlet", "8941aefb34b25c63"), ("iid", "bfa8f7a2874e1aac"), ("shards", "edf5fa53a9457959")],
+    ("name", "digest"),
+    [
+        ("dirichlet", "8941aefb34b25c63"),
+        ("dirichlet, prior", "ae1c28aa45b9fd1a"),
+        ("dirichlet, unequal", "93408c00c68567b2"),
+        ("hsu", "5de158dd7a5023d6"),
+        ("hsu, rotated", "fcdfe868fc868ad0"),
+        ("hsu, rotated, unequal", "09f1199d54f8fd13"),
+        ("by class", "982fa74e29a07ccb"),
+        ("classes", "d6f9330c508ff51b"),
+        ("classes, unequal", "1abdb4c86da944e3"),
+        ("shards", "edf5fa53a9457959"),
+        ("shards, unequal", "736fad800673b61f"),
+        ("iid", "bfa8f7a2874e1aac"),
+        ("iid, stratified", "a1b0ffc441a82997"),
+        ("iid, unequal", "a3fd4bbbb0efe7ec"),
+        ("natural", "ea83a5cf02a77fa9"),
+    ],
 )
-def test_splits_in_the_field_stay_as_they_are(labels, method, digest):
+def test_splits_in_the_field_stay_as_they_are(labels, name, digest):
     """Devices that deal from a seed must not come to share examples after an upgrade: these splits were recorded."""
-    parts = make_partition(PartitionSpec(method, 10, seed=0, alpha=0.3), labels)
+    parts = deal(name, labels, 10)
     assert digest == hashlib.sha256(str([part.tolist() for part in parts]).encode()).hexdigest()[:16]
 
 
-def test_small_alpha_gives_few_classes(labels):
-    """With 50 clients of 20 examples, alpha = 0.01 leaves hardly more than a class a client, alpha = 100 nearly ten."""
-    spread = {}
-    for alpha in (0.01, 100.0):
-        parts = make_partition(PartitionSpec("dirichlet", 50, 0, alpha), labels)
-        spread[alpha] = sum(len(labels[part].unique()) for part in parts) / 50
-    assert spread[0.01] < 3
-    assert spread[100.0] > 8
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (None, r'"natural" needs to know whose each example is.*train_groups\(\)'),
+        (torch.arange(5), "a group number for each of 6 examples, got 5"),
+        (torch.rand(6), "one group number for each example, got torch.float32"),
+        (torch.zeros(6).long(), "at least one group for each of 2 clients, got 1 groups"),
+    ],
+    ids=["none", "too few", "floats", "one"],
+)
+def test_groups_must_fit(groups, message):
+    """What cannot be dealt by group is refused with what to do or what came."""
+    with pytest.raises(TaskError, match=message):
+        make_partition(PartitionSpec("natural", 2), torch.zeros(6).long(), groups)
 
 
-def test_dirichlet_has_the_spread_of_its_alpha():
-    """Among 1,000 clients with 20 examples of two classes, one class's share has variance 0.131 at alpha = 0.5.
-
-    q ~ Beta(1/2, 1/2) has variance 1/8, and 20 draws from it add E[q (1 - q)] / 20 = (1/8) / 20. The variance of 1,000
-    such shares strays by 0.003; six times that is allowed. A concentration divided by the classes would give 0.171.
-    """
-    labels = torch.arange(20_000) % 2
-    parts = dirichlet_balanced(labels.numpy(), 1000, 0, 0.5)
-    shares = torch.stack([labels[torch.from_numpy(part)].double().mean() for part in parts])
-    assert shares.var().item() == pytest.approx(1 / 8 + 1 / 160, abs=0.018)
-
-
-def test_a_client_whose_classes_are_used_up_is_still_filled():
-    """Alpha = 1e-8 puts each client on one class: ten clients on three classes can only fill from what remains."""
-    parts = make_partition(PartitionSpec("dirichlet", 10, 3, 1e-8), torch.arange(90) % 3)
-    assert [len(part) for part in parts] == [9] * 10
-
-
-def test_shards_have_two_classes_where_they_divide(labels):
-    """Ten classes of 100 in 20 shards of 50: every client sees one or two classes."""
-    parts = make_partition(PartitionSpec("shards", 10), labels)
-    assert {1, 2} >= {len(labels[part].unique()) for part in parts}
-    assert {100} == {len(part) for part in parts}
+def test_groups_come_from_the_task(tiny):
+    """A task's train_groups is asked; a task without it has none."""
+    assert training_groups(tiny) is None
+    tiny.train_groups = lambda: torch.tensor([7])
+    assert training_groups(tiny).tolist() == [7]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "hetero"}, 'dirichlet, iid, shards, got "hetero"'),
+        ({"method": "hetero"}, 'dirichlet, dirichlet-hsu, .* natural, got "hetero"'),
+        ({"rotate": True}, '"iid" does not read rotate: it takes stratified, sigma'),
+        ({"method": "natural", "sigma": 1.0, "classes": 3}, "does not read classes, sigma: it takes no options"),
+        ({"method": "dirichlet-class", "sigma": 1.0}, "does not read sigma: it takes alpha, min_examples"),
+        ({"stratified": True, "sigma": 1.0}, "stratified with sigma = 1.0"),
+        ({"sigma": -1.0}, "sigma of 0 or more, got -1.0"),
+        ({"method": "classes", "classes": 0}, "1 or more classes .* got 0 and 10"),
         ({"clients": 0}, "1 or more clients, got 0"),
         ({"alpha": 0.0}, "alpha over 0, got 0.0"),
         ({"alpha": float("nan")}, "alpha over 0, got nan"),

@@ -31,6 +31,15 @@ def test_a_saved_partition_comes_back(partition, saved):
     assert [saved] == list(saved.parent.iterdir())
 
 
+def test_a_file_of_before_has_the_defaults(saved):
+    """A partition made when there were no more fields than alpha loads as the spec that it was."""
+    data = json.loads(saved.read_text())
+    data["spec"] = {"method": "dirichlet", "clients": 4, "seed": 2, "alpha": 0.5}
+    data["digest"] = _digest({key: data[key] for key in ("spec", "num_examples", "parts")})
+    saved.write_text(json.dumps(data))
+    assert load_partition(saved, 1000).spec == PartitionSpec("dirichlet", 4, seed=2, alpha=0.5)
+
+
 def test_a_client_finds_its_shard(partition):
     """Client 3 of 4 is the last; 4 and -1 are refused."""
     assert torch.equal(partition.parts[3], partition.shard(3).indices)
@@ -97,8 +106,8 @@ def test_a_wrong_partition_is_refused_though_its_digest_fits(tmp_path, parts, me
 def test_a_partition_by_an_unknown_method_is_refused(saved):
     """A file of a later release says which part of it is not understood."""
     data = json.loads(saved.read_text())
-    data["spec"]["method"] = "natural"
+    data["spec"]["method"] = "lottery"
     data["digest"] = _digest({key: data[key] for key in ("spec", "num_examples", "parts")})
     saved.write_text(json.dumps(data))
-    with pytest.raises(TaskError, match=r'cannot be used: expected the partition method .* got "natural"'):
+    with pytest.raises(TaskError, match=r'cannot be used: expected the partition method .* got "lottery"'):
         load_partition(saved, 1000)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tasks import Shard, TaskError, load_task, training_labels
-from tasks.models import ResNet18
+from tasks.models import PreActResNet18, ResNet18
 from tasks.torchvision_compat import import_torchvision
 from tasks.vision_files import cifar10_holds_out_batch_5
 
@@ -60,7 +60,7 @@ def test_cifar10_has_a_choice_of_models(model, stem):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cifar10", {"model": "vgg"}, 'one of cnn, resnet18-gn, resnet18-gn-cifar, got "vgg"'),
+        ("cifar10", {"model": "vgg"}, 'one of cnn, cnn-24, resnet18-gn, .*, got "vgg"'),
         ("fashion-mnist", {"model": "resnet18-gn"}, 'one of cnn, got "resnet18-gn"'),
         ("cifar10", {"download": "yes"}, "download to be true or false, got 'yes'"),
         ("cifar10", {"client_eval_fraction": 1.5}, "from 0 to below 1, got 1.5"),
@@ -77,6 +77,9 @@ def test_wrong_options_are_refused_at_once(name, options, message):
     [
         ("fashion-mnist", "FashionMNIST/raw", "train-images-idx3-ubyte"),
         ("cifar10", "cifar-10-batches-py", "data_batch_1, data_batch_2"),
+        ("cifar100", "cifar-100-python", "train, test, meta"),
+        ("emnist", "EMNIST/raw", "emnist-byclass-train-images-idx3-ubyte"),
+        ("emnist-digits", "EMNIST/raw", "emnist-digits-train-images-idx3-ubyte"),
     ],
 )
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path, name, folder, file):
@@ -122,6 +125,94 @@ def write_cifar(folder, monkeypatch):
         image = torch.zeros(1, 3072, dtype=torch.uint8).numpy()
         (folder / name).write_bytes(pickle.dumps({"data": image, "labels": [label]}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+
+
+@pytest.fixture
+def cifar100_root(tmp_path, monkeypatch):
+    """A folder with three training images of one colour, labelled 99, 0 and 50, and a test image labelled 7."""
+    official = import_torchvision().datasets.CIFAR100
+    for name in ("train_list", "test_list"):
+        monkeypatch.setattr(official, name, [[file, None] for file, _ in getattr(official, name)])
+    monkeypatch.setattr(official, "meta", {**official.meta, "md5": None})
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name, labels in (("train", [99, 0, 50]), ("test", [7])):
+        colours = torch.tensor([0, 128, 255]).repeat_interleave(1024).repeat(len(labels), 1).to(torch.uint8)
+        content = {"data": colours.numpy(), "fine_labels": labels, "coarse_labels": [0] * len(labels)}
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(number) for number in range(100)]}))
+    return str(tmp_path)
+
+
+def test_cifar100_reads_the_original_layout(cifar100_root):
+    """Fine labels, planes of red, green and blue, normalised by (0 - .5071) / .2675 and so on, a hundred classes."""
+    task = load_task("cifar100", {"data_root": cifar100_root})
+    train, test = task.train_data(Shard(torch.tensor([2, 0]))), task.eval_data()
+    assert (training_labels(task).tolist(), train.targets.tolist(), test.targets.tolist()) == (
+        [99, 0, 50],
+        [50, 99],
+        [7],
+    )
+    assert train.inputs.shape == (2, 3, 32, 32)
+    expected = torch.tensor([-0.5071 / 0.2675, (128 / 255 - 0.4867) / 0.2565, (1 - 0.4408) / 0.2761])
+    torch.testing.assert_close(test.inputs[0, :, 5, 9], expected)
+    assert task.model()(test.inputs).shape == (1, 100)
+
+
+@pytest.mark.parametrize(("model", "side"), [("cnn", 32), ("cnn-24", 24), ("resnet18-preact-24", 24)])
+def test_models_for_crops_train_on_crops(cifar100_root, model, side):
+    """The augmentation is the model's: 24x24 pieces for those that want them; all evaluate images as they are."""
+    task = load_task("cifar100", {"data_root": cifar100_root, "model": model})
+    train, test = task.train_data(Shard()), task.eval_data()
+    assert train.augment(train.inputs).shape == (3, 3, side, side)
+    net = task.model().eval()
+    assert net(train.augment(train.inputs)).shape == (3, 100)
+    assert (net(test.inputs).shape, test.augment) == ((1, 100), None)
+    assert isinstance(net, PreActResNet18) == (model == "resnet18-preact-24")
+
+
+def idx(values):
+    """The bytes of an IDX file: two zeros, 8 for bytes, the number of axes, their lengths, the values."""
+    return (
+        bytes([0, 0, 8, values.ndim])
+        + b"".join(n.to_bytes(4, "big") for n in values.shape)
+        + bytes(values.flatten().tolist())
+    )
+
+
+@pytest.fixture
+def emnist_root(tmp_path):
+    """A folder with both splits: two training images and one test image, white in the second column of row one."""
+    folder = tmp_path / "EMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for split, top in (("byclass", 61), ("digits", 9)):
+        for part, labels in (("train", [top, 0]), ("test", [3])):
+            images = torch.zeros(len(labels), 28, 28, dtype=torch.uint8)
+            images[:, 1, 0] = 255
+            (folder / f"emnist-{split}-{part}-images-idx3-ubyte").write_bytes(idx(images))
+            (folder / f"emnist-{split}-{part}-labels-idx1-ubyte").write_bytes(idx(torch.tensor(labels)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "classes"), [("emnist", 62), ("emnist-digits", 10)])
+def test_emnist_reads_the_original_layout(emnist_root, name, classes):
+    """Images are [1, 28, 28] from 0 to 1; the pixel in row 1, column 0 of the file is upright in row 0, column 1."""
+    task = load_task(name, {"data_root": str(emnist_root)})
+    train, test = task.train_data(Shard()), task.eval_data()
+    assert (train.targets.tolist(), test.targets.tolist()) == ([classes - 1, 0], [3])
+    assert test.inputs.shape == (1, 1, 28, 28)
+    assert test.inputs.nonzero().tolist() == [[0, 0, 0, 1]]
+    assert (test.inputs.max(), train.augment) == (1, None)
+    assert task.model()(test.inputs).shape == (1, classes)
+
+
+def test_emnist_labels_are_read_without_the_images(emnist_root):
+    """Dealing needs the labels alone: images that cannot be read do not matter yet, and are refused when trained on."""
+    (emnist_root / "EMNIST" / "raw" / "emnist-byclass-train-images-idx3-ubyte").write_bytes(b"cut")
+    task = load_task("emnist", {"data_root": str(emnist_root)})
+    assert training_labels(task).tolist() == [61, 0]
+    with pytest.raises(TaskError, match="files that are not the originals"):
+        task.train_data(Shard())
 
 
 def test_downloads_are_asked_for_when_allowed(tmp_path, monkeypatch):

@@ -1,62 +1,9 @@
-"""The networks of the built-in tasks, in plain torch; sizes count weights and biases.
-
-Convolutions are padded nowhere but where it is said. Group norms, not batch norms: statistics of a batch mean little
-when every client has its own classes.
-"""
+"""ResNet-18 with group norms, in torchvision's layout."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional
-
-
-def digits_cnn(num_classes: int = 10) -> nn.Module:
-    """For [n, 1, 8, 8]: two padded 3x3 convolutions, 16 and 32 channels, pool, 512-32-10. 21,546 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, num_classes),
-    )
-
-
-def grey_cnn(num_classes: int = 10) -> nn.Module:
-    """For [n, 1, 28, 28]: two 5x5 convolutions, 16 and 32 channels, each pooled, 512-128-10. 80,202 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
-    )
-
-
-def lenet(num_classes: int = 10) -> nn.Module:
-    """For [n, 3, 32, 32]: the LeNet-like net of FedDyn (Acar et al., ICLR 2021). 797,962 parameters for 10 classes."""
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1600, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, num_classes),
-    )
 
 
 class ResNet18(nn.Module):

@@ -1,0 +1,36 @@
+"""Small networks for grey pictures: the demo's digits, and Fashion-MNIST."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def digits_cnn(num_classes: int = 10) -> nn.Module:
+    """For [n, 1, 8, 8]: two padded 3x3 convolutions, 16 and 32 channels, pool, 512-32-10. 21,546 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, num_classes),
+    )
+
+
+def grey_cnn(num_classes: int = 10) -> nn.Module:
+    """For [n, 1, 28, 28]: two 5x5 convolutions, 16 and 32 channels, each pooled, 512-128-10. 80,202 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )

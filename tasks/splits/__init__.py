@@ -1,0 +1,1 @@
+"""The procedures that deal examples: arrays in, arrays out. `tasks.partition` checks, chooses and sorts."""

@@ -1,0 +1,52 @@
+"""README.md: its lines for a laptop run, what it names is there, and no page has a link to nowhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.docs.pages import ROOT, follow, on_free_ports, read_page, steps
+
+README = read_page("README.md")
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.timeout(300)
+def test_the_lines_for_a_laptop_work(tmp_path):
+    """One server and two clients, pasted block by block: both come, a run of ten rounds completes, a model is there."""
+    laptop, ports = on_free_ports(README[README.index("## One server") : README.index("## What is there")])
+    both = ("edge-0 present ... edge-1 present",)
+    todo = [replace(step, shown=both) if step.text.startswith("fl clients") else step for step in steps(laptop)]
+    follow(todo, ports, tmp_path / "work")
+    assert (tmp_path / "work" / "first.safetensors").stat().st_size > 0
+
+
+def test_every_make_target_that_is_named_exists():
+    """`make something` on a page is a target of the Makefile."""
+    named = {target for page in PAGES for target in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", read_page(page))}
+    targets = set(re.findall(r"^([a-z-]+):", read_page("Makefile"), re.MULTILINE))
+    assert {first or second for first, second in named} <= targets
+    assert {"demo", "test", "install"} <= targets
+
+
+def test_every_dependency_has_its_reason():
+    """What pyproject.toml installs for users is in the README's table, and nothing else is."""
+    project = tomllib.loads(read_page("pyproject.toml"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
+    table = README[README.index("| package | reason |") : README.index("`constraints.txt`")]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
+    assert {Requirement(text).name for text in wanted} == {name for row in rows for name in row.split(", ")}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    """A relative link, and a path in code that looks like one of the repository's files, is there."""
+    text, folder = read_page(page), (ROOT / page).parent
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (folder / link).exists(), link
+    for path in re.findall(r"`((?:protos|algorithms|tasks|fl_server|fl_client|fl_ops|tests|docs)/[\w./-]+)`", text):
+        assert (ROOT / path).exists() or "NAME" in path, path
