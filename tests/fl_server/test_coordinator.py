@@ -327,7 +327,7 @@ async def test_a_run_that_cannot_be_loaded_keeps_its_id_and_its_models(tmp_path)
         kept = world.parts.checkpoints.rounds("r")
         spec = {**run.record.spec, "task": {"name": "tests.nowhere:Gone"}}
         await world.coordinator.close()
-        world.store.update_run(type(run.record)("r", spec, "running", "", 1.0))
+        await world.parts.ledger.do(world.store.update_run, type(run.record)("r", spec, "running", "", 1.0))
     async with World(tmp_path) as world:
         assert world.coordinator.runs() == []
         with pytest.raises(RunExists):

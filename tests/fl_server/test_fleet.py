@@ -103,8 +103,10 @@ async def test_who_comes_back_inside_the_grace_was_never_away(world, clock):
 async def test_a_restart_waits_for_who_was_here(tmp_path, clock):
     """Nothing is settled before the last of them is back or was waited for; availability is asked anew."""
     async with World(tmp_path) as world:
-        for name in "ab":
+        for name in "abc":
             await Device(name).come(world)
+        await world.fleet.ban("c", "smoke", "admin")
+        await world.service.Register(Device("never-attended").registration(), None)
     async with World(tmp_path, reattach_grace_s=20.0) as world:
         assert (world.fleet.settled, world.fleet.present()) == (False, ("a", "b"))
         await Device("b").come(world)

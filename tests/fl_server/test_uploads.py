@@ -12,7 +12,7 @@ import pytest
 from fl_server import events as ev
 from fl_server.errors import InvalidInput, NotNow, UploadBroken
 from fl_server.spool import SpoolKey
-from protos.codec import digest_message, digest_of
+from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2 as messages
 from protos.fl.v1.tensor_pb2 import Digest
@@ -197,7 +197,7 @@ async def test_a_wrong_digest_is_forgiven_once(bench):
     header, data = bench.changed(digest=digest_message(bytes(32)))
     with pytest.raises(UploadBroken, match="the bytes have not the digest of the header; 0 bytes are kept"):
         await bench.send(header, data)
-    assert bench.line() is None
+    assert (bench.line(), await bench.kept(header)) == (None, 0)
     receipt = await bench.send(header, data)
     assert (receipt.admitted, receipt.reason) == (False, messages.REFUSAL_REASON_DIGEST)
     assert "expected bytes with the digest blake3:000000" in receipt.detail
@@ -305,8 +305,9 @@ async def test_a_stream_that_is_cut_while_its_file_is_opened(bench, monkeypatch)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     go_on.set()
-    key, digest = SpoolKey("r", 0, 0, "a"), digest_of(bench.data)
-    await until(lambda: bench.world.parts.spool.path(key, digest).with_name("a.part").exists(), "it is opened")
+    spool = bench.world.parts.spool._inner
+    part = await until(lambda: spool._parts.get(SpoolKey("r", 0, 0, "a")), "it is opened")
+    await until(lambda: part.closed, "it is closed again")
     assert (await bench.send()).admitted
 
 
