@@ -257,7 +257,7 @@ class Coordinator:
         if wanted in ("latest", "best"):
             return latest.round if latest else INITIAL
         kept = await self._parts.in_compute(self._parts.checkpoints.rounds, run.id)
-        if wanted.isdigit() and int(wanted) in kept:
+        if wanted.isascii() and wanted.isdigit() and int(wanted) in kept:
             return int(wanted)
         shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
         raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted))

@@ -15,7 +15,14 @@ from typing import Any, Protocol
 import structlog
 
 from fl_server.config import LimitsConfig
-from fl_server.errors import Forbidden, InvalidInput, NoCommonProtocol, NoSuchClient, NotNow
+from fl_server.errors import (
+    Forbidden,
+    InvalidInput,
+    NoCommonProtocol,
+    NoSuchClient,
+    NotNow,
+    UnknownSessionError,
+)
 from fl_server.identity import require_name
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
@@ -142,6 +149,8 @@ class Fleet:
         lost = self._roster.tick(time.monotonic())
         for client_id in lost:
             log.info("client_lost", client=client_id, grace_s=self._limits.reattach_grace_s)
+            # It registers again when it comes back: a session for each client that ever came would be a leak.
+            self._sessions.close(client_id, UnknownSessionError())
             _in_background(self._set_present(client_id, False))
             self._gone(client_id, "lost")
         self._changed()

@@ -251,6 +251,8 @@ async def end(run: Run, command: ev.End) -> None:
     level("run_ended", run=run.id, status=command.status, reason=command.reason, rounds=run.state.round)
     if run.evaluation is not None and not run.evaluation.done() and command.status == "completed":
         await run.evaluation
+    if run.state.goal:
+        run.parts.metrics.rounds.labels(run.id, "abandoned").inc()
     await let_go(run)
     run.model.unload()
     run.watchers.end()
