@@ -88,9 +88,9 @@ def event_line(seen: admin_pb2.WatchRunResponse) -> str | None:
     """One event in words, for logs and the foot of the live table; None for those that only move the table."""
     if seen.event in ("phase", "admitted"):
         return None
-    if seen.event == "snapshot":
+    if seen.event == "snapshot" and exit_code(seen.run) is None:
         return f"watching {seen.run.run_id}: {seen.run.rounds_done} rounds done" + _because(seen.run.reason)
-    if seen.event == "state":
+    if seen.event in ("snapshot", "state"):
         return run_state(seen.run) + _because(seen.detail or seen.run.reason)
     if not seen.HasField("round"):
         return f"{seen.event.replace('_', ' ')}{_because(seen.detail)}"

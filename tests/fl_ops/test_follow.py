@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fl_ops.follow import follow
 from fl_ops.tables import live_table
-from fl_ops.watch import SHOWN_EVENTS, SHOWN_ROUNDS, RunProgress
+from fl_ops.watch import SHOWN_EVENTS, SHOWN_ROUNDS, RunProgress, event_line
 from protos.fl.v1 import admin_pb2
 
 COMPLETED, STOPPED, FAILED = (
@@ -153,3 +153,9 @@ def test_snapshot_shows_the_latest_round() -> None:
     """A watch that begins in mid-run shows the latest committed round at once."""
     progress = progress_of([seen("snapshot", status(12, latest=summary(11, accuracy=0.5)))])
     assert [(row.round, row.accuracy) for row in progress.rows()] == [(11, 0.5)]
+
+
+def test_a_run_that_has_ended_is_told_as_ended() -> None:
+    """Who begins to watch after the end reads the same words as who watched it end."""
+    run = status(12, COMPLETED, reason="12 rounds are done")
+    assert event_line(seen("snapshot", run)) == "completed: 12 rounds are done"
