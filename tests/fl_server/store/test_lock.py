@@ -20,14 +20,19 @@ print("locked", flush=True)
 sys.stdin.read()
 """
 FORKER = """
-import os, sys
-from fl_server.store.lock import lock_directory
+import os, sys, time
+from fl_server.store.lock import DirectoryLocked, lock_directory
 lock = lock_directory(sys.argv[1])
 read, write = os.pipe()
 if os.fork() == 0:
     os.close(write)
     os.read(read, 1)  # lives as long as its parent, and a little longer
-    print(lock_directory(sys.argv[1]).path.name, flush=True)
+    for _ in range(500):
+        try:
+            print(lock_directory(sys.argv[1]).path.name, flush=True)
+            break
+        except DirectoryLocked:
+            time.sleep(0.01)  # the kernel closes a killed process's files one after the other
     os._exit(0)
 os.kill(os.getpid(), 9)
 """
