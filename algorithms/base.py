@@ -259,6 +259,8 @@ class Algorithm:
     """x -> what a client keeps before its first round; empty: this method's clients keep nothing."""
     next_client_state: Callable[[ClientContext, ClientUpdate], Memory]
     """(what the client had, its update as ADMITTED) -> what it keeps. Only of a round that counted."""
+    restart: Callable[[ServerState], ServerState]
+    """What the server keeps as the sum of what clients keep starts anew, as every client's state does; x stays."""
     keeps_client_state: bool = False
     objective: Objective = "uniform"
     """examples: clients must be told their omega_i."""

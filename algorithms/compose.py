@@ -178,6 +178,12 @@ def compose(name: str, parameters: Mapping[str, Value], parts: Parts) -> Algorit
         starts = {**correction.memory, **optimizer.memory}
         return ServerState(x, {symbol: tree.full_like(x, value) for symbol, value in starts.items()})
 
+    def restart(state: ServerState) -> ServerState:
+        if correction.client == ClientState():
+            return state
+        started = {symbol: tree.full_like(state.x, value) for symbol, value in correction.memory.items()}
+        return state.replace(memory={**state.memory, **started})
+
     return Algorithm(
         name=name,
         parameters=parameters,
@@ -189,6 +195,7 @@ def compose(name: str, parameters: Mapping[str, Value], parts: Parts) -> Algorit
         client_rule=lambda client: replace(correction.local_rule(client), gradient=parts.gradient),
         client_init=lambda x: {symbol: tree.full_like(x, 0.0) for symbol in correction.client.symbols},
         next_client_state=correction.client.advance,
+        restart=restart,
         keeps_client_state=correction.client != ClientState(),
         objective=correction.objective,
         needs_population=correction.needs_population,

@@ -76,6 +76,7 @@ class RoundSection(_Section):
     deadline_s: float = Field(default=600.0, gt=0)
     over_selection: float = Field(default=1.3, ge=1, le=4)
     max_update_norm: float = Field(default=0.0, ge=0)
+    clip_update_norm: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -106,6 +107,9 @@ class EvaluationSection(_Section):
 
     every: int = Field(default=1, ge=0)
     batch_size: int = Field(default=512, ge=1)
+    clients_every: int = Field(default=0, ge=0)
+    clients: int = Field(default=0, ge=0)
+    clients_deadline_s: float = Field(default=60.0, gt=0)
 
 
 def _with_whole_numbers(value: Any) -> Any:
@@ -129,6 +133,8 @@ class RunConfig(_Section):
     seed: int = Field(default=0, ge=0, lt=2**64)
     labels: dict[str, str] = {}
     population: int = Field(default=0, ge=0)
+    population_examples: int = Field(default=0, ge=0)
+    planned_rounds: int | None = Field(default=None, ge=1)
     initial_model: str = ""
     keep_checkpoints: int = Field(default=2, ge=1)
 
@@ -137,6 +143,11 @@ class RunConfig(_Section):
         if (self.stop.target is not None or self.stop.patience) and not self.evaluation.every:
             raise ValueError("expected evaluation.every over 0 with stop.target or stop.patience, got 0")
         return self
+
+    @property
+    def horizon(self) -> int:
+        """T, the rounds that schedules are laid out for."""
+        return self.planned_rounds or self.stop.rounds
 
     def policy(self) -> RoundPolicy:
         """The part that the round state machine looks at."""

@@ -89,7 +89,22 @@ class CommitRecord:
     model_digest: str
     """"blake3:" and hex of the model bundle after this round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the server's evaluation; empty until it is done."""
+    """Of the server's evaluation and the clients'; empty until it is done."""
+    state_epoch: int = 0
+    """Of the client states that its updates were made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvaluation:
+    """One client's word on a committed model, by its own held-out part."""
+
+    run_id: str
+    round: int
+    client_id: str
+    num_examples: int
+    metrics: Mapping[str, float]
+    """Means over those examples, by the task's names."""
+    reported_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +215,13 @@ class Store(Protocol):
         """The list as it was fixed; None before that."""
         ...
 
+    def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
+        """Forget the attempts, updates and accepted lists of a round that has not been committed, and replace run's row.
+
+        All in one transaction. A round that has been committed is a StoreError.
+        """
+        ...
+
     # commits
     def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
@@ -214,6 +236,14 @@ class Store(Protocol):
 
     def commits(self, run_id: str) -> list[CommitRecord]:
         """Committed rounds in order."""
+        ...
+
+    def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
+        """Write a client's evaluation down and return it; if there is one already, change nothing and return that."""
+        ...
+
+    def evaluations(self, run_id: str, round: int) -> list[ClientEvaluation]:
+        """The clients' evaluations of a committed round, in the order of client id bytes."""
         ...
 
     # clients

@@ -9,9 +9,17 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from fl_server.store.base import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord, UpdateRecord
+from fl_server.store.base import (
+    AttemptRecord,
+    ClientEvaluation,
+    ClientRecord,
+    CommitRecord,
+    HistoryRecord,
+    RunRecord,
+    UpdateRecord,
+)
 
-Record = RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientRecord | HistoryRecord
+Record = RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientEvaluation | ClientRecord | HistoryRecord
 Row = RowMapping
 
 
@@ -46,6 +54,11 @@ def update(row: Row) -> UpdateRecord:
 def commit(row: Row) -> CommitRecord:
     """Row of `commits` -> record."""
     return CommitRecord(**row)
+
+
+def evaluation(row: Row) -> ClientEvaluation:
+    """Row of `client_evaluations` -> record."""
+    return ClientEvaluation(**row)
 
 
 def client(row: Row) -> ClientRecord:

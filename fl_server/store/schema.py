@@ -145,6 +145,18 @@ commits = Table(
     Column("bytes_up", BigInteger, nullable=False),
     _text("model_digest"),
     Column("metrics", JsonText, nullable=False),
+    Column("state_epoch", Integer, autoincrement=False, nullable=False, server_default="0"),
+)
+
+client_evaluations = Table(
+    "client_evaluations",
+    metadata,
+    _run_id(),
+    _number("round", primary=True),
+    Column("client_id", String(64), primary_key=True),
+    Column("num_examples", BigInteger, nullable=False),
+    Column("metrics", JsonText, nullable=False),
+    Column("reported_at", Double, nullable=False),
 )
 
 clients = Table(

@@ -13,6 +13,7 @@ from sqlalchemy import update as change
 from fl_server.store import rows, schema
 from fl_server.store.base import (
     AttemptRecord,
+    ClientEvaluation,
     ClientRecord,
     CommitRecord,
     HistoryRecord,
@@ -86,9 +87,7 @@ class SqlStore:
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
         """Replace what is stored for run.run_id. Raises StoreError if there is no such run."""
         with self._transaction(f"update run {run.run_id!r}") as db:
-            table = schema.runs
-            if not db.execute(change(table).where(table.c.run_id == run.run_id).values(rows.to_row(run))).rowcount:
-                raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
+            _replace_run(db, run)
             _explain(db, why)
 
     def runs(self) -> list[RunRecord]:
@@ -165,6 +164,20 @@ class SqlStore:
         found = self._read("an accepted list", _of(schema.accepted, run_id=run_id, round=round, exchange=exchange))
         return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
 
+    def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
+        """Forget the attempts, updates and accepted lists of a round that has not been committed, and replace run's row.
+
+        A round that has been committed is a StoreError.
+        """
+        key = {"run_id": run.run_id, "round": round}
+        with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
+            if db.execute(_of(schema.commits, **key)).first():
+                raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
+            for table in (schema.attempts, schema.updates, schema.accepted):
+                db.execute(delete(table).filter_by(**key))
+            _replace_run(db, run)
+            _explain(db, why)
+
     # commits
     def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
@@ -195,6 +208,21 @@ class SqlStore:
         """Committed rounds in order."""
         query = _of(schema.commits, run_id=run_id).order_by(schema.commits.c.round)
         return [rows.commit(row) for row in self._read("commits", query)]
+
+    def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
+        """Write a client's evaluation down and return it; if there is one already, change nothing and return that."""
+        key = {name: getattr(evaluation, name) for name in ("run_id", "round", "client_id")}
+        doing = f"record the evaluation of {evaluation.client_id!r} in run {evaluation.run_id!r}"
+        with self._transaction(doing) as db:
+            if first := db.execute(_of(schema.client_evaluations, **key)).mappings().first():
+                return rows.evaluation(first)
+            db.execute(insert(schema.client_evaluations).values(rows.to_row(evaluation)))
+            return evaluation
+
+    def evaluations(self, run_id: str, round: int) -> list[ClientEvaluation]:
+        """The clients' evaluations of a committed round, in the order of client id bytes."""
+        found = self._read("evaluations", _of(schema.client_evaluations, run_id=run_id, round=round))
+        return sorted(map(rows.evaluation, found), key=lambda each: each.client_id.encode())
 
     # clients
     def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
@@ -237,6 +265,12 @@ class SqlStore:
 def _of(table: Table, **key: object) -> Select[tuple[object, ...]]:
     """The rows of a table with these values."""
     return select(table).filter_by(**key)
+
+
+def _replace_run(db: Connection, run: RunRecord) -> None:
+    table = schema.runs
+    if not db.execute(change(table).where(table.c.run_id == run.run_id).values(rows.to_row(run))).rowcount:
+        raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
 
 
 def _identity(db: Connection) -> str:

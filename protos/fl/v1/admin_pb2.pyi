@@ -69,7 +69,7 @@ class LocalSpec(_message.Message):
     def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ...) -> None: ...
 
 class RoundSpec(_message.Message):
-    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm")
+    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class RoundSpec(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     OVER_SELECTION_FIELD_NUMBER: _ClassVar[int]
     MAX_UPDATE_NORM_FIELD_NUMBER: _ClassVar[int]
+    CLIP_UPDATE_NORM_FIELD_NUMBER: _ClassVar[int]
     sampling: str
     clients_per_round: int
     rate: float
@@ -88,7 +89,8 @@ class RoundSpec(_message.Message):
     deadline_s: float
     over_selection: float
     max_update_norm: float
-    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ...) -> None: ...
+    clip_update_norm: float
+    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ...) -> None: ...
 
 class StopSpec(_message.Message):
     __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s")
@@ -105,15 +107,21 @@ class StopSpec(_message.Message):
     def __init__(self, rounds: _Optional[int] = ..., metric: _Optional[str] = ..., target: _Optional[float] = ..., patience: _Optional[int] = ..., wall_time_s: _Optional[float] = ...) -> None: ...
 
 class EvaluationSpec(_message.Message):
-    __slots__ = ("every", "batch_size")
+    __slots__ = ("every", "batch_size", "clients_every", "clients", "clients_deadline_s")
     EVERY_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_EVERY_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     every: int
     batch_size: int
-    def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+    clients_every: int
+    clients: int
+    clients_deadline_s: float
+    def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints")
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +141,8 @@ class RunSpec(_message.Message):
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
     KEEP_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    POPULATION_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     task: TaskSpec
     algorithm: _training_pb2.AlgorithmSpec
@@ -145,10 +155,12 @@ class RunSpec(_message.Message):
     population: int
     initial_model: str
     keep_checkpoints: int
-    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ...) -> None: ...
+    population_examples: int
+    planned_rounds: int
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
-    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest")
+    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +179,7 @@ class RoundSummary(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     round: int
     committed: _timestamp_pb2.Timestamp
     seconds: float
@@ -178,7 +191,8 @@ class RoundSummary(_message.Message):
     bytes_down: int
     bytes_up: int
     model_digest: str
-    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    state_epoch: int
+    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients")

@@ -33,6 +33,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_RESOURCES: _ClassVar[FailureReason]
     FAILURE_REASON_STOPPED: _ClassVar[FailureReason]
     FAILURE_REASON_UNSUPPORTED: _ClassVar[FailureReason]
+    FAILURE_REASON_STATE_LOST: _ClassVar[FailureReason]
 UNAVAILABLE_REASON_UNSPECIFIED: UnavailableReason
 UNAVAILABLE_REASON_TIME_WINDOW: UnavailableReason
 UNAVAILABLE_REASON_DEVICE_BUSY: UnavailableReason
@@ -49,6 +50,7 @@ FAILURE_REASON_NOT_FINITE: FailureReason
 FAILURE_REASON_RESOURCES: FailureReason
 FAILURE_REASON_STOPPED: FailureReason
 FAILURE_REASON_UNSUPPORTED: FailureReason
+FAILURE_REASON_STATE_LOST: FailureReason
 
 class ProtocolRange(_message.Message):
     __slots__ = ("min", "max")
@@ -134,18 +136,20 @@ class Limits(_message.Message):
     def __init__(self, max_chunk_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., keepalive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reattach_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("session_id", "protocol", "coordinator_id", "limits", "outcomes")
+    __slots__ = ("session_id", "protocol", "coordinator_id", "limits", "outcomes", "ended_runs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_RUNS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     protocol: int
     coordinator_id: str
     limits: Limits
     outcomes: _containers.RepeatedCompositeFieldContainer[_training_pb2.Outcome]
-    def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[_training_pb2.Outcome, _Mapping]]] = ...) -> None: ...
+    ended_runs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[_training_pb2.Outcome, _Mapping]]] = ..., ended_runs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -187,8 +191,14 @@ class Notice(_message.Message):
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
+class RunEnded(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
 class AttendResponse(_message.Message):
-    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice")
+    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +207,7 @@ class AttendResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     assignment: _training_pb2.Assignment
     evaluation: _training_pb2.EvaluationAssignment
@@ -205,7 +216,8 @@ class AttendResponse(_message.Message):
     cancel: Cancel
     drain: Drain
     notice: Notice
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    run_ended: RunEnded
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ...) -> None: ...
 
 class FetchModelRequest(_message.Message):
     __slots__ = ("session_id", "digest", "offset")

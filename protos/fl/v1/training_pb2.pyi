@@ -81,7 +81,7 @@ class AlgorithmSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class LocalTraining(_message.Message):
-    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population")
+    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples")
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class LocalTraining(_message.Message):
     MAX_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     POPULATION_FIELD_NUMBER: _ClassVar[int]
+    POPULATION_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     algorithm: AlgorithmSpec
     learning_rate: float
     local_epochs: int
@@ -100,10 +101,11 @@ class LocalTraining(_message.Message):
     max_gradient_norm: float
     seed: int
     population: int
-    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ...) -> None: ...
+    population_examples: int
+    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes")
+    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +117,7 @@ class Assignment(_message.Message):
     STATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     attempt: int
     task: str
@@ -126,7 +129,8 @@ class Assignment(_message.Message):
     state_epoch: int
     upload_encodings: _containers.RepeatedScalarFieldContainer[_tensor_pb2.Encoding]
     max_update_bytes: int
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ...) -> None: ...
+    counted: Outcome
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class EvaluationAssignment(_message.Message):
     __slots__ = ("key", "task", "fingerprint", "resources", "deadline")

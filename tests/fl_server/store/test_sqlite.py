@@ -133,7 +133,7 @@ def test_an_unknown_schema_version_is_refused(path: Path, store: SqlStore) -> No
     store.close()
     run_sql(path, "UPDATE alembic_version SET version_num = '9999'")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"has schema version 9999; this program knows versions up to 0001: start the"):
+    with pytest.raises(StoreError, match=r"has schema version 9999; this program knows versions up to 0002: start the"):
         open_sqlite(path)
     assert path.read_bytes() == before
 
