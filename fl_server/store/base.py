@@ -216,7 +216,7 @@ class Store(Protocol):
         ...
 
     def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
-        """Forget the attempts, updates and accepted lists of a round that has not been committed, and replace run's row.
+        """Forget the attempts, updates and accepted lists of an uncommitted round, and replace run's row.
 
         All in one transaction. A round that has been committed is a StoreError.
         """

@@ -165,7 +165,7 @@ class SqlStore:
         return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
 
     def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
-        """Forget the attempts, updates and accepted lists of a round that has not been committed, and replace run's row.
+        """Forget the attempts, updates and accepted lists of an uncommitted round, and replace run's row.
 
         A round that has been committed is a StoreError.
         """
