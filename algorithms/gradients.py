@@ -22,16 +22,16 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 """(inputs, targets); they may be on another device than the model."""
 
 
-def clipped(g: Tensors, settings: LocalSettings) -> Tensors:
+def clipped(g: Tensors, settings: LocalSettings, into: Tensors | None = None) -> Tensors:
     """g * min(1, C / (||g|| + 1e-6)), one norm over all parameters, without waiting for it."""
     if not settings.max_gradient_norm:
         return g
-    return tree.scale(g, (settings.max_gradient_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0))
+    return tree.scale(g, (settings.max_gradient_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0), into)
 
 
-def decayed(g: Tensors, y: Tensors, settings: LocalSettings) -> Tensors:
+def decayed(g: Tensors, y: Tensors, settings: LocalSettings, into: Tensors | None = None) -> Tensors:
     """g + wd * y."""
-    return tree.add(g, y, settings.weight_decay) if settings.weight_decay else g
+    return tree.add(g, y, settings.weight_decay, into) if settings.weight_decay else g
 
 
 class BatchGradients:
@@ -46,10 +46,14 @@ class BatchGradients:
         self._replays = rule.gradient.rho > 0.0 or rule.anchored
         self._y = trainable_views(model)
         self._device = next(iter(self._y.values())).device
+        self._for_g, self._for_replay, self._for_y = tree.spare(self._y), tree.spare(self._y), tree.spare(self._y)
         self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters
 
     def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
-        """The loss at y before any step, and g. The gradient is not to be written into: tensors may share memory."""
+        """The loss at y before any step, and g, which is not to be written into: its tensors may share memory.
+
+        It is good until the next one is taken.
+        """
         inputs, targets = inputs.to(self._device), targets.to(self._device)
         if self._replays:
             self._random = _random_state(self._device)
@@ -60,17 +64,18 @@ class BatchGradients:
         self._batch = inputs, targets
         g = gradient_of(self._model)
         if self._gradient.rho:
-            g = self._replayed(tree.add(self._y, _ascent(g, self._gradient)))
-        return value, self._shaped(g, self._y)
+            climb = _ascent(g, self._gradient, self._for_g)
+            g = self._replayed(lambda: tree.add_(self._y, climb))
+        return value, self._shaped(g, self._y, self._for_g)
 
     def again_at(self, point: Tensors) -> Tensors:
         """g of the mini-batch that was last taken, at another point than y."""
-        return self._shaped(self._replayed(point), point)
+        return self._shaped(self._replayed(lambda: tree.copy_(self._y, point)), point, self._for_replay)
 
-    def _shaped(self, g: Tensors, point: Tensors) -> Tensors:
+    def _shaped(self, g: Tensors, point: Tensors, into: Tensors | None) -> Tensors:
         if self._gradient.order == "feddyn_code":
             return g
-        return decayed(clipped(g, self._settings), point, self._settings)
+        return decayed(clipped(g, self._settings, into), point, self._settings, into)
 
     def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
         value = self._loss(self._model(inputs), targets)
@@ -78,9 +83,9 @@ class BatchGradients:
         value.backward()
         return value.detach()
 
-    def _replayed(self, point: Tensors) -> Tensors:
-        y, buffers = tree.map(torch.clone, self._y), _Buffers(self._model)
-        tree.copy_(self._y, point)
+    def _replayed(self, move: Callable[[], None]) -> Tensors:
+        y, buffers = tree.copy(self._y, self._for_y), _Buffers(self._model)
+        move()
         _set_random_state(self._device, self._random)
         self._pass(*self._batch)
         tree.copy_(self._y, y)
@@ -133,11 +138,11 @@ def gradient_or_zero(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
 
 
-def _ascent(g: Tensors, rule: GradientRule) -> Tensors:
+def _ascent(g: Tensors, rule: GradientRule, into: Tensors | None) -> Tensors:
     """rho * g / (||g|| + 1e-12): where g = 0 it is 0."""
     if rule.scope == "tensor":
         return tree.map(lambda tensor: tensor * (rule.rho / (torch.linalg.vector_norm(tensor) + 1e-12)), g)
-    return tree.scale(g, rule.rho / (tree.norm(g) + 1e-12))
+    return tree.scale(g, rule.rho / (tree.norm(g) + 1e-12), into)
 
 
 class _Buffers:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms import tree
 from algorithms.base import LocalRule, LocalSettings, Tensors
@@ -56,21 +56,13 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
     """
     y = trainable_views(model)
     x = tree.map(torch.clone, y)
-    rule = _prepared(rule, x)
-    gradients = BatchGradients(model, loss, settings, rule)
-    v, total, steps = rule.v, torch.zeros((), device=next(iter(y.values())).device), 0
+    step = _Step(model, loss, settings, _prepared(rule, x), x)
+    total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
 
     model.train()
     for inputs, targets in batches:
-        value, g = gradients.take(inputs, targets)
-        if rule.anchored:
-            g = tree.subtract(g, gradients.again_at(x))
-        d = _mixed(g, rule, y, x) if rule.gradient.order == "paper" else _mixed_then_shaped(g, rule, y, settings)
-        if v is not None:
-            d = v = tree.accumulate(v, rule.gamma, d)
-        tree.add_(y, d, -settings.learning_rate)
-
-        total = total + value  # stays on the device: reading it here would wait for the GPU
+        # The sum stays on the device: reading it here would wait for the GPU.
+        total = total + step.take(inputs, targets)
         steps += 1
         if on_step is not None:
             on_step(steps - 1)
@@ -79,7 +71,57 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
     if not steps:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
     delta = tree.subtract(y, x)
-    return LocalResult(delta, read_state(model).buffers, steps, total.item() / steps, v, gradients.ascended)
+    return LocalResult(delta, read_state(model).buffers, steps, total.item() / steps, step.v, step.ascended)
+
+
+class _Step:
+    """One step after the other from x. What only lives within a step is written where that of the last one stood."""
+
+    def __init__(self, model: nn.Module, loss: Loss, settings: LocalSettings, rule: LocalRule, x: Tensors) -> None:  # noqa: PLR0913, PLR0917
+        self._gradients = BatchGradients(model, loss, settings, rule)
+        self._settings, self._rule, self._x = settings, rule, x
+        self._y, self._u, self._anchor = trainable_views(model), rule.u, None
+        self._for_g, self._for_d, self._for_v = tree.spare(x), tree.spare(x), tree.spare(x)
+        self.v = rule.v
+        if rule.gradient.order == "paper" and rule.mu:
+            # One constant for two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
+            self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
+
+    @property
+    def ascended(self) -> Tensors:
+        """Parameters of the rule's map of the inputs."""
+        return self._gradients.ascended
+
+    def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Move the model by one mini-batch; its loss before."""
+        loss, g = self._gradients.take(inputs, targets)
+        if self._rule.anchored:
+            g = tree.subtract(g, self._gradients.again_at(self._x), self._for_g)
+        d = self._mixed(g) if self._rule.gradient.order == "paper" else self._mixed_then_shaped(g)
+        if self.v is not None:
+            d = self.v = tree.accumulate(self.v, self._rule.gamma, d, self._for_v)
+        tree.add_(self._y, d, -self._settings.learning_rate)
+        return loss
+
+    def _mixed(self, g: Tensors) -> Tensors:
+        """d = a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing."""
+        if self._u is not None:
+            return tree.add(self._u, g, self._rule.a, self._for_d)
+        if self._rule.a != 1.0:
+            g = tree.scale(g, self._rule.a, self._for_g)
+        if self._anchor is None:
+            return g
+        away = tree.subtract(self._y, self._anchor, self._for_d)
+        return tree.add(g, away, self._rule.mu, self._for_d)
+
+    def _mixed_then_shaped(self, g: Tensors) -> Tensors:
+        """d = clip(a * g + u - mu * x) + (wd + mu) * y: there the optimizer adds mu * y together with the decay.
+
+        `_prepared` has put - mu * x into u.
+        """
+        d = clipped(self._mixed(g), self._settings, self._for_d)
+        decay = self._settings.weight_decay + self._rule.mu
+        return tree.add(d, self._y, decay, self._for_d) if decay else d
 
 
 def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:
@@ -93,25 +135,3 @@ def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:
     if rule.gradient.order == "feddyn_code" and rule.mu:
         rule = replace(rule, u=tree.scale(x, -rule.mu) if rule.u is None else tree.add(rule.u, x, -rule.mu))
     return rule
-
-
-def _mixed(g: Tensors, rule: LocalRule, y: Tensors, x: Tensors) -> Tensors:
-    """d = a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing."""
-    d = g
-    if rule.u is not None:
-        d = tree.add(rule.u, g, rule.a)
-    elif rule.a != 1.0:
-        d = tree.scale(g, rule.a)
-    if rule.mu != 0.0:
-        d = tree.add(d, tree.subtract(y, x), rule.mu)
-    return d
-
-
-def _mixed_then_shaped(g: Tensors, rule: LocalRule, y: Tensors, settings: LocalSettings) -> Tensors:
-    """d = clip(a * g + u - mu * x) + (wd + mu) * y: there the optimizer adds mu * y together with the decay.
-
-    `_prepared` has put - mu * x into u.
-    """
-    d = clipped(_mixed(g, replace(rule, mu=0.0), y, y), settings)
-    decay = settings.weight_decay + rule.mu
-    return tree.add(d, y, decay) if decay else d

@@ -3,6 +3,10 @@
 Functions make new tensors; one whose name ends in an underscore writes into its first argument, as in torch. All
 tensors of an operation are handled together (torch._foreach), so that on a GPU a step costs a few kernels and not a few
 for each parameter. Operands are matched by name; the result has the order of the first one.
+
+On a CPU, asking for the memory of a large result costs several times the sum that is put there. So what runs in every
+step takes `into`, memory from `spare` that the result may be written to, whatever stood there; it may be an operand's.
+The result is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -24,23 +28,43 @@ def full_like(a: Tensors, value: float) -> Tensors:
     return map(lambda tensor: torch.full_like(tensor, value), a)
 
 
-def add(a: Tensors, b: Tensors, scale: float = 1.0) -> Tensors:
+def spare(a: Tensors) -> Tensors | None:
+    """Memory for results laid out as `a`, used over and over; None on a GPU, whose allocator has memory at hand."""
+    on_cpu = all(tensor.device.type == "cpu" for tensor in a.values())
+    return map(torch.empty_like, a) if on_cpu else None
+
+
+def copy(a: Tensors, into: Tensors | None = None) -> Tensors:
+    """The values of `a`, in memory of their own."""
+    if into is None:
+        return map(torch.clone, a)
+    copy_(into, a)
+    return into
+
+
+def add(a: Tensors, b: Tensors, scale: float = 1.0, into: Tensors | None = None) -> Tensors:
     """a + scale * b; a scale of 1 is exact."""
+    if into is not None:
+        return map(lambda a, b, out: torch.add(a, b, alpha=scale, out=out), a, b, into)
     return _named(a, torch._foreach_add(list(a.values()), _matched(a, b), alpha=scale))
 
 
-def accumulate(memory: Tensors, beta: float, a: Tensors) -> Tensors:
+def accumulate(memory: Tensors, beta: float, a: Tensors, into: Tensors | None = None) -> Tensors:
     """beta * memory + a, the momentum of the papers; with beta = 0 it is `a`, and the memory is not read."""
-    return add(a, memory, beta) if beta else a
+    return add(a, memory, beta, into) if beta else a
 
 
-def subtract(a: Tensors, b: Tensors) -> Tensors:
+def subtract(a: Tensors, b: Tensors, into: Tensors | None = None) -> Tensors:
     """a - b."""
+    if into is not None:
+        return map(lambda a, b, out: torch.sub(a, b, out=out), a, b, into)
     return _named(a, torch._foreach_sub(list(a.values()), _matched(a, b)))
 
 
-def scale(a: Tensors, factor: float | torch.Tensor) -> Tensors:
+def scale(a: Tensors, factor: float | torch.Tensor, into: Tensors | None = None) -> Tensors:
     """factor * a; a factor that is a tensor of shape [] stays on its device."""
+    if into is not None:
+        return map(lambda a, out: torch.mul(a, factor, out=out), a, into)
     return _named(a, torch._foreach_mul(list(a.values()), factor))
 
 
