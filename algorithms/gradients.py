@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
-from algorithms.model_state import trainable_views
+from algorithms.model_state import trainable_parameters, trainable_views
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output, targets) -> mean loss of the batch, of shape []."""
@@ -45,6 +45,7 @@ class BatchGradients:
         self._ascent = rule.ascent
         self._replays = rule.gradient.rho > 0.0 or rule.anchored
         self._y = trainable_views(model)
+        self._parameters = trainable_parameters(model)
         self._device = next(iter(self._y.values())).device
         self._for_g, self._for_replay, self._for_y = tree.spare(self._y), tree.spare(self._y), tree.spare(self._y)
         self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters
@@ -62,7 +63,7 @@ class BatchGradients:
         else:
             value, inputs = self._climbed(self._ascent, inputs, targets)
         self._batch = inputs, targets
-        g = gradient_of(self._model)
+        g = self._left()
         if self._gradient.rho:
             climb = _ascent(g, self._gradient, self._for_g)
             g = self._replayed(lambda: tree.add_(self._y, climb))
@@ -79,9 +80,14 @@ class BatchGradients:
 
     def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
         value = self._loss(self._model(inputs), targets)
-        self._model.zero_grad()
+        for parameter in self._parameters.values():
+            parameter.grad = None
         value.backward()
         return value.detach()
+
+    def _left(self) -> Tensors:
+        """The gradients that autograd left, zero for a parameter that the loss did not reach."""
+        return tree.map(gradient_or_zero, self._parameters)
 
     def _replayed(self, move: Callable[[], None]) -> Tensors:
         y, buffers = tree.copy(self._y, self._for_y), _Buffers(self._model)
@@ -90,7 +96,7 @@ class BatchGradients:
         self._pass(*self._batch)
         tree.copy_(self._y, y)
         buffers.put_back()
-        return gradient_of(self._model)
+        return self._left()
 
     def _climbed(self, ascent: InputAscent, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """One pass for both players: gradients for the model, and a step up for the map of the inputs."""
@@ -128,14 +134,11 @@ def full_gradient(  # noqa: PLR0913, PLR0917 - as local training has them
     return tree.scale(total, 1.0 / examples)
 
 
-def gradient_of(model: nn.Module) -> Tensors:
-    """Gradients of the trainable parameters, zero for one that the loss did not reach."""
-    return {name: gradient_or_zero(p) for name, p in model.named_parameters() if p.requires_grad}
-
-
 def gradient_or_zero(parameter: Tensor) -> Tensor:
     """The gradient that autograd left, as a dense tensor."""
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+    if (gradient := parameter.grad) is None:
+        return torch.zeros_like(parameter)
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def _ascent(g: Tensors, rule: GradientRule, into: Tensors | None) -> Tensors:

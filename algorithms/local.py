@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from algorithms import tree
 from algorithms.base import LocalRule, LocalSettings, Tensors
 from algorithms.gradients import Batches, BatchGradients, Loss, clipped
-from algorithms.model_state import read_state, trainable_views
+from algorithms.model_state import read_buffers, trainable_views
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
 
     if not steps:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
-    delta = tree.subtract(y, x)
-    return LocalResult(delta, read_state(model).buffers, steps, total.item() / steps, step.v, step.ascended)
+    delta = tree.subtract(y, x, into=x)
+    return LocalResult(delta, read_buffers(model), steps, total.item() / steps, step.v, step.ascended)
 
 
 class _Step:
@@ -130,8 +130,14 @@ def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:
     for name, tensors in (("u", rule.u), ("v", rule.v)):
         if tensors is not None:
             tree.check_layout(x, tensors, f"direction {name} of the local rule")
-            brought[name] = tree.map(lambda tensor, like: tensor.to(like.device), tensors, x)
+            brought[name] = tree.map(_beside, x, tensors)
     rule = replace(rule, u=brought.get("u"), v=brought.get("v"))
     if rule.gradient.order == "feddyn_code" and rule.mu:
         rule = replace(rule, u=tree.scale(x, -rule.mu) if rule.u is None else tree.add(rule.u, x, -rule.mu))
     return rule
+
+
+def _beside(like: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor on the parameter's device and in its order of axes, which torch's kernels need to be fast."""
+    tensor = tensor.to(like.device)
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)

@@ -27,9 +27,14 @@ def read_state(model: nn.Module) -> ModelState:
     """Copies of the model's values, on its device. A parameter or buffer that is shared appears once."""
     return ModelState(
         trainable=tree.map(torch.clone, trainable_views(model)),
-        buffers=tree.map(torch.clone, _buffers(model)),
+        buffers=read_buffers(model),
         frozen=tree.map(torch.clone, _frozen(model)),
     )
+
+
+def read_buffers(model: nn.Module) -> Tensors:
+    """Copies of the model's persistent buffers, on its device."""
+    return tree.map(torch.clone, _buffers(model))
 
 
 def load_state(model: nn.Module, state: ModelState) -> None:
@@ -52,7 +57,12 @@ def load_state(model: nn.Module, state: ModelState) -> None:
 
 def trainable_views(model: nn.Module) -> Tensors:
     """The trainable parameters outside autograd, sharing their memory: write into a view and the model has changed."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return tree.map(torch.detach, trainable_parameters(model))
+
+
+def trainable_parameters(model: nn.Module) -> Tensors:
+    """The trainable parameters themselves, on which autograd leaves gradients."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _frozen(model: nn.Module) -> Tensors:
