@@ -3,22 +3,21 @@
     python -m benchmarks.local_step --model resnet18-gn --methods fedavg fedcm --pairs 15
 
 Epochs alternate bare, ours, ours, bare, so that what else the machine does in the meantime meets both alike; a pair's
-ratio is ours over bare, by the clock and by the processor time of this process. Prints one JSON line for each method.
-It fails if FedAvg's model is not bit for bit that of the bare loop.
+ratio is ours over bare, by the clock and by the processor time of this process. Prints one JSON line with what was
+asked and the machine, and one for each method. It fails if FedAvg's model is not bit for bit that of the bare loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,10 @@ from torch.nn import functional
 
 import algorithms as fl
 from algorithms import tree
+from benchmarks.demo_grid import machine
+from fl_client.allocator import keep_freed_memory
+from fl_client.config import MemoryFormat, Precision
+from fl_client.device import Compute
 from tasks import Examples
 from tasks.batches import batches, seed_everything
 from tasks.models import ResNet18, grey_cnn
@@ -68,9 +71,9 @@ class Seconds:
 class Bench:
     """One model and one data set of random numbers, trained by either loop from the same values."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device, compute: Compute) -> None:
         seed_everything(SEED)
-        self.model = case.model().to(device)
+        self.model = compute.prepared(case.model(), device)
         self._start = fl.read_state(self.model)
         self._batch_size = case.batch_size
         inputs = torch.randn(case.examples, *case.shape)
@@ -174,13 +177,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS)
     parser.add_argument("--pairs", type=int, default=15, help="pairs of two epochs each that are measured")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=get_args(Precision), default="float32")
+    parser.add_argument("--memory-format", choices=get_args(MemoryFormat), default="auto")
+    parser.add_argument("--stock-allocator", action="store_true", help="both loops without what a daemon asks of glibc")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    bench = Bench(CASES[asked.model], torch.device(asked.device))
+    if not asked.stock_allocator:
+        keep_freed_memory()
+    bench = Bench(CASES[asked.model], torch.device(asked.device), Compute(asked.precision, asked.memory_format))
     check(bench)
-    facts = {"model": asked.model, "pairs": asked.pairs, "device": asked.device, "machine": platform.machine()}
+    print(json.dumps({**vars(asked), "machine": machine()}), flush=True)
     for method in asked.methods:
-        print(json.dumps({**facts, "torch": torch.__version__, **measure(bench, method, asked.pairs)}), flush=True)
+        print(json.dumps(measure(bench, method, asked.pairs)), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 import structlog
 
 from fl_client import device as devices
+from fl_client.allocator import keep_freed_memory
 from fl_client.attendance import Attendance
 from fl_client.bundles import BundleCache
 from fl_client.config import ClientConfig
@@ -53,6 +54,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         if config.metrics_listen is not None:
             held.enter_context(metrics.listening(*split_address(config.metrics_listen)))
         device = devices.choose(config.device)
+        keep_freed_memory()
         progress.say("loading the task's data")
         local = load_local_task(config, state, device)
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
@@ -81,7 +83,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     tools = Tools(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
-        trainer=Trainer(local),
+        trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
         worker=Worker(config.threads),
         disk=Disk(),
         shelf=Shelf(state.pending, state.states),

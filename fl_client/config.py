@@ -15,6 +15,9 @@ from fl_client.errors import ConfigError
 from protos.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 from protos.wire import check_id
 
+Precision = Literal["float32", "bfloat16"]
+MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+
 
 def _client_id(value: str) -> str:
     return check_id("this device's name", value)
@@ -89,6 +92,12 @@ class ClientConfig(Section):
     shard: ShardConfig = ShardConfig()
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """"auto": CUDA where there is one, else the CPU."""
+    precision: Precision = "float32"
+    """What forward and backward passes are computed in; "bfloat16" is for devices that are faster with it. Parameters
+    and updates stay float32."""
+    memory_format: MemoryFormat = "auto"
+    """Order of axes of images and convolutions: "channels_last" suits CUDA and is "auto" there, "contiguous" is "auto"
+    elsewhere."""
     threads: int = Field(default=1, ge=1, le=1024)
     """torch threads; results on a CPU repeat bit for bit at the same number only."""
     tls: TlsConfig | None = None

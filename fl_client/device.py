@@ -1,12 +1,15 @@
-"""CUDA or CPU, chosen once at the start."""
+"""CUDA or CPU, chosen once at the start, and in which numbers and order of axes a model is computed there."""
 
 from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
+from fl_client.config import MemoryFormat, Precision
 from fl_client.errors import DeviceError
 from protos.fl.v1 import coordinator_pb2
 
@@ -39,3 +42,56 @@ def describe(device: torch.device) -> coordinator_pb2.Device:
         return coordinator_pb2.Device(kind="cuda", name=properties.name, memory_bytes=properties.total_memory)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return coordinator_pb2.Device(kind="cpu", name=platform.processor() or platform.machine(), memory_bytes=memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """How a forward and backward pass is made; what is sent, summed and stepped stays as it is."""
+
+    precision: Precision = "float32"
+    """bfloat16: by torch.autocast, with parameters, gradients and loss in float32; nothing is scaled, as the exponents
+    are those of float32."""
+    memory_format: MemoryFormat = "auto"
+    """Order of axes of images and convolutions. auto: channels_last on CUDA, contiguous elsewhere."""
+
+    def prepared(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model itself, moved to the device and made to compute so whenever it is called.
+
+        Its output is float32 again if it is one tensor. With other than the defaults a deep copy of it is not a model
+        of its own: its calls would be the first one's.
+        """
+        model = model.to(device)
+        if self._channels_last(device):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's types lack it
+            model.register_forward_pre_hook(_channels_last_inputs)
+        if self.precision == "bfloat16":
+            _lower_precision(model, device)
+        return model
+
+    def _channels_last(self, device: torch.device) -> bool:
+        return self.memory_format == "channels_last" or (self.memory_format == "auto" and device.type == "cuda")
+
+
+AS_IT_IS = Compute()
+"""What a daemon does if nothing else is asked of it."""
+
+
+def _channels_last_inputs(model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
+    """Images of a batch, [n, channels, height, width], laid out as the convolutions want them."""
+    del model
+    return tuple(
+        each.contiguous(memory_format=torch.channels_last) if isinstance(each, Tensor) and each.dim() == 4 else each
+        for each in inputs
+    )
+
+
+def _lower_precision(model: nn.Module, device: torch.device) -> None:
+    # Around the forward pass alone: the backward pass takes its types from it, and the loss is better off in float32.
+    forward = model.forward
+
+    def lowered(*inputs: object, **named: object) -> object:
+        with torch.autocast(device.type, torch.bfloat16):
+            output = forward(*inputs, **named)
+        return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output
+
+    model.forward = lowered

@@ -20,6 +20,7 @@ from algorithms.model_state import trainable_views
 from algorithms.parameters import AlgorithmError
 from fl_client import answers, model_values
 from fl_client.data import LocalTask
+from fl_client.device import AS_IT_IS, Compute
 from fl_client.errors import WorkFailed
 from fl_client.model_values import Bundles
 from fl_client.next_state import NextState
@@ -53,9 +54,12 @@ class Trainer:
     Its methods run on one thread at a time: they seed torch's default generators, which the process shares.
     """
 
-    def __init__(self, local: LocalTask, model: nn.Module | None = None) -> None:
-        """model: the task's, on the data's device; trainers that take turns may share one. None: made when needed."""
-        self._local = local
+    def __init__(self, local: LocalTask, model: nn.Module | None = None, compute: Compute = AS_IT_IS) -> None:
+        """model: the task's, on the data's device; trainers that take turns may share one. None: made when needed.
+
+        compute: how the model is computed, if it is made here.
+        """
+        self._local, self._compute = local, compute
         self._model = model
 
     def train(
@@ -118,7 +122,7 @@ class Trainer:
         """The model with the values of the bundles; made anew only the first time."""
         if self._model is None:
             with _failures():
-                self._model = self._local.task.model().to(self._local.train.inputs.device)
+                self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
         model_values.load(self._model, bundles)
         return self._model
 

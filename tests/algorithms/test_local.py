@@ -1,5 +1,7 @@
 """The local loop: the order inside a step, in numbers worked by hand, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,23 @@ def test_rule_by_hand():
     """
     result = train(Line(1.0), [4.0, 4.0], fl.LocalRule(a=0.5, u=u(3.0), mu=2.0))
     assert result.delta["y"].item() == -2.5
+
+
+def test_zero_direction_changes_nothing():
+    """u = 0 beside a proximal term, or alone, is no u at all, bit for bit, for numbers that are not exact."""
+    for rule in (fl.LocalRule(mu=0.3), fl.LocalRule(), fl.LocalRule(a=0.7, mu=0.3), fl.LocalRule(a=0.7)):
+        plain, zero = (train(Line(0.1), [0.7, 0.9, 1.1], each) for each in (rule, replace(rule, u=u(0.0))))
+        assert torch.equal(plain.delta["y"], zero.delta["y"])
+
+
+def test_what_was_given_stays():
+    """Directions and local momentum keep their values, and a result is not overwritten by the next training."""
+    given, model = fl.LocalRule(0.5, u(3.0), 2.0, v=u(1.0), gamma=0.5), Line(1.0)
+    first = train(model, [4.0, 3.0], given)
+    kept = first.delta["y"].item(), first.v["y"].item()
+    train(model, [1.0, 2.0], given)
+    assert (given.u["y"].item(), given.v["y"].item()) == (3.0, 1.0)
+    assert (first.delta["y"].item(), first.v["y"].item()) == kept
 
 
 def test_decay_is_inside_the_gradient():

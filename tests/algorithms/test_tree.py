@@ -47,3 +47,34 @@ def test_adding_in_place_writes_into_the_first_operand_only():
     a, b = one(1.0), one(2.0)
     tree.add_(a, b, 3.0)
     assert (a["w"].item(), b["w"].item()) == (7.0, 2.0)
+
+
+@pytest.mark.parametrize("operand", [None, "a", "b"], ids=["memory of its own", "of the first", "of the second"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda a, b, into: tree.add(a, b, -0.3, into),
+        tree.subtract,
+        lambda a, b, into: tree.accumulate(b, 0.9, a, into),
+        lambda a, b, into: tree.scale(a, 0.3, into),
+        lambda a, b, into: tree.scale(a, tree.norm(b), into),
+        lambda a, b, into: tree.copy(a, into),
+    ],
+    ids=["add", "subtract", "accumulate", "scale", "scale by tensor", "copy"],
+)
+def test_results_in_given_memory_are_the_same_bit_for_bit(operation, operand):
+    """Whatever stood there, an operand too; the result is that memory."""
+    random = torch.Generator().manual_seed(1)
+    a, b = ({name: torch.randn(7, 5, generator=random) for name in "vw"} for _ in range(2))
+    expected = operation(a, b, None)
+    into = {"a": a, "b": b, None: tree.spare(a)}[operand]
+    result = operation(a, b, into)
+    assert all(torch.equal(result[name], expected[name]) for name in "vw")
+    assert all(result[name] is into[name] for name in "vw")
+
+
+def test_without_given_memory_operands_stay():
+    """A copy and a sum are new tensors."""
+    a = one(1.0)
+    assert tree.copy(a)["w"] is not a["w"]
+    assert (tree.add(a, a)["w"].item(), a["w"].item()) == (2.0, 1.0)

@@ -52,6 +52,16 @@ def test_a_whole_configuration_is_read(tmp_path):
         ('client_id = "edge-3"', "", "client_id: expected a name for this device"),
         ("edge-3", "edge 3", "client_id: this device's name: expected 1 to 64 of"),
         ("[task]", 'device = "gpu"\n[task]', 'device: expected "auto", "cpu", "cuda" or "cuda:1", got \'gpu\''),
+        (
+            "[task]",
+            'precision = "float16"\n[task]',
+            "precision: expected 'float32' or 'bfloat16', got 'float16'",
+        ),
+        (
+            "[task]",
+            'memory_format = "nhwc"\n[task]',
+            "memory_format: expected 'auto', 'contiguous' or 'channels_last', got 'nhwc'",
+        ),
         ("[task]", "threads = 0\n[task]", "threads: expected greater than or equal to 1, got 0"),
         ("[task]", 'log = "loud"\n[task]', "log: expected 'auto', 'json' or 'pretty', got 'loud'"),
         ("index = 3", "", "partition needs an index"),
