@@ -6,7 +6,8 @@ is put back), and batch norm's statistics as they were before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class BatchGradients:
         self._y = trainable_views(model)
         self._parameters = trainable_parameters(model)
         self._device = next(iter(self._y.values())).device
-        self._for_g, self._for_replay, self._for_y = tree.spare(self._y), tree.spare(self._y), tree.spare(self._y)
+        self._for_g, self._for_replay = tree.spare(self._y), tree.spare(self._y)
         self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters
 
     def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
@@ -66,12 +67,12 @@ class BatchGradients:
         g = self._left()
         if self._gradient.rho:
             climb = _ascent(g, self._gradient, self._for_g)
-            g = self._replayed(lambda: tree.add_(self._y, climb))
+            g = self._replayed(tree.add(self._y, climb, into=self._for_g))
         return value, self._shaped(g, self._y, self._for_g)
 
     def again_at(self, point: Tensors) -> Tensors:
         """g of the mini-batch that was last taken, at another point than y."""
-        return self._shaped(self._replayed(lambda: tree.copy_(self._y, point)), point, self._for_replay)
+        return self._shaped(self._replayed(point), point, self._for_replay)
 
     def _shaped(self, g: Tensors, point: Tensors, into: Tensors | None) -> Tensors:
         if self._gradient.order == "feddyn_code":
@@ -89,14 +90,34 @@ class BatchGradients:
         """The gradients that autograd left, zero for a parameter that the loss did not reach."""
         return tree.map(gradient_or_zero, self._parameters)
 
-    def _replayed(self, move: Callable[[], None]) -> Tensors:
-        y, buffers = tree.copy(self._y, self._for_y), _Buffers(self._model)
-        move()
+    def _replayed(self, point: Tensors) -> Tensors:
+        buffers = _Buffers(self._model)
         _set_random_state(self._device, self._random)
-        self._pass(*self._batch)
-        tree.copy_(self._y, y)
+        with self._standing_at(point):
+            self._pass(*self._batch)
         buffers.put_back()
         return self._left()
+
+    @contextmanager
+    def _standing_at(self, point: Tensors) -> Iterator[None]:
+        """The parameters have the values of `point` meanwhile."""
+        if self._for_g is not None:
+            # On a CPU their memory is exchanged, which costs nothing.
+            self._put(point)
+            try:
+                yield
+            finally:
+                self._put(self._y)
+        else:
+            # On a GPU recurrent layers want the memory that they have prepared.
+            y = tree.map(torch.clone, self._y)
+            tree.copy_(self._y, point)
+            yield
+            tree.copy_(self._y, y)
+
+    def _put(self, point: Tensors) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.data = point[name]
 
     def _climbed(self, ascent: InputAscent, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """One pass for both players: gradients for the model, and a step up for the map of the inputs."""

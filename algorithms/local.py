@@ -98,18 +98,25 @@ class _Step:
         if self._rule.anchored:
             g = tree.subtract(g, self._gradients.again_at(self._x), self._for_g)
         d = self._mixed(g) if self._rule.gradient.order == "paper" else self._mixed_then_shaped(g)
+        rate = self._settings.learning_rate
         if self.v is not None:
             d = self.v = tree.accumulate(self.v, self._rule.gamma, d, self._for_v)
-        tree.add_(self._y, d, -self._settings.learning_rate)
+        elif self._anchor is not None:
+            tree.lerp_(self._y, self._anchor, rate * self._rule.mu)
+        tree.add_(self._y, d, -rate)
         return loss
 
     def _mixed(self, g: Tensors) -> Tensors:
-        """d = a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing."""
+        """d = a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing.
+
+        Without a local heavy ball the proximal part is left out: `take` moves the model by it in place, which needs one
+        pass over the parameters less.
+        """
         if self._u is not None:
             return tree.add(self._u, g, self._rule.a, self._for_d)
         if self._rule.a != 1.0:
             g = tree.scale(g, self._rule.a, self._for_g)
-        if self._anchor is None:
+        if self._anchor is None or self.v is None:
             return g
         away = tree.subtract(self._y, self._anchor, self._for_d)
         return tree.add(g, away, self._rule.mu, self._for_d)

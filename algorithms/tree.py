@@ -34,14 +34,6 @@ def spare(a: Tensors) -> Tensors | None:
     return map(torch.empty_like, a) if on_cpu else None
 
 
-def copy(a: Tensors, into: Tensors | None = None) -> Tensors:
-    """The values of `a`, in memory of their own."""
-    if into is None:
-        return map(torch.clone, a)
-    copy_(into, a)
-    return into
-
-
 def add(a: Tensors, b: Tensors, scale: float = 1.0, into: Tensors | None = None) -> Tensors:
     """a + scale * b; a scale of 1 is exact."""
     if into is not None:
@@ -82,6 +74,11 @@ def norm(a: Tensors) -> torch.Tensor:
 def add_(a: Tensors, b: Tensors, scale: float = 1.0) -> None:
     """a <- a + scale * b."""
     torch._foreach_add_(list(a.values()), _matched(a, b), alpha=scale)
+
+
+def lerp_(a: Tensors, b: Tensors, weight: float) -> None:
+    """a <- a + weight * (b - a); where a = b nothing changes, bit for bit."""
+    torch._foreach_lerp_(list(a.values()), _matched(a, b), weight)
 
 
 def copy_(a: Tensors, b: Tensors) -> None:

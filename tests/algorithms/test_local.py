@@ -294,6 +294,43 @@ def test_settings_out_of_range_are_refused(settings):
         fl.LocalSettings(**settings)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        fl.LocalRule(),
+        fl.LocalRule(0.3, u(0.7)),
+        fl.LocalRule(1.0, u(0.7), 0.3),
+        fl.LocalRule(0.3, u(0.7), 0.3, v=u(0.9), gamma=0.5),
+        fl.LocalRule(0.3, u(0.7), 0.3, gradient=fl.GradientRule(order="feddyn_code")),
+        fl.LocalRule(0.3, u(0.7), gradient=fl.GradientRule(rho=0.1), anchored=True),
+        fl.LocalRule(gradient=fl.GradientRule(rho=0.1, scope="tensor")),
+    ],
+    ids=["plain", "direction", "proximal", "heavy ball", "feddyn_code", "anchored sam", "sam by tensor"],
+)
+def test_a_gpu_and_a_cpu_differ_in_memory_alone(monkeypatch, rule):
+    """Without memory kept for results, as on a GPU, every bit is the same; the model keeps its own memory."""
+
+    def made():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+        memory = [p.data_ptr() for p in model.parameters()]
+        data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
+        here = fl.read_state(model).trainable
+        own = {key: None if (t := getattr(rule, key)) is None else like(here, t) for key in ("u", "v")}
+        result = fl.train_locally(
+            model, data, nn.functional.mse_loss, replace(rule, **own), fl.LocalSettings(0.1, 0.01, 0.5)
+        )
+        assert [p.data_ptr() for p in model.parameters()] == memory
+        return [*result.delta.values(), *(result.v or {}).values(), *model.parameters(), torch.tensor(result.loss)]
+
+    def like(tensors, given):
+        return {name: given["y"] * torch.ones_like(tensor) for name, tensor in tensors.items()}
+
+    cpu = made()
+    monkeypatch.setattr(fl.tree, "spare", lambda tensors: None)
+    assert all(torch.equal(a, b) for a, b in zip(cpu, made(), strict=True))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 def test_steps_never_wait_for_the_gpu():
     """On CUDA no step reads a value back, whatever is switched on; batches and u may start on the CPU."""

@@ -58,9 +58,8 @@ def test_adding_in_place_writes_into_the_first_operand_only():
         lambda a, b, into: tree.accumulate(b, 0.9, a, into),
         lambda a, b, into: tree.scale(a, 0.3, into),
         lambda a, b, into: tree.scale(a, tree.norm(b), into),
-        lambda a, b, into: tree.copy(a, into),
     ],
-    ids=["add", "subtract", "accumulate", "scale", "scale by tensor", "copy"],
+    ids=["add", "subtract", "accumulate", "scale", "scale by tensor"],
 )
 def test_results_in_given_memory_are_the_same_bit_for_bit(operation, operand):
     """Whatever stood there, an operand too; the result is that memory."""
@@ -74,7 +73,17 @@ def test_results_in_given_memory_are_the_same_bit_for_bit(operation, operand):
 
 
 def test_without_given_memory_operands_stay():
-    """A copy and a sum are new tensors."""
+    """A sum is a new tensor."""
     a = one(1.0)
-    assert tree.copy(a)["w"] is not a["w"]
     assert (tree.add(a, a)["w"].item(), a["w"].item()) == (2.0, 1.0)
+
+
+def test_lerp_in_place_by_hand():
+    """1 + 0.25 * (5 - 1) = 2; between equal numbers nothing moves, whatever the weight."""
+    a = one(1.0)
+    tree.lerp_(a, one(5.0), 0.25)
+    assert a["w"].item() == 2.0
+    for weight in (0.1, 0.7):
+        b = one(0.1)
+        tree.lerp_(b, one(0.1), weight)
+        assert torch.equal(b["w"], one(0.1)["w"])
