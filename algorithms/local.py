@@ -97,26 +97,32 @@ class _Step:
         loss, g = self._gradients.take(inputs, targets)
         if self._rule.anchored:
             g = tree.subtract(g, self._gradients.again_at(self._x), self._for_g)
-        d = self._mixed(g) if self._rule.gradient.order == "paper" else self._mixed_then_shaped(g)
-        rate = self._settings.learning_rate
+        rate, rule = self._settings.learning_rate, self._rule
+        if self.v is None and rule.gradient.order == "paper":
+            self._move(g)
+            return loss
+        d = self._mixed(g) if rule.gradient.order == "paper" else self._mixed_then_shaped(g)
         if self.v is not None:
-            d = self.v = tree.accumulate(self.v, self._rule.gamma, d, self._for_v)
-        elif self._anchor is not None:
-            tree.lerp_(self._y, self._anchor, rate * self._rule.mu)
+            d = self.v = tree.accumulate(self.v, rule.gamma, d, self._for_v)
         tree.add_(self._y, d, -rate)
         return loss
 
-    def _mixed(self, g: Tensors) -> Tensors:
-        """d = a * g + u + mu * (y - x). A neutral part is skipped, so that it costs and changes nothing.
+    def _move(self, g: Tensors) -> None:
+        """y <- y - eta_l * d, part by part and without d: fewer passes, and a neutral part costs and changes nothing."""
+        rate, rule = self._settings.learning_rate, self._rule
+        if self._anchor is not None:
+            tree.lerp_(self._y, self._anchor, rate * rule.mu)
+        if self._u is not None:
+            tree.add_(self._y, self._u, -rate)
+        tree.add_(self._y, g, -rate * rule.a)
 
-        Without a local heavy ball the proximal part is left out: `take` moves the model by it in place, which needs one
-        pass over the parameters less.
-        """
+    def _mixed(self, g: Tensors) -> Tensors:
+        """d = a * g + u + mu * (y - x), neutral parts skipped."""
         if self._u is not None:
             return tree.add(self._u, g, self._rule.a, self._for_d)
         if self._rule.a != 1.0:
             g = tree.scale(g, self._rule.a, self._for_g)
-        if self._anchor is None or self.v is None:
+        if self._anchor is None:
             return g
         away = tree.subtract(self._y, self._anchor, self._for_d)
         return tree.add(g, away, self._rule.mu, self._for_d)
