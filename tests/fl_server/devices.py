@@ -29,7 +29,6 @@ from protos.fl.v1.training_pb2 import (
 from tasks import fingerprint, load_task
 from tests.fl_server.harness import TASK, World, until
 
-
 Key = tuple[str, int, int]
 """(run, round, exchange)."""
 
