@@ -10,7 +10,7 @@ from tests.integration.harness import Coordinator, Daemon
 from tests.integration.processes import Place, eventually
 
 TASK = "quadratic_task:Quadratic"
-SIZE = 4
+SIZE, ROUNDS = 4, 250
 METHODS = {
     "scaffold": {"name": "scaffold"},
     "scaffold-I": {"name": "scaffold", "parameters": {"option": "I"}},
@@ -60,7 +60,7 @@ def test_the_optimum_is_reached_in_spite_of_everything(place, method):
     for each in daemons[:3]:
         each.start()
     # The first moves are longer than this by far.
-    create(server, method, 400, clip_update_norm=1.5)
+    create(server, method, ROUNDS, clip_update_norm=1.5)
     committed(server, 3)
 
     _abandon_an_attempt(server, daemons[:3])
@@ -70,7 +70,7 @@ def test_the_optimum_is_reached_in_spite_of_everything(place, method):
 
     server.completed("exact")
     assert {"states_restarted"} <= set(server.history("exact"))
-    assert server.run("exact").rounds_done == 400
+    assert server.run("exact").rounds_done == ROUNDS
     assert server.client("edge-3").updates_counted > 0
     assert errors(server)[-1] < 1e-8
 
