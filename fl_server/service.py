@@ -115,6 +115,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             run = self._coordinator.run(failure.key.run_id)
             if run.refusal(failure.key, client_id) is None:
                 run.client_out(client_id, "failed", words)
+            run.client_evaluations.failed(failure.key, client_id)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(
@@ -123,9 +124,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Keep a client's evaluation."""
         client_id = self._fleet.session(request.session_id).client_id
         run = self._coordinator.run(request.key.run_id)
-        raise InvalidInput(
-            "key", "an evaluation that was asked for", f"round {request.key.round} of {run.id} by {client_id}"
-        )
+        await run.client_evaluations.report(client_id, request)
+        return pb.ReportEvaluationResponse()
 
 
 def _digest(message: object, field: str) -> bytes:
