@@ -58,7 +58,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
     st.builds(ClientOut, clients),
     st.builds(ClientBack, clients),
-    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated())),
+    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed())),
+    st.builds(Evaluated, st.sampled_from(("server", "clients"))),
     st.sampled_from((PauseRequested(), ResumeRequested())),
     st.builds(Extended, st.integers(0, 6)),
 )
@@ -76,6 +77,8 @@ policies = st.builds(
     exchanges=st.integers(1, 3),
     evaluate_every=st.integers(0, 2),
     await_evaluation=st.booleans(),
+    ask_clients_every=st.integers(0, 2),
+    await_clients=st.booleans(),
 )
 
 
@@ -209,7 +212,7 @@ def expected_next(state: RoundState) -> Event:
         Phase.REDUCING: ExchangeReduced(),
         Phase.STEPPING: Stepped(),
         Phase.COMMITTING: Committed(),
-        Phase.EVALUATING: Evaluated(),
+        Phase.EVALUATING: Evaluated(min(state.awaited, default="server")),
         Phase.ENDED: Extended(state.rounds + 1),
     }[state.phase]
 
