@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fl_ops import units
@@ -24,15 +24,14 @@ def evaluations_table(answer: admin_pb2.ListEvaluationsResponse) -> RenderableTy
         values = (f"{row.metrics[name]:.4f}" if name in row.metrics else units.NOTHING for name in names)
         table.add_row(Text(units.plain(row.client_id)), f"{row.num_examples:,}", *values)
     table.title = Text(f"round {answer.round.round}", style="bold")
-    table.caption = Text(units.plain(summary_text(answer, names)))
-    return table
+    return Group(table, *(Text(units.plain(line)) for line in summary_lines(answer, names)))
 
 
-def summary_text(answer: admin_pb2.ListEvaluationsResponse, names: list[str]) -> str:
+def summary_lines(answer: admin_pb2.ListEvaluationsResponse, names: list[str]) -> list[str]:
     """Mean, deviation and worst decile of each metric, a line each; how many answered while it is not over."""
     metrics = answer.round.metrics
     if EVALUATED not in metrics:
-        return f"{len(answer.evaluations)} have answered, others are waited for"
+        return [f"{len(answer.evaluations)} have answered, others are waited for"]
     lines = []
     for name in names:
         own = f"{PREFIX}{name}"
@@ -41,7 +40,7 @@ def summary_text(answer: admin_pb2.ListEvaluationsResponse, names: list[str]) ->
                 f"{name}: mean {metrics[f'{own}_mean']:.4f}, deviation {metrics[f'{own}_std']:.4f}, worst decile "
                 f"{metrics[f'{own}_worst_decile']:.4f}, over all examples {metrics[own]:.4f}"
             )
-    return "\n".join(lines)
+    return lines
 
 
 def _names(answer: admin_pb2.ListEvaluationsResponse) -> list[str]:
