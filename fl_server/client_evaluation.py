@@ -88,8 +88,9 @@ class ClientEvaluations:
         self._under_way[round_] = one
         run.log.under_way.add(round_)
         log.info("evaluation_asked", run=run.id, round=round_, clients=len(asked), answered=len(answered))
+        question = self._question(one)
         for client in asked:
-            self._push(one, client)
+            run.parts.fleet.push(client, question)
         run.spawn(self._see_through(one))
 
     def _draw(self, round_: int, answered: set[str]) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ class ClientEvaluations:
         pool = set(run.parts.fleet.evaluators(run.task, run.config.labels)) - answered
         return draw_evaluators(pool, wanted and wanted - len(answered), run.config.seed, round_)
 
-    def _push(self, one: _UnderWay, client: str) -> None:
+    def _question(self, one: _UnderWay) -> pb.AttendResponse:
         run, (version, source) = self._run, self._run.behaviour.fingerprint
         message = EvaluationAssignment(
             key=ExchangeKey(run_id=run.id, round=one.round),
@@ -108,7 +109,7 @@ class ClientEvaluations:
             resources=[broadcast.resource for broadcast in one.broadcasts],
         )
         message.deadline.FromMilliseconds(max(0, round((one.ends - time.monotonic()) * 1000)))
-        run.parts.fleet.push(client, pb.AttendResponse(evaluation=message))
+        return pb.AttendResponse(evaluation=message)
 
     async def _see_through(self, one: _UnderWay) -> None:
         if one.outstanding:
@@ -176,7 +177,7 @@ class ClientEvaluations:
         """A client is here again: tell it what it still has to evaluate."""
         for one in self._under_way.values():
             if client in one.outstanding:
-                self._push(one, client)
+                self._run.parts.fleet.push(client, self._question(one))
 
     def gone(self, client: str) -> None:
         """A client is lost, banned or forgotten."""

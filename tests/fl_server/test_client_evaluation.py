@@ -122,6 +122,20 @@ async def test_a_third_round_ends_the_first_before_its_time(world):
     assert "clients_evaluated" not in metrics(world, 1)
 
 
+async def test_a_model_that_may_turn_out_the_best_is_kept(world):
+    """With one checkpoint kept, round 0's stays in round 1: clients still say what it is worth, and it is the best."""
+    a, b = await fleet(world, "a", "b")
+    stop = {"rounds": 2, "metric": "clients_accuracy_mean"}
+    run = await world.create(stop=stop, evaluation={"clients_every": 1, "every": 0}, keep_checkpoints=1)
+    for round_, value in enumerate((0.9, 0.1)):
+        for device in (a, b):
+            await device.asked(1)
+            await device.report(world, round_=round_, accuracy=value)
+    await world.completed()
+    assert run.log.best.round == 0
+    assert world.parts.checkpoints.rounds("r") == [0, 1]
+
+
 async def test_bundles_are_shared_with_the_next_round(world):
     """While the model has not moved on, evaluation and training send the same object: no second copy is made."""
     await fleet(world, "a", "b")
