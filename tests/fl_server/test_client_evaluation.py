@@ -15,7 +15,7 @@ from protos.fl.v1.coordinator_pb2 import FAILURE_REASON_TASK_ERROR
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import ExchangeKey
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import Journal, World, until
+from tests.fl_server.harness import TASK, Journal, World, until
 
 ASKING = {"stop": {"rounds": 1}, "evaluation": {"clients_every": 1}}
 
@@ -145,6 +145,20 @@ async def test_bundles_are_shared_with_the_next_round(world):
     held = list(run.client_evaluations.broadcasts())
     assert [broadcast.kind for broadcast in held] == ["model"]
     assert all(sent[broadcast.digest] is broadcast for broadcast in held)
+
+
+async def test_frozen_parts_are_held_once(world):
+    """Two rounds under evaluation and the run's own: one object, for it never changes."""
+    options = {"model": "frozen"}
+    for name in "ab":
+        await Device(name, options=options, eval_examples=10).come(world)
+    run = await world.create(
+        task={"name": TASK, "options": options}, stop={"rounds": 2}, evaluation={"clients_every": 1, "every": 0}
+    )
+    await until(lambda: len(run.client_evaluations._under_way) == 2, "clients are asked about both rounds")
+    sent = [*run.client_evaluations.broadcasts(), *run.model.broadcasts]
+    assert [each.kind for each in sent] == ["model", "frozen"] * 2 + ["model", "direction", "frozen"]
+    assert len({id(each) for each in sent if each.kind == "frozen"}) == 1
 
 
 @pytest.mark.parametrize("how", ["fails", "is banned"])
