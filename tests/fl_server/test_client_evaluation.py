@@ -82,6 +82,17 @@ async def test_who_is_asked(world):
     assert [device.name for device in devices if device.told("evaluation")] == ["asked"]
 
 
+async def test_with_nobody_to_ask_it_is_over_at_once(world):
+    """No client has held-out examples: the run completes long before the deadline, and says that none answered."""
+    for name in "ab":
+        await Device(name).come(world)
+    await world.create(**ASKING)
+    await world.completed()
+    assert {name: value for name, value in metrics(world).items() if name.startswith("clients_")} == {
+        "clients_evaluated": 0
+    }
+
+
 async def test_some_of_many_are_asked(world):
     """Two of five with `clients` = 2, drawn by seed and round: the same two for a run of the same seed."""
     devices = await fleet(world, *"abcde")
