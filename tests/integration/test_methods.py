@@ -25,7 +25,7 @@ def test_a_method_that_needs_the_population_is_refused_without(fleet, name):
 
 
 def test_a_method_with_bad_parameters_ends_in_a_clear_state(fleet):
-    """A rate without measure: the run fails at the first aggregate that is not finite, and the model before it stays."""
+    """A rate without measure: the run fails at the first aggregate that is not finite; the model before it stays."""
     run = fleet.server.create("wild", algorithm={"name": "fedavgm", "parameters": {"eta_g": 1e38}}, stop={"rounds": 9})
     ended = fleet.server.ended(run)
     assert ended.state == admin_pb2.RUN_STATE_FAILED
