@@ -68,6 +68,13 @@ class ExchangeReduced:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesLost:
+    """A client's state is gone: all clients' states, and what the server keeps of them, must start anew."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """The server step is computed."""
 
@@ -109,7 +116,7 @@ class EndRequested:
 
 Event = (
     RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced
-    | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
+    | StatesLost | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip
 
 
@@ -145,6 +152,17 @@ class Cancel:
     """Tell clients that their work is not wanted any more."""
 
     clients: tuple[str, ...]
+    exchange: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRound:
+    """Forget what the ledger has of a round that is not committed."""
+
+    round: int
+    why: str
+    states: bool
+    """Clients' states start anew with it, in a new epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +189,6 @@ class Announce:
     """The round is committed: tell its clients the outcome, tidy up, start the evaluation if one is due."""
 
     round: int
-    accepted: Accepted
-    drawn: frozenset[str]
     evaluate: bool
 
 
@@ -184,4 +200,6 @@ class End:
     reason: str
 
 
-Command = OpenAttempt | AwaitClients | RetryLater | Cancel | ReduceExchange | Step | Commit | Announce | End
+Command = (
+    OpenAttempt | AwaitClients | RetryLater | Cancel | RestartRound | ReduceExchange | Step | Commit | Announce | End
+)

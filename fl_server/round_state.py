@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Literal
 
 from fl_server.events import Accepted, EndStatus
-from fl_server.sampling import Sampling
+from fl_server.sampling import Sampling, within_population
 
 
 class Phase(Enum):
@@ -45,6 +45,8 @@ class RoundPolicy:
     """Clients drawn for each update wanted, with close = "goal"."""
     exchanges: int = 1
     """Collections in a round."""
+    population: int = 0
+    """N, where no more clients than that may ever take part; 0: any number may."""
     evaluate_every: int = 1
     """Rounds between evaluations; 0: never."""
     await_evaluation: bool = False
@@ -60,6 +62,8 @@ class RoundState:
     """The run is complete after this many committed rounds."""
     round: int = 0
     attempt: int = 0
+    first_attempt: int = 0
+    """Of this round as it was last drawn anew: what earlier ones collected is void."""
     exchange: int = 0
     phase: Phase = Phase.SELECTING
     paused: bool = False
@@ -67,6 +71,8 @@ class RoundState:
     """Clients that could be drawn now, as last told."""
     settled: bool = False
     """False after a start until the roster is back, or was waited for: nothing is drawn before."""
+    members: frozenset[str] = frozenset()
+    """Clients that have a place in the population: their updates counted since client states began."""
     goal: int = 0
     """Updates wanted in this round; 0 before its first draw."""
     drawn: frozenset[str] = frozenset()
@@ -77,8 +83,17 @@ class RoundState:
     """(client, digest) in order of arrival."""
     accepted: Accepted = ()
     """What closed the last exchange, in the order of id bytes."""
+    states_lost: str = ""
+    """Why clients' states are to start anew once the step under way is committed; empty if they are not."""
     ending: tuple[EndStatus, str] | None = None
     """Set when the run is to end after the step under way; and why it ended."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Of the eligible, those for whom the population has a place."""
+        if not self.policy.population:
+            return self.eligible
+        return within_population(self.eligible, self.members | self.drawn, self.policy.population)
 
     @property
     def outstanding(self) -> frozenset[str]:

@@ -149,8 +149,8 @@ class RunConfig(_Section):
         """T, the rounds that schedules are laid out for."""
         return self.planned_rounds or self.stop.rounds
 
-    def policy(self) -> RoundPolicy:
-        """The part that the round state machine looks at."""
+    def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
+        """The part that the round state machine looks at; `exchanges` and `population` as the algorithm wants them."""
         section = self.round
         floor = section.clients_per_round if section.sampling == "fixed" else 1
         return RoundPolicy(
@@ -163,6 +163,8 @@ class RunConfig(_Section):
             quorum=section.quorum or max(1, (floor + 1) // 2),
             deadline_s=section.deadline_s,
             over_selection=section.over_selection,
+            exchanges=exchanges,
+            population=population,
             evaluate_every=self.evaluation.every,
             await_evaluation=self.stop.target is not None or self.stop.patience > 0,
         )

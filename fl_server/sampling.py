@@ -8,7 +8,7 @@ clients.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,3 +72,10 @@ def initial_model_seed(seed: int) -> int:
 
 
 Sampling = Literal["fixed", "bernoulli"]
+
+
+def within_population(eligible: Sequence[str], members: Collection[str], population: int) -> tuple[str, ...]:
+    """Those of the eligible who may be drawn: members, and as many others, by id, as the population has places for."""
+    places = max(0, population - len(members))
+    joining = set([client for client in eligible if client not in members][:places])
+    return tuple(client for client in eligible if client in members or client in joining)

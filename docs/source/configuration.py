@@ -17,7 +17,6 @@ import fl_client.config as client
 import fl_server.config as server
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
 from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
-from fl_server.engine import require_one_delta
 from fl_server.run_config import RunConfig
 from tasks.digits import Digits
 from tasks.loading import BUILT_IN
@@ -220,7 +219,7 @@ def _methods() -> list[str]:
     used = sorted({parameter for algorithm in algorithms for parameter in algorithm.parameters})
     if unexplained := [parameter for parameter in used if parameter not in METHOD]:
         raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
-    methods = ["| method | a run can use it | parameters and their defaults |", "| --- | --- | --- |"]
+    methods = ["| method | needs | parameters and their defaults |", "| --- | --- | --- |"]
     methods += [_method(algorithm) for algorithm in algorithms]
     meanings = ["| parameter | meaning |", "| --- | --- |"]
     meanings += [f"| `{parameter}` | {METHOD[parameter]} |" for parameter in used]
@@ -228,13 +227,11 @@ def _methods() -> list[str]:
 
 
 def _method(algorithm: fl.Algorithm) -> str:
-    try:
-        require_one_delta(algorithm)
-        usable = "yes"
-    except fl.AlgorithmError:
-        usable = "in Python only"
+    needs = ["`population`"] if algorithm.needs_population else []
+    needs += ["a state on each client"] if algorithm.keeps_client_state else []
+    needs += [f"{len(algorithm.exchanges)} exchanges"] if len(algorithm.exchanges) > 1 else []
     parameters = ", ".join(f"`{name} = {shown(value)}`" for name, value in algorithm.parameters.items())
-    return f"| `{algorithm.name}` | {usable} | {parameters.replace('= `', '= ').replace('``', '`')} |"
+    return f"| `{algorithm.name}` | {', '.join(needs)} | {parameters.replace('= `', '= ').replace('``', '`')} |"
 
 
 def _task_options() -> list[str]:
