@@ -19,7 +19,8 @@ import torch
 import algorithms as fl
 from fl_client.bundles import Bundle
 from fl_client.data import LocalTask
-from fl_client.training import NextState, Trainer
+from fl_client.next_state import NextState
+from fl_client.training import Trainer
 from fl_ops.simulate.wire import Wire
 from fl_server.admission import Gate
 from fl_server.assignments import Order, Place, assignment
