@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from algorithms import build
 from fl_ops.compare import tuning
@@ -29,6 +29,14 @@ def cell_of(table: Table, line: Line, choice: Choice, stage: Stage, seed: int) -
     simulation = table.simulation(line.split, tuned.validation_every if tuned else 0)
     settings = {"run": run, "simulation": simulation.model_dump(mode="json")}
     return Cell(line.method.label, line.split, stage, seed, settings)
+
+
+class Done(NamedTuple):
+    """A cell that has a result."""
+
+    choice: Choice
+    cell: Cell
+    result: CellResult
 
 
 class LinePlan:
@@ -61,10 +69,12 @@ class LinePlan:
         results = ((cell.seed, self._find(cell)) for cell in self._final_cells())
         return {seed: result for seed, result in results if result is not None}
 
-    def done_cells(self) -> list[tuple[Cell, CellResult]]:
-        """Every cell of this line that has a result."""
-        cells = [*(self._tuning_cell(choice) for choice, _ in self.tried()), *self._final_cells()]
-        return [(cell, result) for cell in cells if (result := self._find(cell))]
+    def done(self) -> list[Done]:
+        """Every cell of this line that has a result: those of the search, then the judging ones by seed."""
+        cells = [(choice, self._tuning_cell(choice)) for choice, _ in self.tried()]
+        if self.choice:
+            cells += [(self.choice, cell) for cell in self._final_cells()]
+        return [Done(choice, cell, result) for choice, cell in cells if (result := self._find(cell))]
 
     def left(self) -> tuple[int, int]:
         """(cells, rounds) that are not done, at most."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.results import parameters_text
 from fl_ops.compare.summary import Row, Spread, rows, tried
 from fl_ops.errors import Misused
-from fl_ops.units import NOTHING, duration
+from fl_ops.units import NOTHING
 
 _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
@@ -31,7 +30,7 @@ def filled(text: str, plan: Plan) -> str:
     begin, end = _BEGIN.format(plan.table.name), _END.format(plan.table.name)
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise Misused(f"--page: expected the lines {begin} and {end} once each, in this order")
-    before, after = text.split(begin)[0], text.split(end)[1]
+    before, after = text.split(begin, maxsplit=1)[0], text.split(end)[1]
     return f"{before}{begin}\n\n{tables(plan)}\n\n{end}{after}"
 
 

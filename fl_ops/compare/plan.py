@@ -23,7 +23,9 @@ class Plan:
         self.table = table
         self._load = load
         self._known: dict[str, CellResult] = {}
-        self.lines = [LinePlan(table, each, self.find) for each in table.lines() if not only or each.method.label in only]
+        self.lines = [
+            LinePlan(table, each, self.find) for each in table.lines() if not only or each.method.label in only
+        ]
 
     def missing(self) -> list[Cell]:
         """The cells that can be run now, the most urgent first: tuning, then seed by seed."""

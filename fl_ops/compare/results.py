@@ -9,24 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from fl_ops.compare.cells import Cell, CellResult, RoundRow
+from fl_ops.compare.cells import Cell, RoundRow
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.summary import Row, Spread, rows, tried
 from fl_ops.demo.facts import machine, versions
 
 _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cell")
 _ROUND = tuple(each.name for each in fields(RoundRow))
-_SPREADS = (
-    "final", "last", "best", "rounds_to_target", "down_to_target", "up_to_target", "down", "up",
-)  # fmt: skip
+_SPREADS = ("final", "last", "best", "rounds_to_target", "down_to_target", "up_to_target", "down", "up")
 """Fields of a row that are spreads."""
 
 
 def results_csv(plan: Plan) -> str:
     """A line for each round of each cell that is done; a cell that diverged has fewer than it should."""
-    chosen = [(each, line.line.method.tune) for line in plan.lines for each in line.done_cells()]
-    lines = ([*_cell_values(cell), *_round_values(row)] for (cell, result), _ in chosen for row in result.rounds)
-    return _csv([*_CELL, *_ROUND], lines)
+    plan.missing()
+    done = (each for line in plan.lines for each in line.done_cells())
+    return _csv(
+        [*_CELL, *_ROUND], ([*_cell_values(cell), *_round_values(row)] for cell, it in done for row in it.rounds)
+    )
 
 
 def summary_csv(plan: Plan) -> str:
@@ -58,7 +58,9 @@ def summary_json(plan: Plan) -> str:
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
     """alpha 0.1, option II."""
-    return ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in parameters.items())
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in parameters.items()
+    )
 
 
 def _cell_values(cell: Cell) -> list[Any]:

@@ -65,7 +65,10 @@ def rows(plan: Plan) -> list[Row]:
     """A row for every line, in the table's order."""
     plan.missing()
     found = [_row(plan, line) for line in plan.lines]
-    best = {split: _best([row for row in found if row.split == split]) for split in plan.table.own.splits}
+    best = {
+        split: _best([row for row in found if row.split == split and not row.diverged])
+        for split in plan.table.own.splits
+    }
     return [replace(row, among_best=_is_among(row, best[row.split])) for row in found]
 
 
@@ -83,17 +86,20 @@ def tried(plan: Plan, line: LinePlan) -> list[dict[str, Any]]:
 def _row(plan: Plan, line: LinePlan) -> Row:
     own, finals = plan.table.own, line.finals()
     whole = [result for result in finals.values() if result.diverged is None]
-    rates = own.tuning.learning_rates if own.tuning else []
     row = Row(
         label=line.line.method.label,
         split=line.line.split,
         algorithm=line.line.method.name,
         choice=line.choice,
-        at_edge=bool(line.choice) and len(rates) > 2 and line.choice.learning_rate in (min(rates), max(rates)),
+        at_edge=_at_edge(line.choice, own.tuning.learning_rates if own.tuning else []),
         seeds=tuple(finals),
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
     return replace(row, **_accuracies(whole, own.report.last), **_costs(whole, own.report.target))
+
+
+def _at_edge(choice: Choice | None, rates: Sequence[float]) -> bool:
+    return choice is not None and len(rates) > 1 and choice.learning_rate in (min(rates), max(rates))
 
 
 def _accuracies(results: Sequence[CellResult], last: int) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def _best(found: Sequence[Row]) -> Row | None:
 
 
 def _is_among(row: Row, best: Row | None) -> bool:
-    """mean >= best - sqrt((s^2 + s_best^2) / 2); without deviations, only the best itself. A diverged seed rules out."""
+    """mean >= best mean - sqrt((s^2 + s_best^2) / 2), both without a diverged seed."""
     if best is None or best.last is None or row.last is None or row.diverged:
         return False
     deviations = [spread.deviation or 0.0 for spread in (row.last, best.last)]

@@ -31,9 +31,9 @@ class MethodSection(Section):
     """What it is called in tables and pictures."""
     name: str
     """As in a run's [algorithm]."""
-    parameters: dict[str, Scalar] = {}
+    parameters: dict[str, Scalar] = Field(default_factory=dict)
     """Those that are given, not searched."""
-    tune: dict[str, list[Scalar]] = {}
+    tune: dict[str, list[Scalar]] = Field(default_factory=dict)
     """Values to search for some parameters, every combination; the first of each is where a narrowing search starts."""
 
     def variants(self) -> list[dict[str, Scalar]]:
@@ -148,7 +148,7 @@ def _check(table: Table) -> None:
         if method.tune and own.tuning is None:
             raise ValueError(f"methods.{method.label}: has values to tune over, so the table needs a section [tuning]")
         for variant in method.variants():
-            build(method.name, **variant)
+            build(method.name, **variant)  # refuses what cannot be, before anything is run
     if own.simulation.model_fields_set & {"partition", "validation_every"}:
         raise ValueError("simulation: expected neither partition nor validation_every: splits and tuning have them")
     for split in own.splits:
