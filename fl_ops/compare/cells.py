@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. settings: all that decides its numbers, the plain values of a file for `fl simulate`: run, simulation."""
+    """One run. settings: all that decides its numbers, the plain values of a file for `fl simulate`."""
 
     label: str
     split: str

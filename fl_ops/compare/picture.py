@@ -51,9 +51,8 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
     figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
     figure.supylabel("Test accuracy, %", color=_INK, fontsize=10)
     reference = lines[0].line.method.label
-    figure.suptitle(
-        f"{plan.table.run.task.name}, {split}; dashed: {reference}; grey: all others", color=_INK, fontsize=11
-    )
+    title = f"{plan.table.run.task.name}, {split}; dashed: {reference}; grey: all others"
+    figure.suptitle(title, color=_INK, fontsize=11)
     figure.savefig(path)
     return True
 

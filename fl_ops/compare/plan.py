@@ -23,9 +23,8 @@ class Plan:
         self.table = table
         self._load = load
         self._known: dict[str, CellResult] = {}
-        self.lines = [
-            LinePlan(table, each, self.find) for each in table.lines() if not only or each.method.label in only
-        ]
+        lines = [line for line in table.lines() if not only or line.method.label in only]
+        self.lines = [LinePlan(table, line, self.find) for line in lines]
 
     def missing(self) -> list[Cell]:
         """The cells that can be run now, the most urgent first: tuning, then seed by seed."""
@@ -41,7 +40,7 @@ class Plan:
 
     def done(self) -> int:
         """Cells that have a result."""
-        return sum(len(line.done_cells()) for line in self.lines)
+        return sum(len(line.done()) for line in self.lines)
 
     def left(self) -> tuple[int, int]:
         """(cells, rounds) that are not done, at most."""

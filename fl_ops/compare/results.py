@@ -6,16 +6,18 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
-from fl_ops.compare.cells import Cell, RoundRow
+from fl_ops.compare.cells import RoundRow
+from fl_ops.compare.line_plan import Done
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.summary import Row, Spread, rows, tried
 from fl_ops.demo.facts import machine, versions
 
 _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cell")
-_ROUND = tuple(each.name for each in fields(RoundRow))
+_ROUND = ("round", "accepted", "training_loss", "accuracy", "loss", "bytes_down", "bytes_up", "seconds")
+_DIGITS = 5
 _SPREADS = ("final", "last", "best", "rounds_to_target", "down_to_target", "up_to_target", "down", "up")
 """Fields of a row that are spreads."""
 
@@ -23,10 +25,8 @@ _SPREADS = ("final", "last", "best", "rounds_to_target", "down_to_target", "up_t
 def results_csv(plan: Plan) -> str:
     """A line for each round of each cell that is done; a cell that diverged has fewer than it should."""
     plan.missing()
-    done = (each for line in plan.lines for each in line.done_cells())
-    return _csv(
-        [*_CELL, *_ROUND], ([*_cell_values(cell), *_round_values(row)] for cell, it in done for row in it.rounds)
-    )
+    done = [each for line in plan.lines for each in line.done()]
+    return _csv([*_CELL, *_ROUND], ([*_of_cell(each), *_of_round(row)] for each in done for row in each.result.rounds))
 
 
 def summary_csv(plan: Plan) -> str:
@@ -58,20 +58,22 @@ def summary_json(plan: Plan) -> str:
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
     """alpha 0.1, option II."""
-    return ", ".join(
-        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in parameters.items()
-    )
+    return ", ".join(f"{key} {_in_words(value)}" for key, value in parameters.items())
 
 
-def _cell_values(cell: Cell) -> list[Any]:
-    run = cell.settings["run"]
-    text = parameters_text(run["algorithm"]["parameters"])
-    return [cell.label, cell.split, cell.stage, cell.seed, run["local"]["learning_rate"], text, cell.digest]
+def _in_words(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _round_values(row: RoundRow) -> list[Any]:
-    values = asdict(row)
-    return [round(value, 5) if isinstance(value, float) else value for value in values.values()]
+def _of_cell(done: Done) -> list[Any]:
+    choice, cell = done.choice, done.cell
+    text = parameters_text(choice.parameters)
+    return [cell.label, cell.split, cell.stage, cell.seed, choice.learning_rate, text, cell.digest[:8]]
+
+
+def _of_round(row: RoundRow) -> list[Any]:
+    values = (getattr(row, name) for name in _ROUND)
+    return [round(value, _DIGITS) if isinstance(value, float) else value for value in values]
 
 
 def _summary_values(row: Row) -> list[Any]:

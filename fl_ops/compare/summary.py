@@ -65,10 +65,7 @@ def rows(plan: Plan) -> list[Row]:
     """A row for every line, in the table's order."""
     plan.missing()
     found = [_row(plan, line) for line in plan.lines]
-    best = {
-        split: _best([row for row in found if row.split == split and not row.diverged])
-        for split in plan.table.own.splits
-    }
+    best = {split: _best([row for row in found if row.split == split]) for split in plan.table.own.splits}
     return [replace(row, among_best=_is_among(row, best[row.split])) for row in found]
 
 
@@ -136,7 +133,8 @@ def _megabytes(results: Sequence[CellResult], rounds: Sequence[int], key: str) -
 
 
 def _best(found: Sequence[Row]) -> Row | None:
-    return max((row for row in found if row.last), key=lambda row: row.last.mean if row.last else 0.0, default=None)
+    whole = [row for row in found if row.last and not row.diverged]
+    return max(whole, key=lambda row: row.last.mean if row.last else 0.0, default=None)
 
 
 def _is_among(row: Row, best: Row | None) -> bool:
