@@ -49,12 +49,16 @@ class LinePlan:
         self._search = tuning.search(line.method, table.own.tuning) if table.own.tuning else None
         self._asked = next(self._search) if self._search else []
         self._tried: list[Choice] = []
-        self.choice = None if self._search else table.first_choice(line.method)
+        self._choice = None if self._search else table.first_choice(line.method)
+
+    @property
+    def choice(self) -> Choice | None:
         """What tuning chose; None before it has."""
+        self._advance()
+        return self._choice
 
     def missing(self) -> list[Cell]:
         """The cells that can be run now."""
-        self._advance()
         cells = self._final_cells() if self.choice else [self._tuning_cell(choice) for choice in self._asked]
         return [cell for cell in cells if self._find(cell) is None]
 
@@ -72,8 +76,8 @@ class LinePlan:
     def done(self) -> list[Done]:
         """Every cell of this line that has a result: those of the search, then the judging ones by seed."""
         cells = [(choice, self._tuning_cell(choice)) for choice, _ in self.tried()]
-        if self.choice:
-            cells += [(self.choice, cell) for cell in self._final_cells()]
+        if choice := self.choice:
+            cells += [(choice, cell) for cell in self._final_cells()]
         return [Done(choice, cell, result) for choice, cell in cells if (result := self._find(cell))]
 
     def left(self) -> tuple[int, int]:
@@ -90,7 +94,7 @@ class LinePlan:
         return next((dict(cell.settings) for cell in self._final_cells()), {})
 
     def _advance(self) -> None:
-        while self.choice is None and self._search is not None:
+        while self._choice is None and self._search is not None:
             results = [self._find(self._tuning_cell(choice)) for choice in self._asked]
             known = [result for result in results if result is not None]
             if len(known) < len(results):
@@ -99,13 +103,13 @@ class LinePlan:
             try:
                 self._asked = self._search.send([tuning.score(each, self._table.own.report.last) for each in known])
             except StopIteration as ended:
-                self.choice = ended.value
+                self._choice = ended.value
 
     def _tuning_cell(self, choice: Choice) -> Cell:
         seed = self._table.own.tuning.seed if self._table.own.tuning else 0
         return cell_of(self._table, self.line, choice, "tuning", seed)
 
     def _final_cells(self) -> list[Cell]:
-        if self.choice is None:
+        if not (choice := self.choice):
             return []
-        return [cell_of(self._table, self.line, self.choice, "final", seed) for seed in self._table.own.seeds]
+        return [cell_of(self._table, self.line, choice, "final", seed) for seed in self._table.own.seeds]

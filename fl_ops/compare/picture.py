@@ -19,7 +19,7 @@ Axis = Literal["rounds", "megabytes"]
 _COLOUR, _REFERENCE, _PALE, _INK = "#0b6e99", "#d1642e", "#d9d9d9", "#333333"
 _COLUMNS = 4
 _LABELS: dict[Axis, str] = {"rounds": "Rounds done", "megabytes": "Megabytes down and up, all clients"}
-_FLOOR = 0.5
+_FLOOR = 0.65
 """Panels begin at this share of the best accuracy: the first rounds are alike, the end is what matters."""
 
 Curve = tuple[list[float], list[float]]
@@ -34,11 +34,11 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = [line for line in plan.lines if line.line.split == split and any(map(_points, _whole(line)))]
+    lines = [line for line in plan.lines if line.line.split == split and any(it.accuracies for it in _whole(line))]
     if not lines:
         return False
     count = math.ceil(len(lines) / _COLUMNS)
-    figure = Figure(figsize=(11, 2.1 * count + 0.7), dpi=150, layout="constrained")
+    figure = Figure(figsize=(11, 2.1 * count + 0.7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(count, _COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
     curves = [_mean(_whole(line), axis) for line in lines]
@@ -46,6 +46,8 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
         _panel(panel, line, curves, axis)
     for panel in panels[len(lines) :]:
         panel.set_visible(False)
+    for panel in panels[max(0, len(lines) - _COLUMNS) : len(lines)]:
+        panel.tick_params(labelbottom=True)
     top = max(max(values) for _, values in curves)
     panels[0].set_ylim(100 * _FLOOR * top, 100 * top + 3)
     figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
@@ -67,7 +69,7 @@ def _panel(axes: Any, line: LinePlan, curves: Sequence[Curve], axis: Axis) -> No
     low, high = ([choose(each) for each in _by_evaluation(whole)] for choose in (min, max))
     axes.fill_between(at, _percent(low), _percent(high), color=_COLOUR, alpha=0.25, linewidth=0, zorder=3)
     axes.plot(at, _percent(values), color=_COLOUR, linewidth=1.6, zorder=4)
-    axes.set_title(line.line.method.label, loc="left", color=_INK, fontsize=9.5, pad=3)
+    axes.set_title(_title(line, len(whole)), loc="left", color=_INK, fontsize=9.5, pad=3)
     axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -75,16 +77,17 @@ def _panel(axes: Any, line: LinePlan, curves: Sequence[Curve], axis: Axis) -> No
     axes.tick_params(colors=_INK, length=3, labelsize=8)
 
 
+def _title(line: LinePlan, whole: int) -> str:
+    diverged = len(line.finals()) - whole
+    return line.line.method.label + (f", {diverged} diverged" if diverged else "")
+
+
 def _whole(line: LinePlan) -> list[CellResult]:
     return [result for result in line.finals().values() if result.diverged is None]
 
 
-def _points(result: CellResult) -> list[float]:
-    return result.accuracies
-
-
 def _by_evaluation(results: Sequence[CellResult]) -> list[tuple[float, ...]]:
-    return list(zip(*map(_points, results), strict=False))
+    return list(zip(*(result.accuracies for result in results), strict=False))
 
 
 def _mean(results: Sequence[CellResult], axis: Axis) -> Curve:

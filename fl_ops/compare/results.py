@@ -24,7 +24,6 @@ _SPREADS = ("final", "last", "best", "rounds_to_target", "down_to_target", "up_t
 
 def results_csv(plan: Plan) -> str:
     """A line for each round of each cell that is done; a cell that diverged has fewer than it should."""
-    plan.missing()
     done = [each for line in plan.lines for each in line.done()]
     return _csv([*_CELL, *_ROUND], ([*_of_cell(each), *_of_round(row)] for each in done for row in each.result.rounds))
 

@@ -63,7 +63,6 @@ class Row:
 
 def rows(plan: Plan) -> list[Row]:
     """A row for every line, in the table's order."""
-    plan.missing()
     found = [_row(plan, line) for line in plan.lines]
     best = {split: _best([row for row in found if row.split == split]) for split in plan.table.own.splits}
     return [replace(row, among_best=_is_among(row, best[row.split])) for row in found]
