@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
-from google.protobuf.json_format import MessageToDict
 from torch import Tensor, nn
 
-import algorithms
-from algorithms.base import LocalRule, LocalSettings
-from algorithms.local import LocalResult, train_locally
-from algorithms.model_state import ModelState, load_state, read_state
-from fl_client.bundles import Bundle
+from algorithms import tree
+from algorithms.base import Algorithm, ClientContext, LocalSettings, Memory, Tensors
+from algorithms.client import LocalData, Work, answer
+from algorithms.gradients import Batches
+from algorithms.model_state import trainable_views
+from algorithms.parameters import AlgorithmError
+from fl_client import answers, model_values
 from fl_client.data import LocalTask
 from fl_client.errors import WorkFailed
-from fl_client.updates import Update, name_of, work_of
-from protos.codec import Layout, LayoutError, digest_message, digest_of, pack, unpack
+from fl_client.model_values import Bundles
+from fl_client.next_state import NextState
+from fl_client.updates import Update
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-from tasks.batches import batches, count_steps, seed_everything
+from tasks.batches import batches, count_steps, seed_everything, whole
 from tasks.evaluation import evaluate
-
-Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
 
 
 class Interrupted(Exception):
@@ -36,33 +38,57 @@ OnStep = Callable[[int, int], object]
 """Called after each step with its number from 1 and the steps in all; what it raises ends the training."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What training gave."""
+
+    update: Update
+    next_state: NextState | None
+    """What to keep of the round, should it count; None where the clients of the method keep nothing of the exchange."""
+
+
 class Trainer:
-    """One task's model, made once, on the data's device, and given the coordinator's values for each assignment.
+    """One task's model, on the data's device, given the coordinator's values for each assignment.
 
     Its methods run on one thread at a time: they seed torch's default generators, which the process shares.
     """
 
-    def __init__(self, local: LocalTask) -> None:
+    def __init__(self, local: LocalTask, model: nn.Module | None = None) -> None:
+        """model: the task's, on the data's device; trainers that take turns may share one. None: made when needed."""
         self._local = local
-        self._model: nn.Module | None = None
+        self._model = model
 
-    def train(self, assignment: training_pb2.Assignment, bundles: Bundles, on_step: OnStep) -> Update:
-        """The update for an assignment: a function of the assignment, the bundles and the local data alone.
+    def train(
+        self, assignment: training_pb2.Assignment, bundles: Bundles, kept: Memory | None, on_step: OnStep
+    ) -> Trained:
+        """The answer to an assignment: a function of the assignment, the bundles, the state and the local data alone.
+
+        kept: what this client keeps of its last round that counted; None: it starts from the method's initial state.
 
         Raises:
             WorkFailed: it cannot be done here; says why.
         """
         training = assignment.training
         self.check(assignment.task, assignment.fingerprint)
-        _check_wanted(assignment, bundles)
+        algorithm = answers.method_of(training)
+        exchange = answers.exchange_of(assignment, algorithm)
         model = self._load(bundles)
-        rule = _rule(training, bundles)
+        answers.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
+        context = self._context(assignment, model, _Given(algorithm, model_values.direction(model, bundles), kept))
+        settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
+        work = Work(algorithm, context, settings, assignment.key.exchange)
         started = time.monotonic()
         with _failures():
-            result = self._steps(model, training, rule, on_step)
+            data, steps = self._data(training)
+            if not exchange.trains:
+                data = _watched(data, count_steps(len(self._local.train), training.batch_size, epochs=1), on_step)
+            seed_everything(training.seed)
+            made = answer(model, data, work, on_step=lambda step: on_step(step + 1, steps))
         seconds = time.monotonic() - started
-        _check_finite(result)
-        return self._update(assignment, result, seconds)
+        answers.check_finite(made)
+        update = answers.update_of(assignment, made, len(self._local.train), seconds)
+        keeps = algorithm.keeps_client_state and exchange.trains
+        return Trained(update, NextState.of(algorithm, context, made) if keeps else None)
 
     def evaluate(self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles) -> tuple[int, dict[str, float]]:
         """Examples and the mean of each metric over this device's held-out part. Raises WorkFailed as `train` does."""
@@ -90,107 +116,72 @@ class Trainer:
 
     def _load(self, bundles: Bundles) -> nn.Module:
         """The model with the values of the bundles; made anew only the first time."""
-        with _failures():
-            if self._model is None:
+        if self._model is None:
+            with _failures():
                 self._model = self._local.task.model().to(self._local.train.inputs.device)
-            here = read_state(self._model)
-        state = ModelState({}, {}, {})
-        expected = {**here.trainable, **here.buffers}
-        values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
-        state.trainable.update({name: values[name] for name in here.trainable})
-        state.buffers.update({name: values[name] for name in here.buffers})
-        if here.frozen:
-            state.frozen.update(_tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)))
-        load_state(self._model, state)
+        model_values.load(self._model, bundles)
         return self._model
 
-    def _steps(
-        self, model: nn.Module, training: training_pb2.LocalTraining, rule: LocalRule, on_step: OnStep
-    ) -> LocalResult:
+    def _context(self, assignment: training_pb2.Assignment, model: nn.Module, given: _Given) -> ClientContext:
+        """What this client has when the exchange begins, on the model's device."""
+        state = given.algorithm.client_init(trainable_views(model))
+        if given.kept is not None and given.algorithm.keeps_client_state:
+            _check_kept(state, given.kept)
+            state = given.kept
+        device = self._local.train.inputs.device
+        return ClientContext(
+            None if given.direction is None else _brought(given.direction, device),
+            {symbol: _brought(tensors, device) for symbol, tensors in state.items()},
+            self._omega(assignment.training),
+        )
+
+    def _omega(self, training: training_pb2.LocalTraining) -> float:
+        """omega_i = N n_i / sum n over the population; 1 where the objective is not weighted by examples."""
+        if not training.population_examples:
+            return 1.0
+        return training.population * len(self._local.train) / training.population_examples
+
+    def _data(self, training: training_pb2.LocalTraining) -> tuple[LocalData, int]:
+        """The local examples as the work goes through them, and its steps in all."""
+        examples, size = self._local.train, training.batch_size
         work = {
             "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
             "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
         }
-        total = count_steps(len(self._local.train), training.batch_size, **work)
-        seed_everything(training.seed)
-        data = batches(self._local.train, training.batch_size, training.seed, **work)
-        settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-        return train_locally(
-            model, data, self._local.task.loss, rule, settings, on_step=lambda step: on_step(step + 1, total)
-        )
-
-    def _update(self, assignment: training_pb2.Assignment, result: LocalResult, seconds: float) -> Update:
-        """Deltas of the trainable tensors, then final values of the buffers, as one payload."""
-        tensors = {**result.delta, **result.buffers}
-        layout = Layout.of(tensors, result.delta.keys())
-        data = pack(tensors, layout)
-        header = training_pb2.UpdateHeader(
-            key=assignment.key,
-            attempt=assignment.attempt,
-            payloads=[training_pb2.Payload(kind=training_pb2.PAYLOAD_KIND_DELTA, manifest=layout.to_manifest())],
-            size_bytes=len(data),
-            digest=digest_message(digest_of(data)),
-            num_examples=len(self._local.train),
-            num_steps=result.steps,
-            training_loss=result.loss,
-            training_seconds=seconds,
-            state_epoch=assignment.state_epoch,
-        )
-        return Update(work_of(assignment), header, data)
+        steps: Batches = batches(examples, size, training.seed, **work)
+        return LocalData(steps, whole(examples, size), self._local.task.loss), count_steps(len(examples), size, **work)
 
 
-def _check_wanted(assignment: training_pb2.Assignment, bundles: Bundles) -> None:
-    """Refuse, before any work, what this daemon could not answer."""
-    if list(assignment.payloads) != [training_pb2.PAYLOAD_KIND_DELTA]:
-        names = ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in assignment.payloads) or "none"
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"payloads: expected DELTA alone, got {names}")
-    if assignment.upload_encodings and tensor_pb2.ENCODING_PLAIN not in assignment.upload_encodings:
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
-            f"upload_encodings: expected PLAIN among them, got {list(assignment.upload_encodings)}",
-        )
-    if assignment.training.WhichOneof("work") is None:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "training: expected local_epochs or local_steps, got neither")
-    model = bundles.get(tensor_pb2.RESOURCE_KIND_MODEL)
-    if model is not None and 0 < assignment.max_update_bytes < model.layout.size_bytes:
-        raise WorkFailed(
-            pb.FAILURE_REASON_RESOURCES,
-            f"expected an update of at most {assignment.max_update_bytes} bytes, this model's has"
-            f" {model.layout.size_bytes}: raise the coordinator's limit",
-        )
+@dataclass(frozen=True, slots=True)
+class _Given:
+    algorithm: Algorithm
+    direction: Tensors | None
+    kept: Memory | None
 
 
-def _rule(training: training_pb2.LocalTraining, bundles: Bundles) -> LocalRule:
-    """The method's local rule for this round."""
-    direction = bundles.get(tensor_pb2.RESOURCE_KIND_DIRECTION)
-    given = None if direction is None else unpack(direction.data, direction.layout)
-    spec = training.algorithm
+def _watched(data: LocalData, passes: int, on_step: OnStep) -> LocalData:
+    """The data of an exchange without steps: each batch counts as one, so that the work can be ended on its way."""
+    numbers = count(1)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        value = data.loss(output, target)
+        on_step(next(numbers), passes)
+        return value
+
+    return replace(data, loss=loss)
+
+
+def _check_kept(initial: Memory, kept: Memory) -> None:
+    """Raises WorkFailed unless the state kept is one of this method for this model."""
     try:
-        return algorithms.build(spec.name, **MessageToDict(spec.parameters)).local_rule(given)
-    except (ValueError, TypeError, LookupError) as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
+        for symbol, tensors in initial.items():
+            tree.check_layout(tensors, kept.get(symbol, {}), f"client state {symbol}")
+    except ValueError as error:
+        raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
 
 
-def _tensors(bundles: Bundles, kind: tensor_pb2.ResourceKind, expected: Layout) -> dict[str, Tensor]:
-    """The tensors of a bundle, once it is clear that they are the model's."""
-    name = tensor_pb2.ResourceKind.Name(kind)
-    if (bundle := bundles.get(kind)) is None:
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
-    if difference := expected.difference(bundle.layout):
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}")
-    try:
-        return unpack(bundle.data, bundle.layout)
-    except LayoutError as error:
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}: {error}") from error
-
-
-def _check_finite(result: LocalResult) -> None:
-    if not math.isfinite(result.loss):
-        raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {result.loss}")
-    for name, tensor in (*result.delta.items(), *result.buffers.items()):
-        # One reduction finds nearly every case; only where it does not hold is each element looked at.
-        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {name}")
+def _brought(tensors: Tensors, device: torch.device) -> Tensors:
+    return tree.map(lambda tensor: tensor.to(device), tensors)
 
 
 @contextmanager
@@ -202,5 +193,7 @@ def _failures() -> Iterator[None]:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"out of memory: {error}") from error
+    except AlgorithmError as error:
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm: {error}") from error
     except Exception as error:
         raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}") from error

@@ -82,7 +82,7 @@ class Work:
         bundles = await tools.bundles.get(assignment.resources)
 
         def work(check: Callable[[], None]) -> Update:
-            return tools.trainer.train(assignment, bundles, self._on_step(key, check))
+            return tools.trainer.train(assignment, bundles, None, self._on_step(key, check)).update
 
         update = await tools.worker.run(work)
         header = update.header
@@ -92,7 +92,7 @@ class Work:
             "trained",
             **named(key),
             steps=header.num_steps,
-            loss=round(header.training_loss, 5),
+            loss=round(header.training_loss, 5) if header.HasField("training_loss") else None,
             seconds=round(header.training_seconds, 3),
         )
         return update

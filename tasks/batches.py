@@ -35,6 +35,15 @@ def batches(  # noqa: PLR0913 - as an epoch of data is asked for everywhere
     return islice(_endless(examples, batch_size, seed), total)
 
 
+def whole(examples: Examples, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every example once, in order and as it is, not augmented: for the gradient of the whole local set.
+
+    Batches are views of the examples, of `batch_size` but for the last one. Raises TaskError as `batches` does.
+    """
+    _check(len(examples), batch_size, 1, None)
+    return zip(torch.split(examples.inputs, batch_size), torch.split(examples.targets, batch_size), strict=True)
+
+
 def _endless(examples: Examples, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     # On the CPU whatever the device: the order of a CUDA daemon is the order of a CPU daemon.
     generator = torch.Generator().manual_seed(seed)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks import Examples, TaskError
-from tasks.batches import batches, count_steps, seed_everything
+from tasks.batches import batches, count_steps, seed_everything, whole
 
 TEN = Examples(torch.arange(10.0), torch.arange(10))
 
@@ -85,3 +85,16 @@ def test_seed_everything_seeds_the_default_generator():
     first = torch.rand(3)
     seed_everything(7)
     assert torch.equal(first, torch.rand(3))
+
+
+def test_the_whole_set_is_gone_through_once_in_order():
+    """Ten examples in batches of four are 0 to 3, 4 to 7 and 8 to 9, as they are: augmentation is for training."""
+    doubled = Examples(TEN.inputs, TEN.targets, lambda inputs: inputs * 2)
+    got = [(inputs.tolist(), targets.tolist()) for inputs, targets in whole(doubled, 4)]
+    assert got == [([0, 1, 2, 3],) * 2, ([4, 5, 6, 7],) * 2, ([8, 9],) * 2]
+
+
+def test_the_whole_of_nothing_is_refused():
+    """As for training: no examples are a mistake of the shard."""
+    with pytest.raises(TaskError, match="at least one example"):
+        whole(TEN[:0], 4)

@@ -1,0 +1,49 @@
+"""Bundles and a model: the values that came down go in, once it is clear that they are this model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from algorithms.base import Tensors
+from algorithms.model_state import ModelState, load_state, read_state, trainable_views
+from fl_client.bundles import Bundle
+from fl_client.errors import WorkFailed
+from protos.codec import Layout, LayoutError, unpack
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import tensor_pb2
+
+Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
+"""What an assignment names, by kind."""
+
+
+def load(model: nn.Module, bundles: Bundles) -> None:
+    """Give the model the values of the round. Raises WorkFailed when they are those of another model."""
+    here = read_state(model)
+    expected = {**here.trainable, **here.buffers}
+    values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
+    frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
+    trainable = {name: values[name] for name in here.trainable}
+    load_state(model, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
+
+
+def direction(model: nn.Module, bundles: Bundles) -> Tensors | None:
+    """What was sent beside the model. Raises WorkFailed when it is not laid out as the model's trainable tensors."""
+    if tensor_pb2.RESOURCE_KIND_DIRECTION not in bundles:
+        return None
+    x = trainable_views(model)
+    return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
+
+
+def _tensors(bundles: Bundles, kind: tensor_pb2.ResourceKind, expected: Layout) -> Tensors:
+    """The tensors of a bundle, once it is clear that they are the model's."""
+    name = tensor_pb2.ResourceKind.Name(kind)
+    if (bundle := bundles.get(kind)) is None:
+        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
+    if difference := expected.difference(bundle.layout):
+        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}")
+    try:
+        return unpack(bundle.data, bundle.layout)
+    except LayoutError as error:
+        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}: {error}") from error
