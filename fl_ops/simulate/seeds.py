@@ -36,6 +36,8 @@ Told = tuple[int, RoundResult] | SeedResult | OpsError
 """(seed, a round that is done), the whole when it has ended, or why it could not go on."""
 Tell = Callable[[Told], None]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
 
 def simulate(job: Job, tell: Tell) -> None:
     """Do one run to its end, in this process; what is done is written also when it is interrupted.
@@ -44,7 +46,7 @@ def simulate(job: Job, tell: Tell) -> None:
         Misused: the configuration, the task or the data are not as they must be.
         Refused: the task's code failed on the way, or a file cannot be written.
     """
-    with _in_words():
+    with in_words():
         dealt = deal(job.plan, job.seed)
         simulation = Simulation(dealt.config, dealt.clients, task=dealt.evaluated)
     with simulation:
@@ -70,7 +72,8 @@ def _rounds(simulation: Simulation) -> Iterator[RoundResult]:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
+    """What is wrong with a configuration or its data, as an operator's error."""
     try:
         yield
     except (TaskError, AlgorithmError, InvalidInput) as error:
@@ -101,7 +104,8 @@ class _Children:
             while waiting or self._running:
                 while waiting and len(self._running) < processes:
                     self._start(waiting.pop(0))
-                for connection in wait(list(self._running)):
+                ready = wait(list(self._running))
+                for connection in [each for each in self._running if each in ready]:
                     self._hear(connection)
         finally:
             self._end()
@@ -109,7 +113,12 @@ class _Children:
     def _start(self, job: Job) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_child, args=(job, theirs), name=f"seed-{job.seed}")
-        process.start()
+        # Until it can write down what it has done, it must not be interrupted.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._running[ours] = process
 
@@ -129,14 +138,15 @@ class _Children:
     def _end(self) -> None:
         """Interrupt what still runs: each writes down what it has done."""
         for process in self._running.values():
-            with suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGINT) if process.is_alive() else None
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
         for process in self._running.values():
             process.join()
 
 
 def _child(job: Job, connection: Connection) -> None:
     with suppress(KeyboardInterrupt, BrokenPipeError), interruptible():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         try:
             simulate(job, connection.send)
         except OpsError as error:
@@ -152,7 +162,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _ENDING}
     for number in before:
         signal.signal(number, interrupt)
     try:
