@@ -149,8 +149,8 @@ The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, by the same 
 Keys of the top level stand above the first section."""
 
 _METHODS = """The methods, and their parameters with what stands when they are left out.
-Those whose clients keep a state, send more than a delta, or are asked twice in a round can be used from Python; a run
-that names one is refused with the reason."""
+What one needs beside them stands with it: the run's `population`, a folder on each device where a state is kept, or two
+exchanges with the clients in a round."""
 
 _FL = """## The operator's command: fl.toml
 

@@ -41,7 +41,7 @@ _EVENTS: tuple[e.Event, ...] = (
         kind()
         for kind in (e.DeadlinePassed, e.PickedUp, e.RetryDue, e.ExchangeReduced, e.Stepped, e.Committed, e.Evaluated)
     ),
-    *(e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
+    *(e.StatesLost(""), e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
     *(e.EndRequested("completed", ""), e.EndRequested("failed", "")),
 )
 _LAST_ATTEMPT = 2
