@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,12 @@ def test_a_simulated_run_is_the_networked_run(fleet, request, sections):
     assert simulated(name, **sections) == fleet.server.digests(name)
 
 
-def replayed(fleet, run, folder, *options):
+def replayed(fleet, run, folder, *options, seed=1):
     """`fl simulate --replay` of a run of the fleet."""
     config = folder / "clients.toml"
     config.write_text(
         f'[task]\nname = "{TASK}"\n[simulation]\nclients = 3\nnames = "edge-{{index}}"\n'
-        'partition = { method = "iid", seed = 1 }\n'
+        f'partition = {{ method = "iid", seed = {seed} }}\n'
     )
     state = fleet.server.settings["state_dir"]
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state, *options])
@@ -66,40 +67,56 @@ def replayed(fleet, run, folder, *options):
 
 def test_a_run_that_lost_a_daemon_is_replayed(fleet, tmp_path):
     """First arrivals make the rounds and a daemon dies in mid-training: from the accepted lists come the same models."""
-    closed_early = {"close": "goal", "over_selection": 1.5, "deadline_s": 3.0}
-    _, slow = fleet.half_delivered("replayed", round=closed_early | {"quorum": 1})
-    slow.kill()
+    fleet.hold()
+    fleet.server.create("replayed", round={"close": "goal", "over_selection": 1.5, "min_clients": 2})
+    fleet.server.until("replayed", lambda status: len(status.cohort) == 3, "it draws three for two")
+    fleet["edge-1"].logged("assignment", run="replayed", round=0)
+    fleet["edge-1"].kill()
     fleet.release()
     digests = fleet.server.digests("replayed")
-    assert any(summary.accepted < 2 or summary.dropped for summary in fleet.server.rounds("replayed"))
+    assert all(summary.dropped == 1 for summary in fleet.server.rounds("replayed"))
     result = replayed(fleet, "replayed", tmp_path)
     assert result.exit_code == 0, result.output
-    assert all(digest in result.output for digest in digests)
+    assert all(f"round {number}: 2 clients, same model, {digest}" in result.output
+               for number, digest in enumerate(digests))  # fmt: skip
+
+
+def test_lost_states_are_replayed(fleet, tmp_path):
+    """A daemon that has lost its state in mid-run begins a new epoch of states: a replay begins it too."""
+    fleet.hold()
+    fleet.server.create("new-epoch", algorithm={"name": "scaffold"}, population=3, round={"clients_per_round": 3})
+    fleet.release()
+    fleet.server.until("new-epoch", lambda status: status.rounds_done >= 1, "it commits a round")
+    fleet.hold()
+    lost = fleet["edge-2"]
+    lost.kill()
+    shutil.rmtree(lost.settings["state_dir"])
+    lost.start()
+    fleet.release()
+    fleet.server.completed("new-epoch")
+    assert "states_restarted" in fleet.server.history("new-epoch")
+    result = replayed(fleet, "new-epoch", tmp_path)
+    assert result.exit_code == 0, result.output
 
 
 def test_daemons_files_say_who_the_clients_are(fleet, tmp_path):
     """With --client-configs ids and shards come from the files that the daemons run by, while they run."""
     fleet.server.create("by-files")
     fleet.server.completed("by-files")
-    folder = fleet["edge-0"].config.parent
     configs = tmp_path / "configs"
     configs.mkdir()
     for daemon in fleet.daemons.values():
         (configs / daemon.config.name).write_text(daemon.config.read_text())
-    result = replayed(fleet, "by-files", tmp_path, "--client-configs", str(configs))
-    assert (result.exit_code, folder.is_dir()) == (0, True), result.output
+    result = replayed(fleet, "by-files", tmp_path, "--client-configs", str(configs), seed=2)
+    assert result.exit_code == 0, result.output
 
 
 def test_other_data_give_another_model(fleet, tmp_path):
     """Exit code 1 at the first round that differs, with its number and the clients whose updates do."""
     fleet.server.create("other-data")
     fleet.server.completed("other-data")
-    config = tmp_path / "clients.toml"
-    config.write_text(
-        f'[task]\nname = "{TASK}"\n[simulation]\nclients = 3\nnames = "edge-{{index}}"\npartition = {{ seed = 2 , method = "iid" }}\n'
-    )
-    state = fleet.server.settings["state_dir"]
-    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", "other-data", "--state-dir", state])
+    result = replayed(fleet, "other-data", tmp_path, seed=2)
     assert result.exit_code == 1
     assert "round 0: 2 clients, ANOTHER model" in result.output
-    assert "round 1" not in result.output
+    assert "other updates than theirs came of edge-" in result.output
+    assert "round 1:" not in result.output
