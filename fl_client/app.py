@@ -19,15 +19,16 @@ from fl_client.bundles import BundleCache
 from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
+from fl_client.disk import Disk
 from fl_client.errors import Fenced
 from fl_client.identity import identity_of
 from fl_client.link import Link, Waits
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
+from fl_client.shelf import Shelf
 from fl_client.state import StateDir
 from fl_client.training import Trainer
 from fl_client.transport import Connect, GrpcTransport, TlsFiles
-from fl_client.updates import PendingUpdates
 from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -82,7 +83,8 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
         trainer=Trainer(local),
         worker=Worker(config.threads),
-        updates=PendingUpdates(state.pending),
+        disk=Disk(),
+        shelf=Shelf(state.pending, state.states),
         metrics=instruments.metrics,
         progress=instruments.progress,
     )

@@ -95,11 +95,14 @@ class Attendance:
     async def _register(self, connection: Connection, desk: Desk) -> pb.RegisterResponse:
         request = pb.RegisterRequest()
         request.CopyFrom(self._hello)
-        request.pending.extend(await asyncio.to_thread(desk.pending))
+        request.pending.extend(await desk.pending())
+        request.states.extend(await desk.states())
         response = await connection.register(request)
         log.info("registered", client=request.client_id, protocol=response.protocol)
         for outcome in response.outcomes:
             desk.take(pb.AttendResponse(outcome=outcome))
+        for run_id in response.ended_runs:
+            desk.take(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
         return response
 
 

@@ -47,6 +47,7 @@ class Daemon:
             raise failed.exceptions[0] from None
         finally:
             idle = await self._tools.worker.idle(STEP_SECONDS)
+            await self._tools.disk.idle()
         return idle
 
     async def _say_goodbye(self) -> None:

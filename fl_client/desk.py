@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -29,13 +30,16 @@ class _Job:
 
 Jobs = dict[Key, _Job]
 
+T = TypeVar("T")
+
 
 class Desk:
     """Takes the coordinator's events, and starts, goes on with and ends the tasks that answer them."""
 
     def __init__(self, tools: Tools, tasks: asyncio.TaskGroup) -> None:
         self._work = Work(tools)
-        self._updates, self._metrics, self._progress = tools.updates, tools.metrics, tools.progress
+        self._disk, self._shelf = tools.disk, tools.shelf
+        self._metrics, self._progress = tools.metrics, tools.progress
         self._tasks = tasks
         self._training: Jobs = {}
         self._evaluating: Jobs = {}
@@ -51,10 +55,16 @@ class Desk:
                 self._cancel(key_of(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
             case "outcome":
                 self._settle(event.outcome)
+            case "run_ended":
+                self._end(event.run_ended.run_id)
 
-    def pending(self) -> list[training_pb2.ExchangeKey]:
+    async def pending(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the updates whose outcome has not been heard."""
-        return self._updates.unsettled()
+        return await self._disk.run(self._shelf.unsettled)
+
+    async def states(self) -> list[pb.HeldState]:
+        """The runs that client states are kept for."""
+        return await self._disk.run(self._shelf.held)
 
     def attached(self) -> None:
         """The coordinator's stream is open."""
@@ -94,7 +104,7 @@ class Desk:
         for job in (self._training.get(key), self._evaluating.get(key)):
             if job is not None:
                 job.task.cancel()
-        self._updates.drop(key)
+        self._later(self._shelf.drop, key)
         log.info("cancelled", **named(key), reason=reason)
 
     def _settle(self, outcome: training_pb2.Outcome) -> None:
@@ -102,9 +112,28 @@ class Desk:
         key = key_of(outcome.key)
         if not outcome.counted and key in self._training:
             self._training[key].task.cancel()
-        self._updates.drop(key)
+        self._later(self._shelf.settle, outcome)
         reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)
         log.info("outcome", **named(key), counted=outcome.counted, reason=reason)
+
+    def _end(self, run_id: str) -> None:
+        """A run is over: its work ends, and what is kept for it goes."""
+        for jobs in (self._training, self._evaluating):
+            for key, job in jobs.items():
+                if key[0] == run_id:
+                    job.task.cancel()
+        self._later(self._shelf.end, run_id)
+        log.info("run_ended", run=run_id)
+
+    def _later(self, change: Callable[[T], None], what: T) -> None:
+        """Change what is on disk, behind what was asked for before."""
+        self._tasks.create_task(self._change(change, what))
+
+    async def _change(self, change: Callable[[T], None], what: T) -> None:
+        try:
+            await self._disk.run(change, what)
+        except OSError as error:  # the next assignment of the run says again what has counted
+            log.error("state_dir_failed", change=change.__name__, reason=str(error))
 
     def _say_idle(self, what: str) -> None:
         if not self._training and not self._evaluating:

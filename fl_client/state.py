@@ -3,7 +3,8 @@
 lock            held while a daemon runs; its text is the holder's process id
 identity.json   the client id that the directory belongs to
 shard.json      the shard as it was asked for, and the indices it came to
-pending/        updates whose outcome is not known
+pending/        updates whose outcome is not known, each with the client state that it would leave
+states/         client states that runs' latest rounds that counted left, one for each run
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from fl_client.errors import StateError
+from fl_client.files import write_whole
 
 
 class StateDir:
@@ -30,6 +32,11 @@ class StateDir:
     def pending(self) -> Path:
         """Folder of the updates whose outcome is not known."""
         return self.path / "pending"
+
+    @property
+    def states(self) -> Path:
+        """Folder of the client states."""
+        return self.path / "states"
 
     def __enter__(self) -> Self:
         """Make and lock the directory. Raises StateError when that cannot be done, and says who holds it."""
@@ -95,9 +102,7 @@ class StateDir:
         made = None if path.exists() else make()
         try:
             if made is not None:
-                part = path.with_suffix(".part")
-                part.write_text(json.dumps(made), encoding="utf-8")
-                part.replace(path)
+                write_whole(path, [json.dumps(made).encode()])
             kept = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import structlog
 
 from fl_client import uploads
 from fl_client.bundles import BundleCache
+from fl_client.disk import Disk
 from fl_client.errors import NotAllowed, Refused, ResourceGone, TransportError, WorkFailed
 from fl_client.link import Link, Session
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
-from fl_client.training import OnStep, Trainer
-from fl_client.updates import Key, PendingUpdates, Update, key_of, name_of, work_of
+from fl_client.shelf import Shelf
+from fl_client.training import OnStep, Trained, Trainer
+from fl_client.updates import Key, Update, key_of, name_of
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -37,7 +38,8 @@ class Tools:
     bundles: BundleCache
     trainer: Trainer
     worker: Worker
-    updates: PendingUpdates
+    disk: Disk
+    shelf: Shelf
     metrics: Metrics
     progress: Progress
 
@@ -57,7 +59,7 @@ class Work:
         except ResourceGone as error:
             log.info("work_withdrawn", **named(key), reason=str(error))
         except (Refused, NotAllowed) as error:
-            self._tools.updates.drop(key)
+            await self._drop(key)
             log.error("work_refused", **named(key), reason=str(error))
         except Exception as error:  # a fault of ours must not end a daemon that trains for other rounds too
             log.exception("work_broken", **named(key))
@@ -67,25 +69,29 @@ class Work:
         """Train, keep the update, send it, and take the receipt."""
         tools, key = self._tools, key_of(assignment.key)
         log.info("assignment", **named(key), attempt=assignment.attempt, resources=len(assignment.resources))
-        update = await asyncio.to_thread(tools.updates.find, key, work_of(assignment))
+        with _disk_failures():
+            update = await tools.disk.run(tools.shelf.resume, assignment)
         if update is None:
-            update = await self._train(assignment)
-            await self._keep(update)
+            trained = await self._train(assignment)
+            await self._keep(trained)
+            update = trained.update
         self._say(key, "sending the update")
         receipt = await uploads.submit(tools.link, update, tools.metrics.sent)
-        self._take_receipt(update, receipt)
+        await self._take_receipt(update, receipt)
 
-    async def _train(self, assignment: training_pb2.Assignment) -> Update:
+    async def _train(self, assignment: training_pb2.Assignment) -> Trained:
         tools, key = self._tools, key_of(assignment.key)
         tools.trainer.check(assignment.task, assignment.fingerprint)
+        with _disk_failures():
+            kept = await tools.disk.run(tools.shelf.state_for, assignment)
         self._say(key, "fetching the model")
         bundles = await tools.bundles.get(assignment.resources)
 
-        def work(check: Callable[[], None]) -> Update:
-            return tools.trainer.train(assignment, bundles, None, self._on_step(key, check)).update
+        def work(check: Callable[[], None]) -> Trained:
+            return tools.trainer.train(assignment, bundles, kept, self._on_step(key, check))
 
-        update = await tools.worker.run(work)
-        header = update.header
+        trained = await tools.worker.run(work)
+        header = trained.update.header
         tools.metrics.trained.inc()
         tools.metrics.training_seconds.observe(header.training_seconds)
         log.info(
@@ -95,16 +101,24 @@ class Work:
             loss=round(header.training_loss, 5) if header.HasField("training_loss") else None,
             seconds=round(header.training_seconds, 3),
         )
-        return update
+        return trained
 
-    async def _keep(self, update: Update) -> None:
-        """Write the update down before it is sent, so that it is not computed again after a restart."""
+    async def _keep(self, trained: Trained) -> None:
+        """Write the update down before it is sent, so that it is not computed again after a restart.
+
+        One that leaves a client state is not sent without: should it count, the state would be lost.
+        """
+        update, tools = trained.update, self._tools
         try:
-            await asyncio.to_thread(self._tools.updates.put, update)
+            await tools.disk.run(tools.shelf.keep, update, trained.next_state)
         except OSError as error:
+            if trained.next_state is not None:
+                raise WorkFailed(
+                    pb.FAILURE_REASON_RESOURCES, f"state_dir: expected room for the client state, got {error}"
+                ) from error
             log.warning("update_not_kept", **named(key_of(update.header.key)), reason=str(error))
 
-    def _take_receipt(self, update: Update, receipt: training_pb2.Receipt) -> None:
+    async def _take_receipt(self, update: Update, receipt: training_pb2.Receipt) -> None:
         """Log the coordinator's word. An admitted update stays on disk until its outcome, a refused one goes."""
         key = key_of(update.header.key)
         if receipt.admitted and receipt.digest == update.header.digest:
@@ -114,7 +128,7 @@ class Work:
         reason = name_of(training_pb2.RefusalReason, receipt.reason)
         if receipt.admitted:
             reason = "ANOTHER_UPDATE_WAS_FIRST"
-        self._tools.updates.drop(key)
+        await self._drop(key)
         self._tools.metrics.receipts.labels("refused").inc()
         log.warning("update_refused", **named(key), reason=reason, detail=receipt.detail)
 
@@ -153,6 +167,10 @@ class Work:
         with suppress(TransportError):
             await self._tools.link.patiently(report)
 
+    async def _drop(self, key: Key) -> None:
+        with suppress(OSError):  # it is in nobody's way
+            await self._tools.disk.run(self._tools.shelf.drop, key)
+
     def _on_step(self, key: Key, check: Callable[[], None]) -> OnStep:
         def on_step(step: int, steps: int) -> None:
             check()
@@ -163,6 +181,17 @@ class Work:
 
     def _say(self, key: Key, what: str) -> None:
         self._tools.progress.say(f"{key[0]}, round {key[1]}: {what}")
+
+
+@contextmanager
+def _disk_failures() -> Iterator[None]:
+    """What the state directory cannot do, as a failure that the coordinator hears of."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkFailed(
+            pb.FAILURE_REASON_RESOURCES, f"state_dir: expected one that can be written, got {error}"
+        ) from error
 
 
 def named(key: Key) -> dict[str, str | int]:

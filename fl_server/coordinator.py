@@ -44,6 +44,8 @@ from tasks import TaskError, fingerprint, load_task
 log = structlog.get_logger()
 
 _ENDED = ("completed", "stopped", "failed")
+_STOP_S = 10.0
+"""How long an operator who stops a run waits for a step under way to be committed."""
 _FOR_GOOD = ("banned", "forgotten")
 
 
@@ -249,6 +251,7 @@ class Coordinator:
         _require(run, "stopping", "running", "waiting", "paused")
         reason = reason or "an operator stopped it"
         await run.do(ev.EndRequested("stopped", reason), _why(run, actor, "run_stop_requested", reason))
+        await run.over(_STOP_S)
 
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""

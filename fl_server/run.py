@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +78,7 @@ class Run:
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
         self._held = False
+        self._over = asyncio.Event()
 
     @property
     def id(self) -> str:
@@ -156,6 +158,11 @@ class Run:
             log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
             await self._take(event)
 
+    async def over(self, seconds: float) -> None:
+        """Wait until the run has ended, for a while."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
     def post(self, event: ev.Event) -> None:
         """Take an event when its turn comes."""
         self._events.put_nowait(event)
@@ -227,6 +234,10 @@ class Run:
             self._phase_changed(before.phase)
         for command in commands:
             await self.behaviour.carry_out[type(command)](self, command)
+        if self.ended:
+            self._over.set()
+        else:
+            self._over.clear()
         if isinstance(event, ev.UpdateAdmitted):
             self.watchers.tell(Progress("admitted", event.client))
         if self.record.state != self.status:

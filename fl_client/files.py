@@ -1,0 +1,50 @@
+"""Files that are whole or not there: written beside and renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from protos.chunks import Buffer
+
+PART = ".part"
+"""How the name of a file ends that is being written."""
+
+
+def write_whole(path: Path, buffers: Iterable[Buffer], *, durable: bool = False) -> None:
+    """Put the buffers, one behind the other, in place of what is at the path; survives the death of the process.
+
+    durable: survives a power cut too. Raises OSError when the disk does not take it; the old file then stays.
+    """
+    part = path.with_suffix(PART)
+    try:
+        with part.open("wb") as file:
+            file.writelines(buffers)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    if durable:
+        _sync_names(path.parent)
+
+
+def made(folder: Path) -> Path:
+    """The folder, made when it is not there, without what a process that was killed left half written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for torn in folder.glob(f"*{PART}"):
+        torn.unlink()
+    return folder
+
+
+def _sync_names(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
