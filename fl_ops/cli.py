@@ -13,6 +13,7 @@ from fl_ops.demo.command import demo
 from fl_ops.export import export
 from fl_ops.options import Context, command
 from fl_ops.partition import partition
+from fl_ops.simulate.command import simulate
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 _EPILOG = (
@@ -36,6 +37,7 @@ app.command()(compare)
 app.command()(demo)
 app.command()(export)
 app.command()(partition)
+app.command()(simulate)
 
 
 @app.command("version")

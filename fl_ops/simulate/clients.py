@@ -14,8 +14,17 @@ from fl_client.data import LocalTask
 from fl_ops.simulate.settings import Plan, SimulationSection
 from fl_server.run_config import RunConfig
 from protos.fl.v1.training_pb2 import TaskFingerprint
-from tasks import Examples, Shard, Task, TaskError, fingerprint, load_task, make_partition
-from tasks import training_groups, training_labels
+from tasks import (
+    Examples,
+    Shard,
+    Task,
+    TaskError,
+    fingerprint,
+    load_task,
+    make_partition,
+    training_groups,
+    training_labels,
+)
 
 ALL = Shard()
 
@@ -97,9 +106,7 @@ def deal(plan: Plan, seed: int) -> Dealt:
     groups = training_groups(task)
     groups = None if groups is None else groups[dealt]
     parts = make_partition(section.partition_spec(seed), labels[dealt], groups)
-    clients = Clients(
-        config.task.name, task, {section.name(index): dealt[part] for index, part in enumerate(parts)}
-    )
+    clients = Clients(config.task.name, task, {section.name(index): dealt[part] for index, part in enumerate(parts)})
     evaluated: Any = Validated(task, kept_out.nonzero().flatten()) if section.validation_every else task
     return Dealt(_with_population(config, section, clients), clients, evaluated)
 

@@ -20,7 +20,8 @@ import algorithms as fl
 from fl_client.bundles import Bundle
 from fl_client.data import LocalTask
 from fl_client.next_state import NextState
-from fl_client.training import Trainer
+from fl_client.training import Trained, Trainer
+from fl_client.updates import Update
 from fl_ops.simulate.wire import Wire
 from fl_server.admission import Gate
 from fl_server.assignments import Order, Place, assignment
@@ -30,8 +31,9 @@ from protos.codec import digest_bytes, digest_text, pack
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_MODEL, ResourceKind
 from tasks import Task
 
-_MEMORY_DISK = Path("/dev/shm")
-_NO_DEADLINE_S = 3600.0
+_MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - only folders of a random name are made in it
+_MEMORY_BYTES = 64 << 20
+"""Updates of a round that may lie in memory; larger ones go to the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Federation:
         self._contributions: dict[tuple[int, str], Contribution] = {}
         self._sums: dict[str, fl.Tensors] = {}
         self._stepped: Snapshot | None = None
-        self._spool = tempfile.TemporaryDirectory(prefix="fl-simulate-", dir=_disk())
+        self._spool = tempfile.TemporaryDirectory(prefix="fl-simulate-", dir=self._disk())
         self._bundles: dict[ResourceKind, Bundle] = {}
         self.digest = ""
         """Of the latest model, as the ledger has it."""
@@ -81,6 +83,14 @@ class Federation:
 
     def work(self, place: Place, client: str) -> Contribution:
         """Let a client do its part of an exchange. Raises WorkFailed and Refused, as on the wire."""
+        trained = self._train(place, client)
+        done = self._admit(place.exchange, client, trained.update)
+        self._contributions[place.exchange, client] = done
+        if trained.next_state is not None:
+            self._next_states[client] = trained.next_state
+        return done
+
+    def _train(self, place: Place, client: str) -> Trained:
         local = self.clients[client]
         algorithm = self.engine.algorithm
         order = Order(
@@ -90,22 +100,21 @@ class Federation:
         self.wire.down(client, self._bundles)
         kept = self._states.get(client)
         with one_thread():
-            trained = Trainer(local, self._model).train(assignment(order, place, client), self._bundles, kept, _go_on)
-        header = trained.update.header
-        gate = self._gate(place.exchange)
+            return Trainer(local, self._model).train(assignment(order, place, client), self._bundles, kept, _go_on)
+
+    def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
+        """Through the coordinator's gate into the spool. Raises Refused."""
+        header, digest = update.header, digest_bytes(update.header.digest)
+        shape, limits = self.engine.shape(exchange), self.config.round
+        gate = Gate(shape, shape.size_bytes, limits.max_update_norm, limits.clip_update_norm, self.state_epoch)
         gate.check_header(header)
         self.wire.up(header.size_bytes)
-        path = Path(self._spool.name) / f"{place.exchange}-{client}"
-        path.write_bytes(trained.update.data)
-        digest = digest_bytes(header.digest)
+        path = Path(self._spool.name) / f"{exchange}-{client}"
+        path.write_bytes(update.data)
         clip_factor = gate.clip_factor(gate.check_file(path, digest))
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
         loss = header.training_loss if header.HasField("training_loss") else None
-        done = Contribution(info, digest, loss, path)
-        self._contributions[place.exchange, client] = done
-        if trained.next_state is not None:
-            self._next_states[client] = trained.next_state
-        return done
+        return Contribution(info, digest, loss, path)
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Sum up an exchange that is not the last, and make what the next one sends."""
@@ -157,9 +166,12 @@ class Federation:
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
         return [self._contributions[exchange, client] for client in accepted]
 
-    def _gate(self, exchange: int) -> Gate:
-        shape, limits = self.engine.shape(exchange), self.config.round
-        return Gate(shape, shape.size_bytes, limits.max_update_norm, limits.clip_update_norm, self.state_epoch)
+    def _disk(self) -> Path | None:
+        """Where the spool goes: into memory where the system has such a folder, and a round's updates are small."""
+        size = sum(self.engine.shape(exchange).size_bytes for exchange in range(len(self.engine.algorithm.exchanges)))
+        section = self.config.round
+        cohort = section.clients_per_round if section.sampling == "fixed" else section.rate * len(self.clients)
+        return _MEMORY_DISK if size * cohort <= _MEMORY_BYTES and _MEMORY_DISK.is_dir() else None
 
     def _send(self, exchange: int) -> None:
         """Pack what the clients of an exchange load."""
@@ -177,11 +189,6 @@ def _new_model(task: Task) -> torch.nn.Module:
     """The one module that all clients train with; its first values are never used."""
     with torch.random.fork_rng(devices=[]):
         return task.model()
-
-
-def _disk() -> Path | None:
-    """Where the spool goes: into memory where the system has such a folder."""
-    return _MEMORY_DISK if _MEMORY_DISK.is_dir() else None
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class SimulationSection(Section):
     clients: int = Field(default=100, ge=1)
     names: Annotated[str, AfterValidator(_names)] = "client-{index:03d}"
     """Ids of the clients; index: 0 to clients - 1, which is also their part of the partition."""
-    partition: dict[str, str | bool | int | float] = Field(default_factory=lambda: {"method": "iid"})
+    partition: dict[str, str | bool | int | float] = Field(default={"method": "iid"})
     """Fields of tasks.PartitionSpec but clients. Without a seed, the run's: each seed of a run deals anew."""
     validation_every: int = Field(default=0, ge=0)
     """One in so many training examples of each class is held by no client, and is what evaluations look at in place of
