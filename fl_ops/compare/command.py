@@ -61,6 +61,8 @@ def compare(
     for path in (out, folder.path):
         _make(path)
     plan = Plan(described, folder.load, only or ())
+    if page:
+        _filled(page, plan)  # hours later is too late to find that it cannot be
     if run:
         places = {} if data_root is None else {"data_root": str(data_root.resolve())}
         _run(plan, folder, processes, places)
@@ -128,8 +130,17 @@ def _leave(plan: Plan, out: Path, page: Path | None) -> dict[str, Any]:
             if picture.draw(plan, split, axis, out / name):
                 names.append(name)
     if page:
-        _write(page, pages.filled(page.read_text(encoding="utf-8"), plan))
+        _write(page, _filled(page, plan))
     return {"out": str(out), "files": names, "cells_done": plan.done(), "cells_left": plan.left()[0]}
+
+
+def _filled(path: Path, plan: Plan) -> str:
+    from fl_ops.compare import page as pages
+
+    try:
+        return pages.filled(path.read_text(encoding="utf-8"), plan)
+    except OSError as error:
+        raise Misused(f"--page: {path} cannot be read: {error.strerror or error}") from error
 
 
 def _closing(plan: Plan, out: Path) -> str:

@@ -90,3 +90,11 @@ def test_a_file_that_is_not_there_is_told(fl):
     """As a wrong command line."""
     done = fl("compare", "nowhere.toml")
     assert (done.exit_code, "there is no file nowhere.toml" in done.stderr) == (Exit.MISUSED, True)
+
+
+def test_a_page_that_cannot_be_filled_in_is_told_before_anything_runs(read, tmp_path, fl):
+    """There is none of this name: no run is made first."""
+    read()
+    done = fl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--page", "none.md")
+    assert (done.exit_code, "--page: none.md cannot be read" in done.stderr) == (Exit.MISUSED, True)
+    assert not list((tmp_path / "out" / "cells").iterdir())
