@@ -20,7 +20,7 @@ from fl_ops.options import Context, command
 from fl_ops.units import duration, percent
 
 if TYPE_CHECKING:
-    from fl_ops.compare.cells import Cell, CellResult
+    from fl_ops.compare.cells import Cell, CellFolder, CellResult
     from fl_ops.compare.plan import Plan
 
 CELLS, ROUNDS, SUMMARY, FACTS, TABLES = "cells", "results.csv", "summary.csv", "summary.json", "tables.md"
@@ -54,7 +54,9 @@ def compare(
     from fl_ops.compare.cells import CellFolder
     from fl_ops.compare.plan import Plan
     from fl_ops.compare.table import read_table
+    from fl_ops.demo.dealing import check_installed
 
+    check_installed("fl compare")
     described = read_table(table)
     out = out or Path("fl-compare") / table.stem
     folder = CellFolder(cells or out / CELLS)
@@ -70,7 +72,7 @@ def compare(
     output.show(facts, _closing(plan, out), context.as_json)
 
 
-def _run(plan: Plan, folder: Any, processes: int, places: dict[str, Any]) -> None:
+def _run(plan: Plan, folder: CellFolder, processes: int, places: dict[str, Any]) -> None:
     from algorithms import AlgorithmError
     from fl_ops.compare.running import RunCell
     from fl_ops.compare.workers import Job, run_all
