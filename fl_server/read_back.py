@@ -13,10 +13,10 @@ from fl_server.admission import file_digest
 from fl_server.client_metrics import PREFIX, has_evaluation
 from fl_server.evaluation import reason_to_stop
 from fl_server.recovery import recover_round
+from fl_server.round_committing import awaited_evaluations, clients_due, evaluation_due
 from fl_server.round_compute import accepted_updates, update_paths
 from fl_server.round_state import Phase
 from fl_server.round_work import let_go, start_deadline, start_evaluation
-from fl_server.rounds import awaited_evaluations, clients_due, evaluation_due
 from fl_server.run import Run
 from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, StoreError, UpdateRecord

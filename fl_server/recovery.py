@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import structlog
 
+from fl_server.round_drawing import goal_of
 from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import goal_of
 from fl_server.store.base import AttemptRecord, HistoryRecord, Store, UpdateRecord
 
 log = structlog.get_logger()

@@ -29,8 +29,9 @@ from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
 from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import UnexpectedEvent, advance
+from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fl_server import events as e
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, UnexpectedEvent, advance
+from fl_server.rounds import RULES, advance
 
 PAGE = Path(__file__).parents[1] / "round-states.md"
 Edge = tuple[Phase, str, Phase]

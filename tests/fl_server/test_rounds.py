@@ -37,8 +37,9 @@ from fl_server.events import (
     Stepped,
     UpdateAdmitted,
 )
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, UnexpectedEvent, advance
+from fl_server.rounds import RULES, advance
 
 ALL = tuple("abcdefgh")
 STOP = EndRequested("stopped", "an operator said so")

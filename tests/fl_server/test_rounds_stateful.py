@@ -36,8 +36,9 @@ from fl_server.events import (
     Stepped,
     UpdateAdmitted,
 )
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, UnexpectedEvent, advance
+from fl_server.rounds import RULES, advance
 from fl_server.sampling import by_id
 
 CLIENTS = ("a", "B", "c", "é", "z", "10")
