@@ -8,24 +8,30 @@ from dataclasses import replace
 
 import structlog
 
+from algorithms import AlgorithmError
 from fl_server import events as ev
 from fl_server.admission import file_digest
 from fl_server.broadcast import Broadcast
-from fl_server.engine import Engine
+from fl_server.client_metrics import PREFIX, has_evaluation
+from fl_server.client_states import uncounted_outcome
+from fl_server.engine import Engine, build_algorithm
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.evaluation import reason_to_stop
 from fl_server.parts import Parts
 from fl_server.recovery import recover_round
 from fl_server.round_state import Phase
 from fl_server.round_work import (
     CARRY_OUT,
+    accepted_updates,
     let_go,
-    outcome_of,
-    reason_to_stop,
+    not_needed,
+    outcomes_of,
     reattached,
     start_deadline,
     start_evaluation,
+    update_paths,
 )
-from fl_server.rounds import evaluation_due
+from fl_server.rounds import awaited_evaluations, clients_due, evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
 from fl_server.spool import SpoolKey
@@ -39,6 +45,9 @@ from tasks import TaskError, fingerprint, load_task
 log = structlog.get_logger()
 
 _ENDED = ("completed", "stopped", "failed")
+_STOP_S = 10.0
+"""How long an operator who stops a run waits for a step under way to be committed."""
+_FOR_GOOD = ("banned", "forgotten")
 
 
 class Coordinator:
@@ -57,7 +66,7 @@ class Coordinator:
         for record in await self._parts.ledger.do(self._parts.ledger.store.runs):
             try:
                 run = await self._make(record, from_values(dict(record.spec)))
-            except (TaskError, InvalidInput) as error:
+            except (TaskError, InvalidInput, AlgorithmError) as error:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
                 self._not_loaded.add(record.run_id)
                 continue
@@ -93,6 +102,7 @@ class Coordinator:
 
     async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
+        config = config.model_copy(update={"planned_rounds": config.horizon})
         record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
         try:
             run = await self._make(record, config)
@@ -124,8 +134,9 @@ class Coordinator:
         return f"{base}-{number}"
 
     async def _make(self, record: RunRecord, config: RunConfig) -> Run:
+        algorithm = build_algorithm(config)
         task = await self._parts.in_compute(load_task, config.task.name, config.task.options)
-        behaviour = Behaviour(fingerprint(task), lambda: Engine(config, task), CARRY_OUT)
+        behaviour = Behaviour(fingerprint(task), algorithm, lambda: Engine(config, task), CARRY_OUT)
         return Run(self._parts, record, config, behaviour)
 
     # After a restart.
@@ -163,11 +174,12 @@ class Coordinator:
             ending=ending,  # type: ignore[arg-type]
         )
         await let_go(run)
+        await run.client_evaluations.make_up()
 
     async def _load(self, run: Run) -> None:
-        """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
+        """Tensors, the round under way, evaluations that are missing. Raises StoreError."""
         store, spool = self._parts.ledger.store, self._parts.spool
-        commit = await run.model.load()
+        commit = await run.model.load(run.record.state_epoch)
         if commit is not None and commit.round not in run.log.commits:
             # The crash came between the checkpoint and the ledger's line on it.
             why = HistoryRecord(
@@ -182,11 +194,21 @@ class Coordinator:
                 f"{done - 1}: restore the state directory from a backup"
             )
         paused = run.record.state == "paused"
-        fresh = replace(run.state, round=done, paused=paused)
+        if run.behaviour.algorithm.keeps_client_state:
+            commits, epoch = run.log.commits.values(), run.record.state_epoch
+            await self._parts.ledger.do(run.client_states.read_back, store, commits, epoch)
+        members = frozenset(run.client_states.members) if run.state.policy.population else frozenset()
+        fresh = replace(run.state, round=done, paused=paused, members=members)
         for leftover in await self._parts.in_io(spool.sweep):
             if leftover.key.run_id == run.id and leftover.key.round < done:
                 await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
         state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
+        run.state = state
+        for exchange in range(state.exchange):
+            # What a later exchange sends is made of what the earlier ones came to.
+            fixed = await self._parts.ledger.do(store.accepted, run.id, state.round, exchange)
+            updates = await accepted_updates(run, exchange, tuple(fixed or ()))
+            await run.model.reduce(exchange, updates, update_paths(run, updates))
         updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
         run.refused = {update.client_id for update in updates if not update.admitted}
         # Who was lost before the restart, or refused, is not waited for.
@@ -194,18 +216,24 @@ class Coordinator:
         await self._make_up_evaluation(run)
 
     async def _make_up_evaluation(self, run: Run) -> None:
+        await run.client_evaluations.make_up()
         latest, state = run.log.latest, run.state
-        if latest is None or not evaluation_due(state, latest.round):
+        if latest is None:
             return
-        if latest.metrics:
-            if reason := reason_to_stop(run):
-                # The crash came between this evaluation and the end that it means.
-                run.state = replace(state, phase=Phase.EVALUATING)
-                run.post(ev.EndRequested("completed", reason))
-            return
-        if state.phase is Phase.SELECTING and (state.policy.await_evaluation or state.round >= state.rounds):
+        server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
+        clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
+        missing = {"server": server, "clients": clients}
+        awaited = frozenset(by for by in awaited_evaluations(state, latest.round) if missing[by])
+        if reason := reason_to_stop(run):
+            # The crash came between an evaluation and the end that it means.
             run.state = replace(state, phase=Phase.EVALUATING)
-        await start_evaluation(run)
+            run.post(ev.EndRequested("completed", reason))
+        elif awaited and state.phase is Phase.SELECTING:
+            run.state = replace(state, phase=Phase.EVALUATING, awaited=awaited)
+        if clients:
+            await run.client_evaluations.begin(latest.round)
+        if server:
+            await start_evaluation(run)
 
     def _is_whole(self, update: UpdateRecord) -> bool:
         key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
@@ -231,6 +259,7 @@ class Coordinator:
         _require(run, "stopping", "running", "waiting", "paused")
         reason = reason or "an operator stopped it"
         await run.do(ev.EndRequested("stopped", reason), _why(run, actor, "run_stop_requested", reason))
+        await run.over(_STOP_S)
 
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""
@@ -245,6 +274,9 @@ class Coordinator:
         run.config = run.config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(run.record, spec=spec, extended_at=run.state.round)
+        if run.ended and run.behaviour.algorithm.keeps_client_state:
+            lost = "the run was over, so its clients' states are gone"
+            await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
         run.begin()
@@ -270,19 +302,26 @@ class Coordinator:
             return None
         run = self._runs.get(key.run_id)
         if run is None or (run.ended and key.round not in run.log.commits):
-            return Outcome(key=key, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_ABANDONED)
+            epoch = run.record.state_epoch if run else 0
+            return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_ABANDONED, epoch)
         if key.round not in run.log.commits:
             return None
-        store = self._parts.ledger.store
-        accepted = await self._parts.ledger.do(store.accepted, run.id, key.round, key.exchange)
-        return outcome_of(key, dict(accepted or ()).get(client))
+        return (await outcomes_of(run, key)).get(client) or not_needed(run, key)
+
+    def forgets(self, run_id: str) -> bool:
+        """Whether what a client keeps for a run is of no use any more: the run is over, or none of this coordinator."""
+        run = self._runs.get(run_id)
+        return run_id not in self._not_loaded and (run is None or run.ended)
 
     def client_attached(self, client_id: str) -> None:
         """A client can be reached: push what it still has to do."""
         for run in self._runs.values():
+            run.client_evaluations.reattached(client_id)
             if not run.ended:
                 reattached(run, client_id)
                 self._tell_misfit(run, client_id)
+            elif client_id in run.client_states.members:
+                self._parts.fleet.push(client_id, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
 
     def _tell_misfit(self, run: Run, client_id: str) -> None:
         """A client that has the run's task in another version is never drawn for it: say so at both ends."""
@@ -300,6 +339,9 @@ class Coordinator:
         """A client is not waited for any more."""
         for run in self._runs.values():
             run.client_out(client_id, "lost", reason)
+            run.client_evaluations.gone(client_id)
+            if reason in _FOR_GOOD and not run.ended and client_id in run.state.members:
+                run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
 
     def fleet_changed(self) -> None:
         """Who may be drawn may have changed."""

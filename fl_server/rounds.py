@@ -42,10 +42,13 @@ from fl_server.events import (
     PauseRequested,
     PickedUp,
     ReduceExchange,
+    RestartRound,
     ResumeRequested,
     RetryDue,
     RetryLater,
     RosterChanged,
+    Source,
+    StatesLost,
     Step,
     Stepped,
     UpdateAdmitted,
@@ -83,14 +86,14 @@ def _select(state: RoundState) -> Result:
         return state, ()
     if state.goal:
         return _draw_replacements(state)
-    if len(state.eligible) < state.policy.min_clients:
-        return state, (AwaitClients(state.policy.min_clients, len(state.eligible)),)
-    policy = state.policy
+    policy, candidates = state.policy, state.candidates
+    if len(candidates) < policy.min_clients:
+        return state, (AwaitClients(policy.min_clients, len(candidates)),)
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":
-        cohort = draw_bernoulli(state.eligible, policy.rate, draw)
+        cohort = draw_bernoulli(candidates, policy.rate, draw)
     else:
-        cohort = draw_fixed(state.eligible, _cohort_size(policy, policy.clients_per_round), draw)
+        cohort = draw_fixed(candidates, _cohort_size(policy, policy.clients_per_round), draw)
     state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
 
@@ -109,7 +112,7 @@ def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
 
 def _draw_replacements(state: RoundState) -> Result:
     """The next attempt of a round below quorum: what was admitted stays, stragglers go on, replacements are drawn."""
-    pool = set(state.eligible) - state.drawn if state.settled else set()
+    pool = set(state.candidates) - state.drawn if state.settled else set()
     missing = state.goal - len(state.admitted)
     cohort = draw_fixed(pool, _cohort_size(state.policy, missing), Draw(state.policy.seed, state.round, state.attempt))
     if not cohort and not state.outstanding:
@@ -174,7 +177,7 @@ def _deadline(state: RoundState, event: DeadlinePassed) -> Result:
     if len(state.admitted) >= state.quorum:
         return _close(state)
     # A client that hangs must not keep those who failed from another try for ever.
-    untried = set(state.eligible) - state.drawn
+    untried = set(state.candidates) - state.drawn
     return _next_attempt(state if untried else _forgive(state))
 
 
@@ -191,34 +194,58 @@ def _next_attempt(state: RoundState) -> Result:
     return _draw_replacements(replace(state, attempt=state.attempt + 1))
 
 
-def _restart_round(state: RoundState) -> Result:
+def _restart_round(state: RoundState, why: str = "", *, states: bool = False) -> Result:
     """Give up what the round's exchanges collected and draw it anew."""
+    why = why or f"exchange {state.exchange} had {len(state.admitted)} of the {state.quorum} updates that it needs"
     cancel = _cancel(state)
-    state, commands = _select(_anew(state))
-    return state, (*cancel, *commands)
+    restart = RestartRound(state.round, why, states)
+    state, commands = _select(_anew(replace(state, members=frozenset()) if states else state))
+    return state, (restart, *cancel, *commands)
 
 
 def _anew(state: RoundState) -> RoundState:
     """The same round with nothing drawn, as another attempt."""
-    return replace(_next_round(state), round=state.round, attempt=state.attempt + 1)
+    attempt = state.attempt + 1
+    return replace(_next_round(state), round=state.round, attempt=attempt, first_attempt=attempt)
 
 
 def _cancel(state: RoundState) -> tuple[Command, ...]:
-    return (Cancel(by_id(state.outstanding)),) if state.outstanding else ()
+    return (Cancel(by_id(state.outstanding), state.exchange),) if state.outstanding else ()
+
+
+def _restart_states(state: RoundState, event: StatesLost) -> Result:
+    """A round under way was trained from states that mean nothing any more: it is given up too."""
+    return _restart_round(state, event.why, states=True) if state.goal else _restart_states_alone(state, event)
+
+
+def _restart_states_alone(state: RoundState, event: StatesLost) -> Result:
+    """No round is under way, or the run has ended and is going to be extended."""
+    return replace(state, members=frozenset()), (RestartRound(state.round, event.why, states=True),)
+
+
+def _restart_states_later(state: RoundState, event: StatesLost) -> Result:
+    """What the step under way was made from was right when it was made; it is finished and committed first."""
+    return replace(state, states_lost=event.why), ()
 
 
 def _close(state: RoundState) -> Result:
-    """At most `goal` updates, the first to arrive, in the order of id bytes; who still works is told to stop."""
+    """At most `goal` updates, the first to arrive, in the order of id bytes; then who still works is told to stop.
+
+    In this order: whoever is told to stop forgets its work, so a restart must not be able to accept it after all.
+    """
     accepted = tuple(sorted(state.admitted[: state.goal], key=lambda entry: entry[0].encode()))
     cancel = _cancel(state)
     state = replace(state, accepted=accepted, out=state.out | state.outstanding)
     if state.exchange + 1 < state.policy.exchanges:
-        return replace(state, phase=Phase.REDUCING), (*cancel, ReduceExchange(accepted))
-    return replace(state, phase=Phase.STEPPING), (*cancel, Step(accepted))
+        return replace(state, phase=Phase.REDUCING), (ReduceExchange(accepted), *cancel)
+    return replace(state, phase=Phase.STEPPING), (Step(accepted), *cancel)
 
 
 def _next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
     del event
+    if state.states_lost:
+        lost, state = state.states_lost, replace(state, states_lost="")
+        return _restart_round(state, lost, states=True)
     cohort = tuple(client for client, _ in state.accepted)
     state = replace(
         state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
@@ -237,17 +264,36 @@ def _stepped(state: RoundState, event: Stepped) -> Result:
 
 def _committed(state: RoundState, event: Committed) -> Result:
     del event
-    evaluate = evaluation_due(state, state.round)
-    announce = Announce(state.round, state.accepted, state.drawn, evaluate)
-    if evaluate and (_is_last(state, state.round) or state.policy.await_evaluation):
-        return replace(_next_round(state), phase=Phase.EVALUATING), (announce,)
+    evaluate, ask = evaluation_due(state, state.round), clients_due(state, state.round)
+    if state.policy.population:
+        state = replace(state, members=state.members | {client for client, _ in state.accepted})
+    announce = Announce(state.round, evaluate, ask)
+    if awaited := awaited_evaluations(state, state.round):
+        return replace(_next_round(state), phase=Phase.EVALUATING, awaited=awaited), (announce,)
     state, commands = _go_on(_next_round(state))
     return state, (announce, *commands)
 
 
 def evaluation_due(state: RoundState, round: int) -> bool:
     """Whether a committed round is to be evaluated: every so many, and the last."""
-    every = state.policy.evaluate_every
+    return _due(state, round, state.policy.evaluate_every)
+
+
+def clients_due(state: RoundState, round: int) -> bool:
+    """Whether clients are to evaluate a committed round: every so many, and the last."""
+    return _due(state, round, state.policy.ask_clients_every)
+
+
+def awaited_evaluations(state: RoundState, round: int) -> frozenset[Source]:
+    """Whose evaluations of a committed round the run waits for: of the last one all, else what its stop rule needs."""
+    last, policy = _is_last(state, round), state.policy
+    server = evaluation_due(state, round) and (last or policy.await_evaluation)
+    clients = clients_due(state, round) and (last or policy.await_clients)
+    by: dict[Source, bool] = {"server": server, "clients": clients}
+    return frozenset(source for source, awaited in by.items() if awaited)
+
+
+def _due(state: RoundState, round: int, every: int) -> bool:
     return every > 0 and (_is_last(state, round) or (round + 1) % every == 0)
 
 
@@ -256,14 +302,14 @@ def _is_last(state: RoundState, round: int) -> bool:
 
 
 def _evaluated(state: RoundState, event: Evaluated) -> Result:
-    del event
-    return _go_on(state)
+    state = replace(state, awaited=state.awaited - {event.by})
+    return (state, ()) if state.awaited else _go_on(state)
 
 
 def _next_round(state: RoundState) -> RoundState:
     return replace(
-        state, round=state.round + 1, attempt=0, exchange=0, phase=Phase.SELECTING, goal=0, drawn=frozenset(),
-        out=frozenset(), admitted=(), accepted=(),
+        state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
+        drawn=frozenset(), out=frozenset(), admitted=(), accepted=(),
     )  # fmt: skip
 
 
@@ -274,6 +320,10 @@ def _go_on(state: RoundState) -> Result:
     if state.round >= state.rounds:
         ending: tuple[EndStatus, str] = ("completed", f"{state.rounds} rounds are done")
         return replace(state, phase=Phase.ENDED, ending=ending), (End(*ending),)
+    if state.states_lost:
+        restart = RestartRound(state.round, state.states_lost, states=True)
+        state, commands = _select(replace(state, phase=Phase.SELECTING, members=frozenset(), states_lost=""))
+        return state, (restart, *commands)
     return _select(replace(state, phase=Phase.SELECTING))
 
 
@@ -332,6 +382,7 @@ def _end_later(state: RoundState, event: EndRequested) -> Result:
 
 _OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
 _STEPPING = (Phase.STEPPING, Phase.COMMITTING)
+_COLLECTING = (Phase.SELECTING, Phase.COLLECTING)
 
 RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, RetryDue): _retry,
@@ -351,6 +402,8 @@ RULES: dict[tuple[Phase, type], Rule] = {
     **{(phase, PauseRequested): _pause for phase in _OPEN},
     **{(phase, ResumeRequested): _resume for phase in _OPEN},
     **{(phase, Extended): _extend for phase in _OPEN},
+    **{(phase, StatesLost): _restart_states if phase in _COLLECTING else _restart_states_later for phase in _OPEN},
+    (Phase.ENDED, StatesLost): _restart_states_alone,
     **{(phase, EndRequested): _end_later if phase in _STEPPING else _end_now for phase in _OPEN},
 }
 """What each phase does about each event. A pair that is not here is refused."""
