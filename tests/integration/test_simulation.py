@@ -66,7 +66,7 @@ def replayed(fleet, run, folder, *options, seed=1):
 
 
 def test_a_run_that_lost_a_daemon_is_replayed(fleet, tmp_path):
-    """First arrivals make the rounds and a daemon dies in mid-training: from the accepted lists come the same models."""
+    """First arrivals make the rounds and a daemon dies in mid-training: the accepted lists give the same models."""
     fleet.hold()
     fleet.server.create("replayed", round={"close": "goal", "over_selection": 1.5, "min_clients": 2})
     fleet.server.until("replayed", lambda status: len(status.cohort) == 3, "it draws three for two")
