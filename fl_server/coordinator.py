@@ -12,9 +12,11 @@ from algorithms import AlgorithmError
 from fl_server import events as ev
 from fl_server.admission import file_digest
 from fl_server.broadcast import Broadcast
+from fl_server.client_metrics import PREFIX, has_evaluation
 from fl_server.client_states import uncounted_outcome
 from fl_server.engine import Engine, build_algorithm
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.evaluation import reason_to_stop
 from fl_server.parts import Parts
 from fl_server.recovery import recover_round
 from fl_server.round_state import Phase
@@ -24,13 +26,12 @@ from fl_server.round_work import (
     let_go,
     not_needed,
     outcomes_of,
-    reason_to_stop,
     reattached,
     start_deadline,
     start_evaluation,
     update_paths,
 )
-from fl_server.rounds import evaluation_due
+from fl_server.rounds import awaited_evaluations, clients_due, evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
 from fl_server.spool import SpoolKey
@@ -173,9 +174,10 @@ class Coordinator:
             ending=ending,  # type: ignore[arg-type]
         )
         await let_go(run)
+        await run.client_evaluations.make_up()
 
     async def _load(self, run: Run) -> None:
-        """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
+        """Tensors, the round under way, evaluations that are missing. Raises StoreError."""
         store, spool = self._parts.ledger.store, self._parts.spool
         commit = await run.model.load(run.record.state_epoch)
         if commit is not None and commit.round not in run.log.commits:
@@ -214,18 +216,24 @@ class Coordinator:
         await self._make_up_evaluation(run)
 
     async def _make_up_evaluation(self, run: Run) -> None:
+        await run.client_evaluations.make_up()
         latest, state = run.log.latest, run.state
-        if latest is None or not evaluation_due(state, latest.round):
+        if latest is None:
             return
-        if latest.metrics:
-            if reason := reason_to_stop(run):
-                # The crash came between this evaluation and the end that it means.
-                run.state = replace(state, phase=Phase.EVALUATING)
-                run.post(ev.EndRequested("completed", reason))
-            return
-        if state.phase is Phase.SELECTING and (state.policy.await_evaluation or state.round >= state.rounds):
+        server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
+        clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
+        missing = {"server": server, "clients": clients}
+        awaited = frozenset(by for by in awaited_evaluations(state, latest.round) if missing[by])
+        if reason := reason_to_stop(run):
+            # The crash came between an evaluation and the end that it means.
             run.state = replace(state, phase=Phase.EVALUATING)
-        await start_evaluation(run)
+            run.post(ev.EndRequested("completed", reason))
+        elif awaited and state.phase is Phase.SELECTING:
+            run.state = replace(state, phase=Phase.EVALUATING, awaited=awaited)
+        if clients:
+            await run.client_evaluations.begin(latest.round)
+        if server:
+            await start_evaluation(run)
 
     def _is_whole(self, update: UpdateRecord) -> bool:
         key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
@@ -308,6 +316,7 @@ class Coordinator:
     def client_attached(self, client_id: str) -> None:
         """A client can be reached: push what it still has to do."""
         for run in self._runs.values():
+            run.client_evaluations.reattached(client_id)
             if not run.ended:
                 reattached(run, client_id)
                 self._tell_misfit(run, client_id)
@@ -330,6 +339,7 @@ class Coordinator:
         """A client is not waited for any more."""
         for run in self._runs.values():
             run.client_out(client_id, "lost", reason)
+            run.client_evaluations.gone(client_id)
             if reason in _FOR_GOOD and not run.ended and client_id in run.state.members:
                 run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
 

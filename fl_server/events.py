@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 EndStatus = Literal["completed", "stopped", "failed"]
+Source = Literal["server", "clients"]
+"""Who evaluates: the server on its held-out data, or clients on theirs."""
 Accepted = tuple[tuple[str, bytes], ...]
 """(client, digest) of the updates that make an exchange, in the order of id bytes."""
 
@@ -86,7 +88,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The evaluation that was waited for is there, or has failed."""
+    """An evaluation that was waited for is there, or has failed."""
+
+    by: Source = "server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +190,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The round is committed: tell its clients the outcome, tidy up, start the evaluation if one is due."""
+    """The round is committed: tell its clients the outcome, tidy up, start the evaluations that are due."""
 
     round: int
     evaluate: bool
+    ask_clients: bool = False
+    """Clients are to evaluate too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ class ModelLine:
 
     def _encode(self, snapshot: Snapshot, exchange: int) -> tuple[Broadcast, ...]:
         chunk_bytes = self._parts.config.limits.chunk_bytes
-        kept = {broadcast.resource.kind: broadcast for broadcast in self.broadcasts if exchange}
+        # Frozen parts are the run's for ever, and a model is the round's.
+        kept = {each.resource.kind: each for each in self.broadcasts if exchange or each.kind == "frozen"}
         return tuple(
             kept[outgoing.kind]
             if outgoing.kind in kept and outgoing.kind != RESOURCE_KIND_DIRECTION
@@ -131,18 +132,15 @@ class ModelLine:
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
         return record
 
-    async def evaluate(self, snapshot: Snapshot, no_room: Callable[[str], None]) -> dict[str, float]:
-        """The task's metrics of a committed model, entered in the ledger. Raises what the task raises."""
-        metrics = await self._parts.in_compute(self.engine.evaluate, snapshot)
-        store = self._parts.ledger.store
-        await self._parts.ledger.insist(no_room, store.set_metrics, self._run_id, snapshot.round, metrics)
-        return metrics
+    async def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
+        """The task's metrics of a committed model. Raises what the task raises."""
+        return await self._parts.in_compute(self.engine.evaluate, snapshot)
 
     async def prune(self, rounds: RoundLog, keep: int) -> None:
-        """Remove all checkpoints but the latest few and the best. Failing to is no harm."""
+        """Remove all checkpoints but the latest few, the best and what may become it. Failing to is no harm."""
         latest = sorted(rounds.commits)[-keep:]
         best = {rounds.best.round} if rounds.best else set()
-        kept = {*latest, *best} or {INITIAL}
+        kept = {*latest, *best, *rounds.under_way} or {INITIAL}
         try:
             await self._parts.in_compute(self._parts.checkpoints.prune, self._run_id, kept)
         except StoreError as error:

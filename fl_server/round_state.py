@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from fl_server.events import Accepted, EndStatus
+from fl_server.events import Accepted, EndStatus, Source
 from fl_server.sampling import Sampling, within_population
 
 
@@ -51,6 +51,10 @@ class RoundPolicy:
     """Rounds between evaluations; 0: never."""
     await_evaluation: bool = False
     """The next round waits for the evaluation: stop rules that look at metrics need it."""
+    ask_clients_every: int = 0
+    """Rounds between evaluations by clients; 0: never."""
+    await_clients: bool = False
+    """The next round waits for theirs: the stop rule's metric is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class RoundState:
     """(client, digest) in order of arrival."""
     accepted: Accepted = ()
     """What closed the last exchange, in the order of id bytes."""
+    awaited: frozenset[Source] = frozenset()
+    """Whose evaluations of the round before are waited for, in EVALUATING."""
     states_lost: str = ""
     """Why clients' states are to start anew once the step under way is committed; empty if they are not."""
     ending: tuple[EndStatus, str] | None = None

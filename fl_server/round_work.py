@@ -17,10 +17,10 @@ from fl_server import events as ev
 from fl_server.assignments import Order, Place, assignment
 from fl_server.client_states import RoundUpdates, counted_outcome, uncounted_outcome
 from fl_server.engine import Diverged, Snapshot, StepNorms
+from fl_server.evaluation import settle
 from fl_server.progress import Progress
 from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
-from fl_server.stop_rules import StopPolicy, stop_reason
 from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreError, UpdateRecord
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -231,7 +231,7 @@ async def _write_commit(run: Run) -> None:
 
 
 async def announce(run: Run, command: ev.Announce) -> None:
-    """Tell the cohort what became of its updates; tidy up; start the evaluation if one is due."""
+    """Tell the cohort what became of its updates; tidy up; start the evaluations that are due."""
     record = run.log.commits[command.round]
     metrics = run.parts.metrics
     metrics.rounds.labels(run.id, "committed").inc()
@@ -247,6 +247,8 @@ async def announce(run: Run, command: ev.Announce) -> None:
     run.watchers.tell(Progress("committed", commit=record))
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await run.model.prune(run.log, run.config.keep_checkpoints)
+    if command.ask_clients:
+        await run.client_evaluations.begin(command.round)
     if command.evaluate:
         await start_evaluation(run)
 
@@ -292,29 +294,12 @@ async def start_evaluation(run: Run) -> None:
 
 async def _evaluate(run: Run, snapshot: Snapshot) -> None:
     try:
-        metrics = await run.model.evaluate(snapshot, run.no_room)
+        metrics = await run.model.evaluate(snapshot)
     except TaskError as error:
         log.error("evaluation_failed", run=run.id, round=snapshot.round, error=str(error), exc_info=error)
         run.fail(f"evaluation of round {snapshot.round} failed: {error}")
         return
-    record = run.log.evaluated(snapshot.round, metrics)
-    for name, value in metrics.items():
-        run.parts.metrics.evaluation.labels(run.id, name).set(value)
-    log.info("round_evaluated", run=run.id, round=snapshot.round, **{key: round(v, 5) for key, v in metrics.items()})
-    run.watchers.tell(Progress("evaluated", commit=record))
-    reason = reason_to_stop(run)
-    if reason is not None:
-        run.post(ev.EndRequested("completed", reason))
-    # An evaluation that ran beside later rounds is not the one that a run waits for at its end.
-    if snapshot.round + 1 == run.state.round:
-        run.post(ev.Evaluated())
-
-
-def reason_to_stop(run: Run) -> str | None:
-    """Why the run has learned enough, by its evaluations since it was created or extended; None if it goes on."""
-    stop = run.config.stop
-    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
-    return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
+    await settle(run, snapshot.round, metrics, "server")
 
 
 async def end(run: Run, command: ev.End) -> None:

@@ -47,6 +47,7 @@ from fl_server.events import (
     RetryDue,
     RetryLater,
     RosterChanged,
+    Source,
     StatesLost,
     Step,
     Stepped,
@@ -263,19 +264,36 @@ def _stepped(state: RoundState, event: Stepped) -> Result:
 
 def _committed(state: RoundState, event: Committed) -> Result:
     del event
-    evaluate = evaluation_due(state, state.round)
+    evaluate, ask = evaluation_due(state, state.round), clients_due(state, state.round)
     if state.policy.population:
         state = replace(state, members=state.members | {client for client, _ in state.accepted})
-    announce = Announce(state.round, evaluate)
-    if evaluate and (_is_last(state, state.round) or state.policy.await_evaluation):
-        return replace(_next_round(state), phase=Phase.EVALUATING), (announce,)
+    announce = Announce(state.round, evaluate, ask)
+    if awaited := awaited_evaluations(state, state.round):
+        return replace(_next_round(state), phase=Phase.EVALUATING, awaited=awaited), (announce,)
     state, commands = _go_on(_next_round(state))
     return state, (announce, *commands)
 
 
 def evaluation_due(state: RoundState, round: int) -> bool:
     """Whether a committed round is to be evaluated: every so many, and the last."""
-    every = state.policy.evaluate_every
+    return _due(state, round, state.policy.evaluate_every)
+
+
+def clients_due(state: RoundState, round: int) -> bool:
+    """Whether clients are to evaluate a committed round: every so many, and the last."""
+    return _due(state, round, state.policy.ask_clients_every)
+
+
+def awaited_evaluations(state: RoundState, round: int) -> frozenset[Source]:
+    """Whose evaluations of a committed round the run waits for: of the last one all, else what its stop rule needs."""
+    last, policy = _is_last(state, round), state.policy
+    server = evaluation_due(state, round) and (last or policy.await_evaluation)
+    clients = clients_due(state, round) and (last or policy.await_clients)
+    by: dict[Source, bool] = {"server": server, "clients": clients}
+    return frozenset(source for source, awaited in by.items() if awaited)
+
+
+def _due(state: RoundState, round: int, every: int) -> bool:
     return every > 0 and (_is_last(state, round) or (round + 1) % every == 0)
 
 
@@ -284,8 +302,8 @@ def _is_last(state: RoundState, round: int) -> bool:
 
 
 def _evaluated(state: RoundState, event: Evaluated) -> Result:
-    del event
-    return _go_on(state)
+    state = replace(state, awaited=state.awaited - {event.by})
+    return (state, ()) if state.awaited else _go_on(state)
 
 
 def _next_round(state: RoundState) -> RoundState:

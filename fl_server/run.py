@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -21,6 +22,7 @@ import algorithms as fl
 from fl_server import events as ev
 from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
+from fl_server.client_evaluation import ClientEvaluations
 from fl_server.client_states import ClientStates
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
@@ -68,6 +70,7 @@ class Run:
         self.attempt_ends = 0.0
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
+        self.client_evaluations = ClientEvaluations(self)
         self.refused: set[str] = set()
         """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
         self._turn = asyncio.Lock()
@@ -93,6 +96,12 @@ class Run:
         if self.state.paused:
             return "paused"
         return "waiting" if self.waiting_for else "running"
+
+    @property
+    def task(self) -> Mapping[str, str]:
+        """Name, version and source of the task that clients must have."""
+        version, source = self.behaviour.fingerprint
+        return {"name": self.config.task.name, "version": version, "source": source}
 
     @property
     def ended(self) -> bool:
@@ -304,14 +313,13 @@ class Run:
 
     def eligible(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
-        version, source = self.behaviour.fingerprint
-        task = {"name": self.config.task.name, "version": version, "source": source}
-        eligible = self.parts.fleet.eligible(self.id, task, self.config.labels)
+        eligible = self.parts.fleet.eligible(self.id, self.task, self.config.labels)
         return tuple(client for client in eligible if client not in self.refused) if self.refused else eligible
 
     def resource(self, digest: bytes) -> Broadcast | None:
         """What is being sent out under that digest."""
-        return next((broadcast for broadcast in self.model.broadcasts if broadcast.digest == digest), None)
+        sent = chain(self.model.broadcasts, self.client_evaluations.broadcasts())
+        return next((broadcast for broadcast in sent if broadcast.digest == digest), None)
 
     def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
         """Why an update of the client for the key would not be taken; None if it would."""

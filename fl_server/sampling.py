@@ -61,6 +61,12 @@ def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw) -> tuple[str, .
     return draw_fixed(clients, 1, draw)
 
 
+def draw_evaluators(pool: Iterable[str], size: int, seed: int, round: int) -> tuple[str, ...]:
+    """`size` clients of the pool to evaluate a committed round, all with 0: apart from who trains in which round."""
+    ranked = sorted(pool, key=lambda client: (ticket("evaluation", seed, round, client), client))
+    return by_id(ranked[:size] if size else ranked)
+
+
 def training_seed(seed: int, round: int, client: str) -> int:
     """Seed of a client's batch order, augmentation and dropout: never of the attempt, the process or the time."""
     return ticket("training", seed, round, client)

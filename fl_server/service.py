@@ -115,6 +115,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             log.warning("client_failed", run=failure.key.run_id, round=failure.key.round, client=client_id, why=words)
             await self._fleet.note(client_id, words[:300])
             run = self._coordinator.run(failure.key.run_id)
+            run.client_evaluations.failed(failure.key, client_id)
             if run.refusal(failure.key, client_id) is not None:
                 continue
             if failure.reason == pb.FAILURE_REASON_STATE_LOST:
@@ -129,9 +130,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Keep a client's evaluation."""
         client_id = self._fleet.session(request.session_id).client_id
         run = self._coordinator.run(request.key.run_id)
-        raise InvalidInput(
-            "key", "an evaluation that was asked for", f"round {request.key.round} of {run.id} by {client_id}"
-        )
+        await run.client_evaluations.report(client_id, request)
+        return pb.ReportEvaluationResponse()
 
 
 def _digest(message: object, field: str) -> bytes:

@@ -18,6 +18,7 @@ from protos.fl.v1 import tensor_pb2
 from protos.fl.v1.training_pb2 import (
     PAYLOAD_KIND_DELTA,
     Assignment,
+    EvaluationAssignment,
     ExchangeKey,
     Outcome,
     Payload,
@@ -28,7 +29,6 @@ from protos.fl.v1.training_pb2 import (
 )
 from tasks import fingerprint, load_task
 from tests.fl_server.harness import TASK, World, until
-
 
 Key = tuple[str, int, int]
 """(run, round, exchange)."""
@@ -43,6 +43,8 @@ class Device:
     labels: Mapping[str, str] = field(default_factory=dict)
     works: bool = True
     """False: it listens, and leaves what it is told to the test."""
+    eval_examples: int = 0
+    """Of its held-out part; it reports an evaluation when the test says what it found."""
     kept: dict[Key, tuple[bytes, UpdateHeader, bytes]] = field(default_factory=dict)
     """What it computed, behind the assignment that it answers."""
     outcomes: dict[Key, Outcome] = field(default_factory=dict)
@@ -58,7 +60,12 @@ class Device:
     def registration(self, **changes: Any) -> pb.RegisterRequest:
         """What it says of itself."""
         version, source = fingerprint(load_task(TASK, self.options))
-        offer = pb.TaskOffer(name=TASK, fingerprint=TaskFingerprint(version=version, source=source), train_examples=10)
+        offer = pb.TaskOffer(
+            name=TASK,
+            fingerprint=TaskFingerprint(version=version, source=source),
+            train_examples=10,
+            eval_examples=self.eval_examples,
+        )
         keys = self.kept.keys() - self.outcomes.keys()
         values: dict[str, Any] = {
             "client_id": self.name,
@@ -144,6 +151,22 @@ class Device:
             return answer.receipt
         messages = upload(header, data, self.session, answer.kept_bytes)
         return (await world.service.SubmitUpdate(stream(*messages), None)).receipt  # type: ignore[arg-type]
+
+    async def asked(self, round_: int = 0, times: int = 1) -> EvaluationAssignment:
+        """The evaluation of a round that it is asked for, once it has been told so many times."""
+
+        def probe() -> list[EvaluationAssignment]:
+            return [each for each in self.told("evaluation") if each.key.round == round_][times - 1 :]
+
+        return (await until(probe, f"{self.name} is asked about round {round_}"))[0]  # type: ignore[no-any-return]
+
+    async def report(self, world: World, examples: int = 10, round_: int = 0, **metrics: float) -> None:
+        """Answer an evaluation, asked for or not."""
+        key = ExchangeKey(run_id="r", round=round_)
+        request = pb.ReportEvaluationRequest(
+            session_id=self.session, key=key, num_examples=examples, metrics=metrics or {"accuracy": 0.5}
+        )
+        await world.service.ReportEvaluation(request, None)  # type: ignore[arg-type]
 
     async def update(self, world: World, assignment: Assignment) -> tuple[UpdateHeader, bytes]:
         """The answer to an assignment, computed once."""

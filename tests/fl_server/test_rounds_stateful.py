@@ -60,7 +60,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
     st.builds(ClientOut, clients),
     st.builds(ClientBack, clients),
-    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated())),
+    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed())),
+    st.builds(Evaluated, st.sampled_from(("server", "clients"))),
     st.sampled_from((PauseRequested(), ResumeRequested())),
     st.builds(Extended, st.integers(0, 6)),
     st.just(StatesLost("a: its disk is new")),
@@ -80,6 +81,8 @@ policies = st.builds(
     population=st.sampled_from((0, 3, 5)),
     evaluate_every=st.integers(0, 2),
     await_evaluation=st.booleans(),
+    ask_clients_every=st.integers(0, 2),
+    await_clients=st.booleans(),
 )
 
 
@@ -221,7 +224,7 @@ def expected_next(state: RoundState) -> Event:
         Phase.REDUCING: ExchangeReduced(),
         Phase.STEPPING: Stepped(),
         Phase.COMMITTING: Committed(),
-        Phase.EVALUATING: Evaluated(),
+        Phase.EVALUATING: Evaluated(min(state.awaited, default="server")),
         Phase.ENDED: Extended(state.rounds + 1),
     }[state.phase]
 
