@@ -84,7 +84,7 @@ def test_a_diverging_aggregate_leaves_the_last_good_model(simulated):
 
 
 def test_clients_that_diverge_fail_the_run(simulated):
-    """Where no client can deliver a finite update nobody is left to draw: the run fails, and says what the last said."""
+    """Where no client can deliver a finite update nobody is left to draw: the run fails with the last one's words."""
     with simulated(local={"learning_rate": 3e38, "weight_decay": 10.0}) as simulation:
         list(simulation.rounds())
         assert simulation.ending[0] == "failed"
