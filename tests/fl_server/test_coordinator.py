@@ -183,7 +183,7 @@ async def test_an_extension_adds_rounds(world):
     await until(lambda: run.ended, "it ends again")
     digests = await world.completed()
     assert (len(digests), digests[:1], run.state.ending[1]) == (3, first, "3 rounds are done")
-    assert run.config.stop.wall_time_s == 1000.0
+    assert (run.config.stop.wall_time_s, run.config.horizon) == (1000.0, 1)
     assert all(device.outcomes["r", 2, 0].counted for device in devices)
 
 

@@ -39,6 +39,8 @@ def test_planned_rounds_reach_the_method(tmp_path):
     assert moved(demon, [3.0, 3.0, 3.0], tmp_path) == pytest.approx([3.0, 3.0, 3.0])
     longer = engine("feddemon", {"beta0": 0.5}, stop={"rounds": 4})
     assert moved(longer, [3.0, 3.0], tmp_path) == pytest.approx([3.0, 4.0])
+    extended = engine("feddemon", {"beta0": 0.5}, stop={"rounds": 4}, planned_rounds=2)
+    assert moved(extended, [3.0, 3.0, 3.0], tmp_path) == pytest.approx([3.0, 3.0, 3.0])
 
 
 def test_decay_of_the_rate_reaches_the_method(tmp_path):
