@@ -116,8 +116,9 @@ class Simulation:
         self._take(ev.RosterChanged(self._members, settled=True))
         while self._state.phase is not Phase.ENDED:
             self._take(self._time_is_over() or self._go_on())
-            yield from self._finished
-            self._finished.clear()
+            if self._finished:
+                yield self._finished.pop()
+                self._round_began = time.monotonic()
 
     def _take(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -193,7 +194,6 @@ class Simulation:
             self._evaluations.append((snapshot.round, metrics))
         losses = [one.training_loss for one in self._counted if one.training_loss is not None]
         down, up = self.federation.wire.read()
-        now = time.monotonic()
         result = RoundResult(
             round=snapshot.round,
             accepted=tuple(one.info.client_id for one in self._counted),
@@ -203,11 +203,10 @@ class Simulation:
             metrics=metrics,
             bytes_down=down,
             bytes_up=up,
-            seconds=now - self._round_began,
+            seconds=time.monotonic() - self._round_began,
             digest=self.federation.digest,
         )
         self._finished.append(result)
-        self._round_began = now
 
     def _evaluate(self, snapshot: Snapshot) -> Mapping[str, float]:
         with one_thread():

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import algorithms as fl
 from fl_ops.cli import app
 from fl_ops.simulate.clients import deal
 from fl_ops.simulate.settings import Plan, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_config import from_spec
-from tests.integration.harness import TASK, run_spec
+from tests.integration.harness import TASK, Coordinator, Daemon, run_spec
 
 CLIENTS = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
 BERNOULLI = {"sampling": "bernoulli", "rate": 0.5, "clients_per_round": None}
@@ -26,32 +27,56 @@ def _task_at_hand(monkeypatch):
 
 
 def simulated(name, **sections):
-    """Digests of the same run, done in this process."""
+    """Digest, evaluation and training loss of each round of the same run, done in this process."""
     plan = Plan(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
     dealt = deal(plan, plan.config.seed)
     with Simulation(dealt.config, dealt.clients, task=dealt.evaluated) as simulation:
-        return [done.digest for done in simulation.rounds()]
+        return [(done.digest, dict(done.metrics), done.training_loss) for done in simulation.rounds()]
+
+
+def over_the_wire(server, name):
+    """The same of a run of a coordinator, once it has come to its proper end."""
+    server.completed(name)
+    return [(done.model_digest, dict(done.metrics), done.training_loss) for done in server.rounds(name)]
+
+
+@pytest.mark.parametrize("method", fl.names())
+def test_a_simulated_run_is_the_networked_run(fleet, method):
+    """Model for model and number for number, for every method: it is the same code."""
+    population = 3 if fl.build(method).needs_population else 0
+    local = {"weight_decay": 0.01, "max_gradient_norm": 1.0, "learning_rate_decay": 0.9}
+    sections = {"algorithm": {"name": method}, "population": population, "local": local, "stop": {"rounds": 3}}
+    fleet.server.create(f"wire-{method}", **sections)
+    assert simulated(f"wire-{method}", **sections) == over_the_wire(fleet.server, f"wire-{method}")
 
 
 @pytest.mark.parametrize(
     "sections",
     [
-        pytest.param({"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.2}}}, id="fedcm"),
-        pytest.param({"algorithm": {"name": "fedavgm"}, "round": BERNOULLI}, id="fedavgm-bernoulli"),
-        pytest.param({"algorithm": {"name": "mofedsam"}, "local": {"learning_rate_decay": 0.9}}, id="mofedsam"),
-        pytest.param({"algorithm": {"name": "mimelite"}, "round": {"clip_update_norm": 0.1}}, id="mimelite-clipped"),
-        pytest.param({"algorithm": {"name": "mime"}}, id="mime"),
-        pytest.param({"algorithm": {"name": "scaffold"}, "population": 3}, id="scaffold"),
+        pytest.param({"algorithm": {"name": "fedavgm"}, "round": BERNOULLI}, id="bernoulli"),
+        pytest.param({"algorithm": {"name": "mimelite"}, "round": {"clip_update_norm": 0.1}}, id="clipped"),
         pytest.param(
-            {"algorithm": {"name": "feddyn"}, "population": 3, "round": {"clip_update_norm": 0.1}}, id="feddyn-clipped"
+            {"algorithm": {"name": "feddyn"}, "population": 3, "round": {"clip_update_norm": 0.1}}, id="clipped-states"
         ),
+        pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="out-of-patience"),
     ],
 )
-def test_a_simulated_run_is_the_networked_run(fleet, request, sections):
-    """Model for model, round for round: cohorts, batches, states, sums and steps are the same code."""
+def test_so_it_is_with_other_settings(fleet, request, sections):
+    """Cohorts of any size, deltas that are clipped and the states that follow them, and the end by a stop rule."""
     name = f"wire-{request.node.callspec.id}"
     fleet.server.create(name, **sections)
-    assert simulated(name, **sections) == fleet.server.digests(name)
+    assert simulated(name, **sections) == over_the_wire(fleet.server, name)
+
+
+@pytest.mark.parametrize("model", ["batchnorm", "frozen"])
+def test_buffers_and_frozen_parts(place, model):
+    """Models that are more than what is trained are the same ones too."""
+    server, options = Coordinator(place).serve(), {"model": model}
+    for index in range(3):
+        shard = {"partition": {"method": "iid", "clients": 3, "seed": 1}, "index": index}
+        Daemon(place, server, f"edge-{index}", options=options, shard=shard).start()
+    server.create(model, task={"options": options}, stop={"rounds": 2})
+    assert simulated(model, task={"options": options}, stop={"rounds": 2}) == over_the_wire(server, model)
 
 
 def replayed(fleet, run, folder, *options, seed=1):
