@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 import algorithms as fl
 import fl_client.config as client
+import fl_ops.compare.table as comparison
 import fl_server.config as server
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
 from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
@@ -152,6 +153,11 @@ _METHODS = """The methods, and their parameters with what stands when they are l
 What one needs beside them stands with it: the run's `population`, a folder on each device where a state is kept, or two
 exchanges with the clients in a round."""
 
+_COMPARE = """## A comparison: the table of `fl compare`
+
+The keys of a run without `algorithm` and `seed`, `[simulation]` as in the file of `fl simulate` without `partition` and
+`validation_every`, and:"""
+
 _FL = """## The operator's command: fl.toml
 
 `~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
@@ -161,7 +167,7 @@ The strongest of them that speaks of certificates or of plain text decides which
 
 def page() -> str:
     """The whole page."""
-    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _RUN, *_run(), _FL, _fl()]
+    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _RUN, *_run(), _COMPARE, *_compare(), _FL, _fl()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -249,6 +255,14 @@ def _class_of(path: str) -> type[Vision]:
     module, _, name = path.partition(":")
     kind: type[Vision] = getattr(importlib.import_module(module), name)
     return kind
+
+
+def _compare() -> list[str]:
+    named = {"[[methods]]": comparison.MethodSection, "[tuning]": comparison.TuningSection}
+    parts = [table(model_rows(comparison.TableSection))]
+    for name, section in {**named, "[report]": comparison.ReportSection}.items():
+        parts += [f"### {name}", table(model_rows(section))]
+    return parts
 
 
 def _fl() -> str:
