@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from fl_server.outcomes import counted_outcome
 from fl_server.store.base import CommitRecord, Store, UpdateRecord
-from protos.codec import digest_message
-from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+from protos.fl.v1.training_pb2 import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,3 @@ def last_exchange(store: Store, commit: CommitRecord) -> RoundUpdates:
     updates = store.updates(commit.run_id, commit.round, exchange)
     accepted = [update for update in updates if (update.client_id, update.digest) in fixed]
     return RoundUpdates(commit.state_epoch, accepted)
-
-
-def counted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
-    """What the client of an update is told that is part of a committed model."""
-    return Outcome(
-        key=ExchangeKey(run_id=update.run_id, round=update.round, exchange=update.exchange),
-        digest=digest_message(update.digest),
-        counted=True,
-        clip_factor=update.clip_factor,
-        state_epoch=state_epoch,
-    )
-
-
-def uncounted_outcome(key: ExchangeKey, reason: RefusalReason, state_epoch: int) -> Outcome:
-    """What a client is told whose update is not part of a committed model."""
-    return Outcome(key=key, counted=False, clip_factor=1.0, reason=reason, state_epoch=state_epoch)

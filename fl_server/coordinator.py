@@ -10,32 +10,19 @@ import structlog
 
 from algorithms import AlgorithmError
 from fl_server import events as ev
-from fl_server.admission import file_digest
 from fl_server.broadcast import Broadcast
-from fl_server.client_metrics import PREFIX, has_evaluation
-from fl_server.client_states import uncounted_outcome
-from fl_server.engine import Engine, build_algorithm
+from fl_server.engine import Engine, build_algorithm, complete
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
-from fl_server.evaluation import reason_to_stop
+from fl_server.outcomes import not_needed, outcomes_of, uncounted_outcome
 from fl_server.parts import Parts
-from fl_server.recovery import recover_round
-from fl_server.round_state import Phase
+from fl_server.read_back import read_back
 from fl_server.round_work import (
     CARRY_OUT,
-    accepted_updates,
-    let_go,
-    not_needed,
-    outcomes_of,
     reattached,
-    start_deadline,
-    start_evaluation,
-    update_paths,
 )
-from fl_server.rounds import awaited_evaluations, clients_due, evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
-from fl_server.spool import SpoolKey
-from fl_server.store.base import HistoryRecord, RunRecord, StoreError, UpdateRecord
+from fl_server.store.base import HistoryRecord, RunRecord
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -44,7 +31,6 @@ from tasks import TaskError, fingerprint, load_task
 
 log = structlog.get_logger()
 
-_ENDED = ("completed", "stopped", "failed")
 _STOP_S = 10.0
 """How long an operator who stops a run waits for a step under way to be committed."""
 _FOR_GOOD = ("banned", "forgotten")
@@ -71,7 +57,7 @@ class Coordinator:
                 self._not_loaded.add(record.run_id)
                 continue
             self._runs[run.id] = run
-            await self._read_back(run)
+            await read_back(run)
 
     async def close(self) -> None:
         """Stop all runs where they are."""
@@ -102,9 +88,9 @@ class Coordinator:
 
     async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
-        config = config.model_copy(update={"planned_rounds": config.horizon})
-        record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
         try:
+            config = complete(config)
+            record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
             run = await self._make(record, config)
             # What a crash in this place may have left behind under the id.
             await self._parts.in_compute(self._parts.checkpoints.remove_run, run_id)
@@ -138,109 +124,6 @@ class Coordinator:
         task = await self._parts.in_compute(load_task, config.task.name, config.task.options)
         behaviour = Behaviour(fingerprint(task), algorithm, lambda: Engine(config, task), CARRY_OUT)
         return Run(self._parts, record, config, behaviour)
-
-    # After a restart.
-
-    async def _read_back(self, run: Run) -> None:
-        store = self._parts.ledger.store
-        for commit in await self._parts.ledger.do(store.commits, run.id):
-            run.log.add(commit)
-        if run.record.state in _ENDED:
-            await self._read_back_ended(run)
-            return
-        try:
-            await self._load(run)
-        except StoreError as error:
-            log.error("run_not_readable", run=run.id, error=str(error))
-            run.begin()
-            run.fail(f"its state cannot be read: {error}")
-            return
-        run.begin()
-        if run.state.phase is Phase.COLLECTING:
-            run.round_began = (await self._parts.ledger.do(store.attempts, run.id, run.state.round))[0].opened_at
-            start_deadline(run)
-            run.post(ev.PickedUp())
-
-    async def _read_back_ended(self, run: Run) -> None:
-        """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
-        done, ending = len(run.log.commits), (run.record.state, run.record.reason)
-        attempts = await self._parts.ledger.do(self._parts.ledger.store.attempts, run.id, done)
-        run.state = replace(
-            run.state,
-            round=done,
-            attempt=max((attempt.attempt for attempt in attempts), default=0),
-            goal=1 if attempts else 0,
-            phase=Phase.ENDED,
-            ending=ending,  # type: ignore[arg-type]
-        )
-        await let_go(run)
-        await run.client_evaluations.make_up()
-
-    async def _load(self, run: Run) -> None:
-        """Tensors, the round under way, evaluations that are missing. Raises StoreError."""
-        store, spool = self._parts.ledger.store, self._parts.spool
-        commit = await run.model.load(run.record.state_epoch)
-        if commit is not None and commit.round not in run.log.commits:
-            # The crash came between the checkpoint and the ledger's line on it.
-            why = HistoryRecord(
-                time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered"
-            )
-            await self._parts.ledger.do(store.commit, commit, why)
-            run.log.add(commit)
-        done = run.model.snapshot.round + 1
-        if done != len(run.log.commits):
-            raise StoreError(
-                f"the ledger has {len(run.log.commits)} committed rounds, the newest valid checkpoint is of round "
-                f"{done - 1}: restore the state directory from a backup"
-            )
-        paused = run.record.state == "paused"
-        if run.behaviour.algorithm.keeps_client_state:
-            commits, epoch = run.log.commits.values(), run.record.state_epoch
-            await self._parts.ledger.do(run.client_states.read_back, store, commits, epoch)
-        members = frozenset(run.client_states.members) if run.state.policy.population else frozenset()
-        fresh = replace(run.state, round=done, paused=paused, members=members)
-        for leftover in await self._parts.in_io(spool.sweep):
-            if leftover.key.run_id == run.id and leftover.key.round < done:
-                await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
-        state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
-        run.state = state
-        for exchange in range(state.exchange):
-            # What a later exchange sends is made of what the earlier ones came to.
-            fixed = await self._parts.ledger.do(store.accepted, run.id, state.round, exchange)
-            updates = await accepted_updates(run, exchange, tuple(fixed or ()))
-            await run.model.reduce(exchange, updates, update_paths(run, updates))
-        updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
-        run.refused = {update.client_id for update in updates if not update.admitted}
-        # Who was lost before the restart, or refused, is not waited for.
-        run.state = replace(state, out=state.outstanding - (set(self._parts.fleet.present()) - run.refused))
-        await self._make_up_evaluation(run)
-
-    async def _make_up_evaluation(self, run: Run) -> None:
-        await run.client_evaluations.make_up()
-        latest, state = run.log.latest, run.state
-        if latest is None:
-            return
-        server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
-        clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
-        missing = {"server": server, "clients": clients}
-        awaited = frozenset(by for by in awaited_evaluations(state, latest.round) if missing[by])
-        if reason := reason_to_stop(run):
-            # The crash came between an evaluation and the end that it means.
-            run.state = replace(state, phase=Phase.EVALUATING)
-            run.post(ev.EndRequested("completed", reason))
-        elif awaited and state.phase is Phase.SELECTING:
-            run.state = replace(state, phase=Phase.EVALUATING, awaited=awaited)
-        if clients:
-            await run.client_evaluations.begin(latest.round)
-        if server:
-            await start_evaluation(run)
-
-    def _is_whole(self, update: UpdateRecord) -> bool:
-        key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
-        try:
-            return file_digest(self._parts.spool.path(key, update.digest)) == update.digest
-        except OSError:
-            return False
 
     # For operators.
 

@@ -197,6 +197,17 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     return algorithm
 
 
+def complete(config: RunConfig) -> RunConfig:
+    """The configuration with all that its defaults stand for: what is kept, shown and written beside results.
+
+    Raises:
+        AlgorithmError: the method or its parameters are not to be had.
+    """
+    parameters = dict(fl.build(config.algorithm.name, **config.algorithm.parameters).parameters)
+    algorithm = config.algorithm.model_copy(update={"parameters": parameters})
+    return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
+
+
 def _first_model(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial_model_seed(seed))

@@ -6,25 +6,24 @@ Each keeps the order that makes a crash harmless: write down, then do, then tell
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import structlog
 
 from fl_server import events as ev
 from fl_server.assignments import Order, Place, assignment
-from fl_server.client_states import RoundUpdates, counted_outcome, uncounted_outcome
-from fl_server.engine import Diverged, Snapshot, StepNorms
+from fl_server.engine import Snapshot
 from fl_server.evaluation import settle
+from fl_server.outcomes import tell_outcomes
 from fl_server.progress import Progress
+from fl_server.round_compute import commit, reduce_exchange, step
 from fl_server.round_state import Phase
-from fl_server.spool import SpoolKey
-from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreError, UpdateRecord
+from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 from tasks import TaskError
 
 if TYPE_CHECKING:
@@ -138,98 +137,6 @@ async def restart_round(run: Run, command: ev.RestartRound) -> None:
         await run.model.prepare(0)
 
 
-async def reduce_exchange(run: Run, command: ev.ReduceExchange) -> None:
-    """Fix the accepted list, then sum up beside the loop."""
-    await _fix(run, command.accepted)
-    run.spawn(_compute_sums(run, command.accepted))
-
-
-async def _compute_sums(run: Run, accepted: ev.Accepted) -> None:
-    updates = await accepted_updates(run, run.state.exchange, accepted)
-    await run.model.reduce(run.state.exchange, updates, update_paths(run, updates))
-    run.post(ev.ExchangeReduced())
-
-
-async def step(run: Run, command: ev.Step) -> None:
-    """Fix the accepted list, then compute beside the loop."""
-    await _fix(run, command.accepted)
-    run.spawn(_compute_step(run, command.accepted))
-
-
-async def _fix(run: Run, accepted: ev.Accepted) -> None:
-    store, state = run.parts.ledger.store, run.state
-    await run.parts.ledger.insist(run.no_room, store.fix_accepted, run.id, state.round, state.exchange, accepted)
-
-
-async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
-    updates = await accepted_updates(run, run.state.exchange, accepted)
-    try:
-        norms = await run.model.step(updates, update_paths(run, updates))
-    except Diverged as error:
-        log.error("run_diverged", run=run.id, round=run.state.round, error=str(error))
-        run.fail(str(error))
-        return
-    _observe(run, norms, updates)
-    run.post(ev.Stepped())
-
-
-async def accepted_updates(run: Run, exchange: int, accepted: ev.Accepted) -> list[UpdateRecord]:
-    """The ledger's lines of the accepted updates of the round under way, in the order of id bytes."""
-    updates = await run.parts.ledger.do(run.parts.ledger.store.updates, run.id, run.state.round, exchange)
-    return [update for update in updates if (update.client_id, update.digest) in set(accepted)]
-
-
-def update_paths(run: Run, updates: Iterable[UpdateRecord]) -> list[Path]:
-    """Where the bytes of admitted updates lie."""
-    return [
-        run.parts.spool.path(SpoolKey(each.run_id, each.round, each.exchange, each.client_id), each.digest)
-        for each in updates
-    ]
-
-
-def _observe(run: Run, norms: StepNorms, updates: list[UpdateRecord]) -> None:
-    norm, metrics = run.parts.metrics.norm, run.parts.metrics
-    norm.labels(run.id, "update").set(sum(update.norm for update in updates) / len(updates))
-    norm.labels(run.id, "aggregate").set(norms.aggregate)
-    norm.labels(run.id, "direction").set(norms.direction)
-    metrics.cosine.labels(run.id).set(norms.cosine)
-
-
-async def commit(run: Run, command: ev.Commit) -> None:
-    """Write the new model beside the loop."""
-    del command
-    run.spawn(_write_commit(run))
-
-
-async def _write_commit(run: Run) -> None:
-    state, now = run.state, time.time()
-    updates = await accepted_updates(run, state.exchange, state.accepted)
-    losses = [update.training_loss for update in updates if update.training_loss is not None]
-    record = CommitRecord(
-        run_id=run.id,
-        round=state.round,
-        committed_at=now,
-        seconds=now - (run.round_began or now),
-        attempts=state.attempt + 1,
-        accepted=len(state.accepted),
-        dropped=len(state.drawn) - len(state.accepted),
-        training_loss=sum(losses) / len(losses) if losses else None,
-        bytes_down=run.log.bytes_down,
-        bytes_up=run.log.bytes_up,
-        model_digest="",
-        state_epoch=run.record.state_epoch,
-    )
-    why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
-    record = await run.model.commit(record, why, run.no_room)
-    run.waiting_for = ""
-    run.round_began = 0.0
-    run.refused.clear()
-    run.log.add(record)
-    if run.behaviour.algorithm.keeps_client_state:
-        run.client_states.count(RoundUpdates(record.state_epoch, updates))
-    run.post(ev.Committed())
-
-
 async def announce(run: Run, command: ev.Announce) -> None:
     """Tell the cohort what became of its updates; tidy up; start the evaluations that are due."""
     record = run.log.commits[command.round]
@@ -243,7 +150,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
         attempts=record.attempts, seconds=round(record.seconds, 3), training_loss=record.training_loss,
         bytes_down=record.bytes_down, bytes_up=record.bytes_up, model=record.model_digest,
     )  # fmt: skip
-    await _tell_outcomes(run, command.round)
+    await tell_outcomes(run, command.round)
     run.watchers.tell(Progress("committed", commit=record))
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await run.model.prune(run.log, run.config.keep_checkpoints)
@@ -251,38 +158,6 @@ async def announce(run: Run, command: ev.Announce) -> None:
         await run.client_evaluations.begin(command.round)
     if command.evaluate:
         await start_evaluation(run)
-
-
-async def _tell_outcomes(run: Run, round_: int) -> None:
-    """To everybody who was asked in any exchange of the round."""
-    store = run.parts.ledger.store
-    asked: dict[int, set[str]] = {}
-    for attempt in await run.parts.ledger.do(store.attempts, run.id, round_):
-        asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
-    for exchange, clients in asked.items():
-        key = ExchangeKey(run_id=run.id, round=round_, exchange=exchange)
-        outcomes = await outcomes_of(run, key)
-        for client in clients:
-            outcome = outcomes.get(client) or not_needed(run, key)
-            run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))
-
-
-async def outcomes_of(run: Run, key: ExchangeKey) -> dict[str, Outcome]:
-    """Of the updates that are part of a committed round's model, by client."""
-    store, epoch = run.parts.ledger.store, run.log.commits[key.round].state_epoch
-    fixed = set(await run.parts.ledger.do(store.accepted, run.id, key.round, key.exchange) or ())
-    updates = await run.parts.ledger.do(store.updates, run.id, key.round, key.exchange)
-    return {
-        update.client_id: counted_outcome(update, epoch)
-        for update in updates
-        if (update.client_id, update.digest) in fixed
-    }
-
-
-def not_needed(run: Run, key: ExchangeKey) -> Outcome:
-    """For who is not part of a committed round."""
-    epoch = run.log.commits[key.round].state_epoch
-    return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_NOT_NEEDED, epoch)
 
 
 async def start_evaluation(run: Run) -> None:
