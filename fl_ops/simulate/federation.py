@@ -25,10 +25,12 @@ from fl_client.updates import Update
 from fl_ops.simulate.wire import Wire
 from fl_server.admission import Gate
 from fl_server.assignments import Order, Place, assignment
+from fl_server.client_metrics import ClientMetrics
 from fl_server.engine import Engine, Snapshot
 from fl_server.run_config import RunConfig
 from protos.codec import digest_bytes, digest_text, pack
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_MODEL, ResourceKind
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, ResourceKind
+from protos.fl.v1.training_pb2 import EvaluationAssignment
 from tasks import Task
 
 _MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - only folders of a random name are made in it
@@ -101,6 +103,15 @@ class Federation:
         kept = self._states.get(client)
         with one_thread():
             return Trainer(local, self._model).train(assignment(order, place, client), self._bundles, kept, _go_on)
+
+    def evaluate(self, client: str) -> ClientMetrics:
+        """A client's word on the latest model, by its own held-out part. Raises WorkFailed, as where it has none."""
+        local = self.clients[client]
+        bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
+        question = EvaluationAssignment(task=self.config.task.name, fingerprint=local.fingerprint)
+        self.wire.down(client, bundles)
+        with one_thread():
+            return Trainer(local, self._model).evaluate(question, bundles)
 
     def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
         """Through the coordinator's gate into the spool. Raises Refused."""

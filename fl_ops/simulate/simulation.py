@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -16,11 +17,12 @@ from fl_ops.simulate.federation import Contribution, Federation, one_thread
 from fl_server import events as ev
 from fl_server.admission import Refused
 from fl_server.assignments import Place
+from fl_server.client_metrics import has_evaluation, summary
 from fl_server.engine import Diverged, Snapshot
 from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
-from fl_server.sampling import by_id, ticket
+from fl_server.sampling import by_id, draw_evaluators, ticket
 from fl_server.stop_rules import Evaluation, StopPolicy, stop_reason
 from tasks import Task
 
@@ -40,7 +42,7 @@ class RoundResult:
     training_loss: float | None
     """Mean over the accepted clients of the mean loss of their steps."""
     metrics: Mapping[str, float]
-    """Of the evaluation on held-out data; empty where none was due."""
+    """Of the server's evaluation and the clients'; empty where none was due."""
     bytes_down: int
     """Tensor bytes that the wire would have carried since the round before."""
     bytes_up: int
@@ -114,8 +116,9 @@ class Simulation:
         self._take(ev.RosterChanged(self._members, settled=True))
         while self._state.phase is not Phase.ENDED:
             self._take(self._time_is_over() or self._go_on())
-            yield from self._finished
-            self._finished.clear()
+            if self._finished:
+                yield self._finished.pop()
+                self._round_began = time.monotonic()
 
     def _take(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -123,8 +126,8 @@ class Simulation:
             match command:
                 case ev.RestartRound():
                     self.federation.give_up()
-                case ev.Announce(evaluate=evaluate):
-                    self._announce(evaluate)
+                case ev.Announce():
+                    self._announce(command)
 
     def _go_on(self) -> ev.Event:
         """Do what the phase is for; what came of it."""
@@ -142,7 +145,7 @@ class Simulation:
                 return ev.Committed()
             case Phase.EVALUATING:
                 reason = self._reason_to_stop()
-                return ev.EndRequested("completed", reason) if reason else ev.Evaluated()
+                return ev.EndRequested("completed", reason) if reason else ev.Evaluated(min(state.awaited))
             case _:
                 return ev.EndRequested("failed", self._why_stuck())
 
@@ -180,15 +183,17 @@ class Simulation:
             self._refused.clear()
             self._tell_roster()
 
-    def _announce(self, evaluate: bool) -> None:
-        """A round is committed: evaluate it if that is due, and say what it came to."""
+    def _announce(self, announce: ev.Announce) -> None:
+        """A round is committed: evaluate it where that is due, and say what it came to."""
         snapshot, closed = self.federation.snapshot, self._closed
-        metrics = self._evaluate(snapshot) if evaluate else {}
-        if evaluate:
+        metrics = {
+            **(self._evaluate(snapshot) if announce.evaluate else {}),
+            **(self._ask_clients(snapshot) if announce.ask_clients else {}),
+        }
+        if has_evaluation(metrics, self.config.stop.metric):
             self._evaluations.append((snapshot.round, metrics))
         losses = [one.training_loss for one in self._counted if one.training_loss is not None]
         down, up = self.federation.wire.read()
-        now = time.monotonic()
         result = RoundResult(
             round=snapshot.round,
             accepted=tuple(one.info.client_id for one in self._counted),
@@ -198,15 +203,23 @@ class Simulation:
             metrics=metrics,
             bytes_down=down,
             bytes_up=up,
-            seconds=now - self._round_began,
+            seconds=time.monotonic() - self._round_began,
             digest=self.federation.digest,
         )
         self._finished.append(result)
-        self._round_began = now
 
     def _evaluate(self, snapshot: Snapshot) -> Mapping[str, float]:
         with one_thread():
             return self.federation.engine.evaluate(snapshot)
+
+    def _ask_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
+        """What the clients that have a held-out part say of the model; one that fails is passed over."""
+        pool = [client for client in self._members if len(self.federation.clients[client].held_out)]
+        answers = []
+        for client in draw_evaluators(pool, self.config.evaluation.clients, self.config.seed, snapshot.round):
+            with suppress(WorkFailed):
+                answers.append(self.federation.evaluate(client))
+        return summary(answers)
 
     def _reason_to_stop(self) -> str | None:
         stop = self.config.stop

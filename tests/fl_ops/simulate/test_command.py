@@ -61,7 +61,7 @@ def test_files_of_each_seed(config, tmp_path):
     assert settings["run"]["local"]["max_gradient_norm"] == 0.0
     assert settings["simulation"]["partition"]["seed"] == settings["run"]["seed"] == 1
     assert settings["task"]["evaluated_on"] == "thirty more points"
-    rows = list(csv.DictReader((folder / "rounds.csv").open()))
+    rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
     assert [row["model"] for row in rows] == [done["digest"] for done in facts["rounds"]]
     assert {name: tuple(it.shape) for name, it in load_file(folder / "model.safetensors").items()} == {
         "weight": (3, 4),
@@ -76,7 +76,12 @@ def test_processes_change_nothing(config, tmp_path):
     facts = []
     for processes in ("1", "2"):
         done = subprocess.run(
-            [*command, "--processes", processes], cwd=tmp_path, env=environment, capture_output=True, text=True
+            [*command, "--processes", processes],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         facts.append([[each["digest"] for each in seed["rounds"]] for seed in json.loads(done.stdout)["seeds"]])
@@ -103,7 +108,7 @@ def test_an_interrupt_leaves_what_is_done(config, tmp_path, processes):
     for seed in range(int(processes)):
         folder = tmp_path / "out" / f"seed-{seed}"
         facts = json.loads((folder / "result.json").read_text())
-        rows = list(csv.DictReader((folder / "rounds.csv").open()))
+        rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
         assert facts["status"] == "interrupted"
         assert [row["model"] for row in rows] == [done["digest"] for done in facts["rounds"]] != []
         assert (folder / "model.safetensors").exists()
@@ -113,7 +118,7 @@ def test_a_failed_run_has_exit_code_7(config, tmp_path):
     """Divergence is told in words, and the last good model is kept."""
     result = fl(config("fedavg", rate=1e38), "--out", tmp_path)
     assert result.exit_code == 7
-    assert "seed 4  failed: too few clients could deliver" in result.output
+    assert "seed 4  failed: the model of round 0 is not finite" in result.output
     assert load_file(tmp_path / "seed-4" / "model.safetensors")["weight"].isfinite().all()
 
 

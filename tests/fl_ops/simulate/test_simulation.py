@@ -46,6 +46,24 @@ def test_bytes_are_those_of_the_wire(simulated, algorithm, down, up):
     assert (last.bytes_down, last.bytes_up) == (2 * down * MODEL_BYTES, 2 * up * MODEL_BYTES)
 
 
+def test_clients_evaluate_on_their_own_part(simulated):
+    """Every second round and after the last all four say how well the model does on their held-out part."""
+    sections = {"task": {"options": {"part": 0.25}}, "evaluation": {"every": 0, "clients_every": 2}}
+    with simulated(**sections) as simulation:
+        rounds = list(simulation.rounds())
+    assert [done.metrics.get("clients_evaluated") for done in rounds] == [None, 4.0, 4.0]
+    assert 0 <= rounds[1].metrics["clients_accuracy_worst_decile"] <= rounds[1].metrics["clients_accuracy_mean"] <= 1
+
+
+def test_the_clients_word_can_end_a_run(simulated):
+    """A target for a metric of the clients is looked at in their evaluations."""
+    stop = {"metric": "clients_accuracy", "target": 0.01}
+    sections = {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}
+    with simulated(**sections, stop=stop) as simulation:
+        assert len(list(simulation.rounds())) == 1
+        assert "clients_accuracy reached" in simulation.ending[1]
+
+
 def test_it_ends_by_its_rounds(simulated):
     """The ending says so, and the last round's model is at hand by its state_dict names."""
     with simulated() as simulation:
@@ -74,8 +92,8 @@ def test_it_ends_when_its_time_is_over(simulated):
 
 
 def test_a_diverging_aggregate_leaves_the_last_good_model(simulated):
-    """A server step to infinity fails the run; the model before it stays."""
-    with simulated(algorithm={"name": "fedavg", "parameters": {"eta_g": 1e39}}) as simulation:
+    """Finite updates whose sum is not fail the run; the model before it stays."""
+    with simulated(local={"learning_rate": 1e38}) as simulation:
         first = simulation.federation.digest
         assert list(simulation.rounds()) == []
         assert (simulation.ending[0], simulation.federation.digest) == ("failed", first)
@@ -84,8 +102,8 @@ def test_a_diverging_aggregate_leaves_the_last_good_model(simulated):
 
 
 def test_clients_that_diverge_fail_the_run(simulated):
-    """Where no client can deliver a finite update nobody is left to draw: the run fails, and says what the last said."""
-    with simulated(local={"learning_rate": 1e38}) as simulation:
+    """Where no client can deliver a finite update nobody is left to draw: the run fails with the last one's words."""
+    with simulated(local={"learning_rate": 3e38, "weight_decay": 10.0}) as simulation:
         list(simulation.rounds())
         assert simulation.ending[0] == "failed"
         assert "expected a finite" in simulation.ending[1]
