@@ -138,7 +138,14 @@ class Engine:
         """
         round_, last = snapshot.round + 1, len(self.algorithm.exchanges) - 1
         sums = {**before, **self.reduce(snapshot, last, cohort, paths)}
-        state = self.algorithm.server_step(snapshot.state, sums, self._round_info(round_, len(cohort)))
+        info = self._round_info(round_, len(cohort))
+        try:
+            state = self.algorithm.server_step(snapshot.state, sums, info)
+        except RuntimeError as error:
+            # A factor that the model's dtype cannot hold: torch does not make an infinity of it.
+            if "overflow" not in str(error):
+                raise
+            raise Diverged(f"the step of round {round_} overflows; the model of round {round_ - 1} stays") from error
         deltas = self.shape(last).layout_of("delta")
         buffers = average_buffers(paths, deltas, self.algorithm.weights(cohort))
         norms = _norms(snapshot.state, state, self.algorithm.exchanges[last].direction(snapshot.state, before))

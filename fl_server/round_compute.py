@@ -106,7 +106,7 @@ async def _write_commit(run: Run) -> None:
     record = await run.model.commit(record, why, run.no_room)
     run.waiting_for = ""
     run.round_began = 0.0
-    run.refused.clear()
+    run.forget_failures()
     run.log.add(record)
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))

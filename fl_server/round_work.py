@@ -106,8 +106,11 @@ async def await_clients(run: Run, command: ev.AwaitClients) -> None:
 
 
 async def retry_later(run: Run, command: ev.RetryLater) -> None:
-    """Give those who failed another chance after a while."""
+    """Give those who failed another chance after a while, unless all came to nothing finite."""
     del command
+    if run.state.drawn <= run.not_finite and not run.state.admitted:
+        run.fail_as_diverged()
+        return
     run.set_timer(RETRY_S, ev.RetryDue())
 
 
@@ -129,7 +132,7 @@ async def restart_round(run: Run, command: ev.RestartRound) -> None:
     await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.restart_round, record, command.round, why)
     log.warning(event, run=run.id, round=command.round, why=command.why, state_epoch=record.state_epoch)
     run.record = record
-    run.refused.clear()
+    run.forget_failures()
     if command.states:
         run.client_states.restart()
         await run.model.restart()

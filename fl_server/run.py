@@ -74,6 +74,8 @@ class Run:
         self.client_evaluations = ClientEvaluations(self)
         self.refused: set[str] = set()
         """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
+        self.not_finite: set[str] = set()
+        """Clients that came to a NaN or an infinity in this round."""
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -373,3 +375,23 @@ class Run:
             log.info("client_out", run=self.id, round=self.state.round, client=client, state=state, why=why)
             self.watchers.tell(Progress("client_out", f"{client}: {why}"))
             self.post(ev.ClientOut(client))
+
+    def not_finite_from(self, client: str) -> None:
+        """A client came to a NaN or an infinity. Where as many did as are wanted, and none to better, the run ends."""
+        self.not_finite.add(client)
+        if len(self.not_finite) >= max(2, self.state.goal) and not self.state.admitted:
+            self.fail_as_diverged()
+
+    def fail_as_diverged(self) -> None:
+        """Training leads nowhere; the last committed model stays."""
+        self.fail(
+            f"{len(self.not_finite)} clients came to values that are not finite in round {self.state.round}, and none "
+            f"to others; the model of round {self.state.round - 1} stays. Lower the learning rate"
+        )
+
+    def forget_failures(self) -> None:
+        """The round is over, or drawn anew: everybody may be drawn again."""
+        if self.refused:
+            self._fleet_seen = -1
+        self.refused.clear()
+        self.not_finite.clear()

@@ -120,8 +120,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 continue
             if failure.reason == pb.FAILURE_REASON_STATE_LOST:
                 await state_lost(run, client_id, failure.message[:1000])
-            else:
-                run.client_out(client_id, "failed", words)
+                continue
+            if failure.reason == pb.FAILURE_REASON_NOT_FINITE:
+                run.not_finite_from(client_id)
+            run.client_out(client_id, "failed", words)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(

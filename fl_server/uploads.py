@@ -191,6 +191,8 @@ class Uploads:
         )
         record = _record(header, client, refusal=refusal)
         receipt = await self._enter(run, header, record)
+        if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
+            run.not_finite_from(client)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 

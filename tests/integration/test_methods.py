@@ -24,14 +24,26 @@ def test_a_method_that_needs_the_population_is_refused_without(fleet, name):
         fleet.server.create(f"without-{name}", algorithm={"name": name})
 
 
-def test_a_method_with_bad_parameters_ends_in_a_clear_state(fleet):
+@pytest.mark.parametrize(("eta_g", "words"), [(1e38, "is not finite"), (1e39, "overflows")])
+def test_a_method_with_bad_parameters_ends_in_a_clear_state(fleet, eta_g, words):
     """A rate without measure: the run fails at the first aggregate that is not finite; the model before it stays."""
-    run = fleet.server.create("wild", algorithm={"name": "fedavgm", "parameters": {"eta_g": 1e38}}, stop={"rounds": 9})
+    run = fleet.server.create(
+        f"wild-{words[-4:]}", algorithm={"name": "fedavgm", "parameters": {"eta_g": eta_g}}, stop={"rounds": 9}
+    )
     ended = fleet.server.ended(run)
     assert ended.state == admin_pb2.RUN_STATE_FAILED
-    assert "is not finite" in ended.reason
+    assert words in ended.reason
     assert f"the model of round {ended.rounds_done - 1} stays" in ended.reason
     assert len(fleet.server.rounds(run)) == ended.rounds_done
+
+
+def test_training_that_explodes_on_every_device_ends_the_run(fleet):
+    """No client has a finite update to send, so there is no aggregate at all: the run fails and says so."""
+    local = {"epochs": 1, "batch_size": 16, "learning_rate": 1e38}
+    run = fleet.server.create("explodes", algorithm={"name": "fedavg"}, local=local, stop={"rounds": 9})
+    ended = fleet.server.ended(run)
+    assert ended.state == admin_pb2.RUN_STATE_FAILED
+    assert "clients came to values that are not finite in round 0" in ended.reason
 
 
 def test_parts_of_different_papers_make_one_run(fleet):
