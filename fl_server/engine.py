@@ -145,7 +145,9 @@ class Engine:
             # A factor that the model's dtype cannot hold: torch does not make an infinity of it.
             if "overflow" not in str(error):
                 raise
-            raise Diverged(f"the step of round {round_} overflows; the model of round {round_ - 1} stays") from error
+            raise Diverged(
+                f"the model of round {round_} is not finite: its step overflows; the model of round {round_ - 1} stays"
+            ) from error
         deltas = self.shape(last).layout_of("delta")
         buffers = average_buffers(paths, deltas, self.algorithm.weights(cohort))
         norms = _norms(snapshot.state, state, self.algorithm.exchanges[last].direction(snapshot.state, before))

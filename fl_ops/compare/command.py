@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +13,7 @@ import typer
 from fl_ops import output
 from fl_ops.errors import Misused, Refused
 from fl_ops.files import Target, written_whole
+from fl_ops.interrupts import ended_by_signals
 from fl_ops.options import Context, command
 from fl_ops.units import duration, percent
 
@@ -78,7 +76,7 @@ def _run(plan: Plan, folder: CellFolder, processes: int, places: dict[str, Any])
     from fl_ops.compare.workers import Job, run_all
     from tasks import TaskError
 
-    with _ended_by_signals():
+    with ended_by_signals("finished cells are kept, the same command goes on from them"):
         try:
             run_all(plan, Job(RunCell(places), folder), processes, _progress(plan, processes))
         except (AlgorithmError, TaskError) as error:
@@ -161,21 +159,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Refused(f"{folder} cannot be made: {error.strerror or error}") from error
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a comparison as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept, the same command goes on from them", file=sys.stderr)
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
