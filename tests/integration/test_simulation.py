@@ -58,6 +58,14 @@ def test_a_simulated_run_is_the_networked_run(fleet, method):
         pytest.param(
             {"algorithm": {"name": "feddyn"}, "population": 3, "round": {"clip_update_norm": 0.1}}, id="clipped-states"
         ),
+        pytest.param(
+            {
+                "algorithm": {"name": "scaffold", "parameters": {"objective": "examples"}},
+                "population": 3,
+                "population_examples": 150,
+            },
+            id="weighted-objective",
+        ),
         pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="out-of-patience"),
     ],
 )
