@@ -28,9 +28,9 @@ def create(
     name: Annotated[str | None, typer.Option(help="In place of the file's name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Then follow it as `fl run watch` does.")] = False,
 ) -> None:
-    """Make a run from a TOML file; it starts by itself when enough clients are there.
+    r"""Make a run from a TOML file; it starts by itself when enough clients are there.
 
-    A table [simulation] in the file is for `fl simulate` alone.
+    A table \[simulation] in the file is for `fl simulate` alone.
     """
     spec = read_run(config)
     if name is not None:

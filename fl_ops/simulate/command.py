@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def simulate(
     context: Context,
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG.TOML", help="As for `fl run create`, with a table [simulation].")
+        Path, typer.Argument(metavar="CONFIG.TOML", help="As for `fl run create`, with a table \\[simulation].")
     ],
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="A run for each, in place of the file's seed.")
@@ -38,12 +38,12 @@ def simulate(
     ] = None,
     client_configs: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Of --replay: the daemons' TOML files, in place of [simulation]."),
+        typer.Option(metavar="DIR", help="Of --replay: the daemons' TOML files, in place of \\[simulation]."),
     ] = None,
 ) -> None:
-    """Do a run in one process, without a coordinator: the same models, bit for bit, on the CPU with close = "cohort".
+    r"""Do a run in one process, without a coordinator: the same models, bit for bit, on the CPU with close = "cohort".
 
-    [simulation] has clients = 100, names = "client-{index:03d}", partition = { method = "dirichlet", alpha = 0.3 }
+    \[simulation] has clients = 100, names = "client-{index:03d}", partition = { method = "dirichlet", alpha = 0.3 }
     and validation_every = 0; docs/simulation.md says what they mean. Labels are not looked at. With --replay, exit code
     1 when a model is not the ledger's.
     """
