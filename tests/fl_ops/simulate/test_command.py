@@ -145,3 +145,9 @@ def test_wrong_algorithm(config):
     result = fl(config("fedcmx"))
     assert result.exit_code == 2
     assert "fedcmx" in result.output
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["run", "create"]])
+def test_the_help_names_the_table(command):
+    """Square brackets are markup to what draws the help."""
+    assert "[simulation]" in CliRunner().invoke(app, [*command, "--help"]).output
