@@ -26,9 +26,11 @@ from typing import Any
 
 import torch
 
-import algorithms as fl
-from benchmarks.in_process import InProcessRun, RunSettings
-from tasks import PartitionSpec, Shard, load_task, make_partition, training_labels
+from fl_ops.demo.dealing import METRIC
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, DemoSettings, Method
+from fl_ops.simulate.clients import deal
+from fl_ops.simulate.settings import parse_plan
+from fl_ops.simulate.simulation import Simulation
 
 TARGET = Path(__file__).parents[1] / "fl_ops" / "demo" / "grid.json"
 LEARNING_RATES = (0.05, 0.1, 0.2, 0.3, 0.4)
@@ -38,8 +40,7 @@ PARAMETERS: dict[str, tuple[dict[str, float], ...]] = {
 }
 SEEDS = tuple(range(101, 107))
 CHECK_SEEDS = tuple(range(201, 221))
-CLIENTS, DIRICHLET_ALPHA = 8, 0.1
-LAST = 10
+DEMO = DemoSettings()
 VALIDATION_EVERY = 5
 PROCESSES = 2
 RULE = (
@@ -68,17 +69,16 @@ class Job:
 
 def run(job: Job) -> list[float]:
     """Accuracy after each round."""
-    task = load_task("digits")
-    labels = training_labels(task)
-    kept_out = torch.zeros(len(labels), dtype=torch.bool)
-    if job.validate:
-        kept_out[labels.argsort(stable=True)[::VALIDATION_EVERY]] = True
-    dealt = (~kept_out).nonzero().flatten()
-    parts = make_partition(PartitionSpec("dirichlet", CLIENTS, job.seed, DIRICHLET_ALPHA), labels[dealt])
-    shards = {f"client-{index}": task.train_data(Shard(dealt[part])) for index, part in enumerate(parts)}
-    held_out = task.train_data(Shard(kept_out.nonzero().flatten())) if job.validate else task.eval_data()
-    algorithm = fl.build(job.cell.algorithm, **job.cell.parameters)
-    return InProcessRun(task, shards, RunSettings(algorithm, job.cell.learning_rate, job.seed)).accuracies(held_out)
+    cell = job.cell
+    method = Method(cell.algorithm, cell.learning_rate, cell.parameters, "its grid")
+    simulation = {
+        "clients": DEMO.clients, "names": "client-{index}",
+        "partition": {"method": "dirichlet", "alpha": DIRICHLET_ALPHA},
+        "validation_every": VALIDATION_EVERY if job.validate else 0,
+    }  # fmt: skip
+    dealt = deal(parse_plan({**DEMO.run(method), "simulation": simulation}), job.seed)
+    with Simulation(dealt.config, dealt.clients, task=dealt.evaluated) as simulated:
+        return [done.metrics[METRIC] for done in simulated.rounds()]
 
 
 def cells() -> list[Cell]:
@@ -121,9 +121,8 @@ def main() -> None:
         "machine": machine(),
         "seconds": round(time.monotonic() - began),
         "setup": {
-            "task": "digits", "clients": CLIENTS, "dirichlet_alpha": DIRICHLET_ALPHA, "rounds": RunSettings.rounds,
-            "clients_per_round": RunSettings.clients_per_round, "epochs": RunSettings.epochs,
-            "batch_size": RunSettings.batch_size, "last": LAST,
+            "task": DEMO.task, "clients": DEMO.clients, "dirichlet_alpha": DIRICHLET_ALPHA, "rounds": DEMO.rounds,
+            "clients_per_round": DEMO.clients_per_round, "epochs": EPOCHS, "batch_size": BATCH_SIZE, "last": LAST,
             "validation": f"one in {VALIDATION_EVERY} training scans of each digit, held by no client",
         },
         "seeds": SEEDS,

@@ -32,6 +32,8 @@ class BundleCache:
         self._link = link
         self._max_bytes = max_bytes
         self._on_bytes = on_bytes
+        # Training and evaluating want the same model at the same time: one of them fetches it.
+        self._one_at_a_time = asyncio.Lock()
         # By kind too: a model and a direction of zeros have the same bytes, and other manifests.
         self._held: dict[tuple[tensor_pb2.ResourceKind, bytes], Bundle] = {}
 
@@ -42,6 +44,10 @@ class BundleCache:
             WorkFailed: a resource that this device cannot hold or read.
             ResourceGone: a resource that is no longer sent out.
         """
+        async with self._one_at_a_time:
+            return await self._get(resources)
+
+    async def _get(self, resources: Iterable[tensor_pb2.Resource]) -> dict[tensor_pb2.ResourceKind, Bundle]:
         wanted = {(resource.kind, self._checked(resource)): resource for resource in resources}
         held = {name: bundle for name, bundle in self._held.items() if name in wanted}
         self._held = held

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fl_client.config import ClientConfig, ShardConfig
 from fl_client.errors import ConfigError
-from fl_client.state import StateDir
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.loading import fingerprint, load_task
@@ -38,7 +38,15 @@ class LocalTask:
         )
 
 
-def load_local_task(config: ClientConfig, state: StateDir, device: torch.device) -> LocalTask:
+class ShardKeeper(Protocol):
+    """What remembers a device's shard: its state directory."""
+
+    def shard(self, asked: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+        """As `StateDir.shard`."""
+        ...
+
+
+def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.device) -> LocalTask:
     """Load the configured task and its data. Raises ConfigError in the task's words, StateError for a changed shard."""
     try:
         task = load_task(config.task.name, config.task.options)
@@ -54,7 +62,7 @@ def load_local_task(config: ClientConfig, state: StateDir, device: torch.device)
     )
 
 
-def _shard(config: ClientConfig, state: StateDir, task: Task) -> Shard:
+def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:
     """This device's shard: as it was made on the first start, whatever the partition's code does later."""
     asked = {"task": config.task.name, **_asked(config.shard)}
 

@@ -75,6 +75,8 @@ class Work:
             trained = await self._train(assignment)
             await self._keep(trained)
             update = trained.update
+        # What was made for an earlier attempt answers this one too: it is the same work.
+        update.header.attempt = assignment.attempt
         self._say(key, "sending the update")
         receipt = await uploads.submit(tools.link, update, tools.metrics.sent)
         await self._take_receipt(update, receipt)

@@ -87,6 +87,10 @@ class AdminClient:
         """Newest `limit` entries about a run or client, oldest first; 0: as many as the coordinator gives."""
         return list(self._call("ListHistory", admin_pb2.ListHistoryRequest(subject=subject, limit=limit)).entries)
 
+    def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
+        """What clients said of a round; None: the newest that they were asked about."""
+        return self._call("ListEvaluations", admin_pb2.ListEvaluationsRequest(run_id=run_id, round=round_))
+
     def list_clients(self) -> list[admin_pb2.ClientStatus]:
         """Every client of the roster."""
         return list(self._call("ListClients", admin_pb2.ListClientsRequest()).clients)

@@ -8,10 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 
 from fl_ops import ca_commands, clients, output, runs
+from fl_ops.compare.command import compare
 from fl_ops.demo.command import demo
 from fl_ops.export import export
 from fl_ops.options import Context, command
 from fl_ops.partition import partition
+from fl_ops.simulate.command import simulate
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 _EPILOG = (
@@ -31,9 +33,11 @@ app = typer.Typer(
 app.add_typer(runs.app, name="run")
 app.add_typer(clients.app, name="clients")
 app.add_typer(ca_commands.app, name="ca")
+app.command()(compare)
 app.command()(demo)
 app.command()(export)
 app.command()(partition)
+app.command()(simulate)
 
 
 @app.command("version")

@@ -17,22 +17,32 @@ from protos.fl.v1 import admin_pb2
 
 _WHOLE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 64) - 1}
 _STRUCT = "google.protobuf.Struct"
+SIMULATION = "simulation"
+"""The table that a run's file may have for `fl simulate`; it is no part of the run."""
 # The stubs name a second class for what is one.
 _RUN = cast(Descriptor, admin_pb2.RunSpec.DESCRIPTOR)
 
 
 def read_run(path: Path) -> admin_pb2.RunSpec:
-    """The run that a file describes. Raises Misused, which names file and key, for anything that is not a RunSpec."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise Misused(f"there is no file {path}: expected a run's configuration in TOML") from exc
-    except (OSError, ValueError) as exc:
-        raise Misused(f"{path} cannot be read as TOML: {exc}") from exc
+    """The run that a file describes, whatever its table [simulation] says.
+
+    Raises Misused, which names file and key, for anything that is not a RunSpec.
+    """
+    content = {key: value for key, value in read_toml(path).items() if key != SIMULATION}
     try:
         return parse_run(content)
     except ValueError as exc:
         raise Misused(f"{path}: {exc}") from exc
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A run's file as tables. Raises Misused when there is none that can be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise Misused(f"there is no file {path}: expected a run's configuration in TOML") from exc
+    except (OSError, ValueError) as exc:
+        raise Misused(f"{path} cannot be read as TOML: {exc}") from exc
 
 
 def parse_run(content: Mapping[str, Any]) -> admin_pb2.RunSpec:
@@ -102,7 +112,7 @@ def _check_free(value: Any, path: tuple[str, ...]) -> None:
 
 
 def _unknown(message: Descriptor, key: str, path: tuple[str, ...]) -> str:
-    accepted = list(message.fields_by_name)
+    accepted = [*message.fields_by_name, *([] if path else [SIMULATION])]
     where = f"[{'.'.join(path)}]" if path else "the top level"
     text = f"unknown key {'.'.join((*path, key))!r}; {where} accepts: {', '.join(accepted)}"
     homes = [home for home in _homes(key) if home != ".".join(path)]

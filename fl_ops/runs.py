@@ -9,8 +9,10 @@ import typer
 
 from fl_ops import output, tables
 from fl_ops.errors import Misused
+from fl_ops.evaluations import evaluations_table
 from fl_ops.follow import follow
 from fl_ops.options import Context, admin_command
+from fl_ops.reaching import Reaching
 from fl_ops.run_file import read_run
 from protos.fl.v1 import admin_pb2
 
@@ -26,7 +28,10 @@ def create(
     name: Annotated[str | None, typer.Option(help="In place of the file's name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Then follow it as `fl run watch` does.")] = False,
 ) -> None:
-    """Make a run from a TOML file; it starts by itself when enough clients are there."""
+    r"""Make a run from a TOML file; it starts by itself when enough clients are there.
+
+    A table \[simulation] in the file is for `fl simulate` alone.
+    """
     spec = read_run(config)
     if name is not None:
         spec.name = name
@@ -48,11 +53,37 @@ def list_runs(context: Context) -> None:
 
 @app.command()
 @admin_command
-def show(context: Context, run: Run) -> None:
+def show(
+    context: Context,
+    run: Run,
+    target: Annotated[
+        float | None, typer.Option(help="Value of the run's metric: what did it take to reach it? [default: the run's]")
+    ] = None,
+) -> None:
     """Show one run and its committed rounds."""
     with context.connect() as client:
         answer = client.get_run(run)
-    output.show(answer, tables.run_details(answer), context.as_json)
+    reaching = Reaching.of(answer, target)
+    facts: output.Answer = answer
+    if target is not None and reaching is not None:
+        facts = {**output.to_json(answer), "target": reaching.to_json()}
+    output.show(facts, tables.run_details(answer, reaching), context.as_json)
+
+
+@app.command()
+@admin_command
+def evaluations(
+    context: Context,
+    run: Run,
+    number: Annotated[
+        int | None,
+        typer.Option("--round", min=0, help="A committed round. [default: the newest they saw]"),
+    ] = None,
+) -> None:
+    """Show what each client said of a round's model by its own held-out data, the worst first."""
+    with context.connect() as client:
+        answer = client.list_evaluations(run, number)
+    output.show(answer, evaluations_table(answer), context.as_json)
 
 
 @app.command()

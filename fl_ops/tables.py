@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_ops import units
+from fl_ops.reaching import Reaching
 from fl_ops.states import client_state, run_state
 from fl_ops.units import NOTHING
 from fl_ops.watch import Row, RunProgress
@@ -34,7 +35,7 @@ def rounds_text(run: admin_pb2.RunStatus) -> str:
 
 def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
     """All runs, one a line."""
-    table = _table("Run", "State", "Task", "Algorithm", ">Rounds", ">Best", ">Down", ">Up", "Created")
+    table = table_of("Run", "State", "Task", "Algorithm", ">Rounds", ">Best", ">Down", ">Up", "Created")
     for run in runs:
         table.add_row(
             _text(run.run_id), _state(run_state(run)), _text(run.spec.task.name), _text(run.spec.algorithm.name),
@@ -44,12 +45,13 @@ def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
     return table if runs else Text("no runs yet: `fl run create config.toml` makes one")
 
 
-def run_details(answer: admin_pb2.GetRunResponse) -> RenderableType:
-    """One run: what it is, where it stands, and its committed rounds."""
-    return Group(run_summary(answer.run), rounds_table(map(Row.committed, answer.rounds)))
+def run_details(answer: admin_pb2.GetRunResponse, reaching: Reaching | None = None) -> RenderableType:
+    """One run: what it is, where it stands, what a target took, and its committed rounds."""
+    rows = [Row.committed(summary) for summary in answer.rounds]
+    return Group(run_summary(answer.run, reaching), rounds_table(rows))
 
 
-def run_summary(run: admin_pb2.RunStatus) -> RenderableType:
+def run_summary(run: admin_pb2.RunStatus, reaching: Reaching | None = None) -> RenderableType:
     """One run as names and values."""
     grid = Table.grid(padding=(0, 2))
     cohort = f"{run.admitted}/{len(run.cohort)} updates of {', '.join(run.cohort)}" if run.cohort else ""
@@ -64,6 +66,7 @@ def run_summary(run: admin_pb2.RunStatus) -> RenderableType:
         ("cohort", _text(cohort)),
         ("eligible clients", str(run.eligible_clients)),
         ("best", _quality(run, run.best) + (f" in round {run.best.round}" if run.HasField("best") else "")),
+        ("target", _text(reaching.words() if reaching else "")),
         ("bytes", f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"),
         ("created", units.moment(run.created)),
         ("ended", units.moment(run.ended)),
@@ -73,16 +76,26 @@ def run_summary(run: admin_pb2.RunStatus) -> RenderableType:
     return grid
 
 
-def rounds_table(rows: Iterable[Row]) -> Table:
-    """Rounds, one a line."""
-    table = _table(">Round", "Phase", ">Clients", ">Accuracy", ">Loss", ">Time", ">Down", ">Up")
+def rounds_table(rows: Sequence[Row]) -> Table:
+    """Rounds, one a line; what clients found has its columns where there is any."""
+    found = (">On clients", ">Worst 10 %") if any(row.on_clients is not None for row in rows) else ()
+    table = table_of(">Round", "Phase", ">Clients", ">Accuracy", ">Loss", *found, ">Time", ">Down", ">Up")
     for row in rows:
+        clients = (_spread(row), units.percent(row.worst_decile)) if found else ()
         table.add_row(
             str(row.round), _text(row.phase), f"{row.admitted}/{row.cohort}", units.percent(row.accuracy),
-            _number(row.loss), NOTHING if row.seconds is None else units.duration(row.seconds),
+            _number(row.loss), *clients, NOTHING if row.seconds is None else units.duration(row.seconds),
             _size(row.bytes_down), _size(row.bytes_up),
         )  # fmt: skip
     return table
+
+
+def _spread(row: Row) -> str:
+    """Mean and deviation of the accuracy over clients: 81.20 ± 3.10 %."""
+    if row.on_clients is None:
+        return NOTHING
+    mean, deviation = row.on_clients
+    return f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
 
 
 def live_table(runs: Iterable[RunProgress]) -> RenderableType:
@@ -102,7 +115,7 @@ def _live(progress: RunProgress) -> list[RenderableType]:
 
 def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
     """All clients, one a line."""
-    table = _table("Client", "State", "Device", "Tasks", "Run", ">Counted", ">Refused", "Last seen", "Labels", "Note")
+    table = table_of("Client", "State", "Device", "Tasks", "Run", ">Counted", ">Refused", "Last seen", "Labels", "Note")
     for client in clients:
         table.add_row(
             _text(client.client_id), _state(client_state(client)), _text(client.device.name or client.device.kind),
@@ -116,13 +129,13 @@ def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
 
 def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
     """State changes, oldest first."""
-    table = _table("When", "Who", "What", "Why")
+    table = table_of("When", "Who", "What", "Why")
     for entry in entries:
         table.add_row(units.moment(entry.time), _text(entry.actor), _text(entry.event), _text(entry.detail))
     return table if entries else Text("nothing has happened yet")
 
 
-def _table(*columns: str) -> Table:
+def table_of(*columns: str) -> Table:
     """An empty table; a column whose name starts with > holds numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     for column in columns:

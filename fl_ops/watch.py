@@ -27,7 +27,11 @@ def exit_code(run: admin_pb2.RunStatus) -> Exit | None:
 
 @dataclass(frozen=True)
 class Row:
-    """One round to look at. accuracy: share of 1; loss: of the evaluation, else of training; None: not known (yet)."""
+    """One round to look at. None: not known (yet).
+
+    accuracy: share of 1; loss: of the evaluation, else of training; on_clients: mean and deviation of the accuracy over
+    clients, worst_decile: its mean over their worst tenth.
+    """
 
     round: int
     phase: str
@@ -38,11 +42,14 @@ class Row:
     seconds: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
+    on_clients: tuple[float, float] | None = None
+    worst_decile: float | None = None
 
     @classmethod
     def committed(cls, summary: admin_pb2.RoundSummary) -> Self:
         """The row of a round that is done."""
         metrics = dict(summary.metrics)
+        mean, deviation = metrics.get("clients_accuracy_mean"), metrics.get("clients_accuracy_std")
         training_loss = summary.training_loss if summary.HasField("training_loss") else None
         return cls(
             round=summary.round,
@@ -54,6 +61,8 @@ class Row:
             seconds=summary.seconds,
             bytes_down=summary.bytes_down,
             bytes_up=summary.bytes_up,
+            on_clients=None if mean is None or deviation is None else (mean, deviation),
+            worst_decile=metrics.get("clients_accuracy_worst_decile"),
         )
 
 

@@ -15,7 +15,7 @@ from fl_server.parts import Parts
 from fl_server.progress import Progress
 from fl_server.run import Run
 from fl_server.run_config import from_spec
-from fl_server.views import client_status, history_entry, round_summary, run_status
+from fl_server.views import client_evaluation, client_status, history_entry, round_summary, run_status
 from protos.codec import chunk_spans, digest_message, make_chunk
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
@@ -130,6 +130,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 chunk = make_chunk(content, 0, length)
                 chunk.offset = offset
                 yield pb.ExportModelResponse(chunk=chunk)
+
+    async def ListEvaluations(self, request: pb.ListEvaluationsRequest, context: Context) -> pb.ListEvaluationsResponse:
+        """What clients said of a committed model."""
+        run = self._coordinator.run(request.run_id)
+        round_ = request.round if request.HasField("round") else run.client_evaluations.newest()
+        if round_ is None:
+            raise InvalidInput("round", "a run whose clients were asked: evaluation.clients_every", "none was yet")
+        if round_ not in run.log.commits:
+            raise InvalidInput("round", f"one of the {len(run.log.commits)} committed rounds", round_)
+        rows = [client_evaluation(answer) for answer in await run.client_evaluations.answers(round_)]
+        return pb.ListEvaluationsResponse(round=round_summary(run.log.commits[round_]), evaluations=rows)
 
     async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """Who, what, when, why."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
 import torch
 
+from fl_server.shapes import PayloadShape, UpdateShape
 from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text, unpack
-from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, PayloadKind, RefusalReason, UpdateHeader
+from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 
 _READ_BYTES = 1 << 20
 _MAX_EXAMPLES = 2**53
@@ -40,11 +43,12 @@ class WrongDigest(Refused):
 class Gate:
     """What an update of a round must be."""
 
-    layout: Layout
-    """Trainable tensors: the delta. Buffers: their final values."""
+    shape: UpdateShape
     max_bytes: int
     max_norm: float
-    """Largest L2 norm of the trainable part; 0: any finite one."""
+    """Largest L2 norm of a delta's trainable part; 0: any finite one."""
+    clip_norm: float
+    """Norm to which a longer delta is scaled down; 0: none is scaled."""
     state_epoch: int
 
     def check_header(self, header: UpdateHeader) -> None:
@@ -60,58 +64,75 @@ class Gate:
                 RefusalReason.REFUSAL_REASON_STATE_EPOCH,
                 f"expected client state of epoch {self.state_epoch}, got {header.state_epoch}: it restarts from zero",
             )
-        self._check_payload(header)
-        if header.size_bytes != self.layout.size_bytes or header.size_bytes > self.max_bytes:
+        self._check_payloads(header)
+        if header.size_bytes != self.shape.size_bytes or header.size_bytes > self.max_bytes:
             raise Refused(
                 RefusalReason.REFUSAL_REASON_SIZE,
-                f"expected {self.layout.size_bytes} bytes (limit {self.max_bytes}), got {header.size_bytes}",
+                f"expected {self.shape.size_bytes} bytes (limit {self.max_bytes}), got {header.size_bytes}",
             )
         try:
             digest_bytes(header.digest)
         except ValueError as error:
             raise Refused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
 
-    def _check_payload(self, header: UpdateHeader) -> None:
-        kinds = [payload.kind for payload in header.payloads]
-        if kinds != [PAYLOAD_KIND_DELTA]:
-            came = ", ".join(_kind_name(kind) for kind in kinds) or "nothing"
-            raise Refused(RefusalReason.REFUSAL_REASON_LAYOUT, f"expected the payload DELTA alone, got {came}")
-        try:
-            came_layout = Layout.from_manifest(header.payloads[0].manifest, self.max_bytes)
-        except LayoutError as error:
-            raise Refused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
-        difference = self.layout.difference(came_layout)
-        if difference is not None:
-            raise Refused(RefusalReason.REFUSAL_REASON_LAYOUT, difference)
+    def _check_payloads(self, header: UpdateHeader) -> None:
+        kinds, expected = [payload.kind for payload in header.payloads], [each.kind for each in self.shape.payloads]
+        if kinds != expected:
+            raise Refused(
+                RefusalReason.REFUSAL_REASON_LAYOUT,
+                f"expected the payloads {_kind_names(expected)}, got {_kind_names(kinds) or 'nothing'}",
+            )
+        for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
+            try:
+                came = Layout.from_manifest(payload.manifest, self.max_bytes)
+            except LayoutError as error:
+                raise Refused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
+            if difference := shape.layout.difference(came):
+                raise Refused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+
+    def clip_factor(self, norm: float) -> float:
+        """By what a delta of this norm is multiplied before it counts."""
+        return min(1.0, self.clip_norm / norm) if self.clip_norm and norm else 1.0
 
     def check_file(self, path: Path, digest: bytes) -> float:
-        """Check a whole update on disk; returns the L2 norm of its trainable part. Raises WrongDigest, Refused.
+        """Check a whole update on disk; returns the L2 norm of its first payload's trainable part.
 
-        The norm sees every trainable value, so a file is searched for NaN by it; buffers are searched one by one.
+        Norms see every value, so a file is searched for NaN by them. Raises WrongDigest, Refused.
         """
         came = file_digest(path)
         if came != digest:
             raise WrongDigest(digest, came)
-        squares = 0.0
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            for entry in self.layout.entries:
-                if entry.dtype.is_floating_point:
-                    total = sum(_squares(descriptor, entry))
-                    if not math.isfinite(total):
-                        raise Refused(
-                            RefusalReason.REFUSAL_REASON_NOT_FINITE,
-                            f"tensor {entry.name!r}: expected finite values, got a NaN or an infinity",
-                        )
-                    squares += total if entry.trainable else 0.0
-        finally:
-            os.close(descriptor)
-        norm = math.sqrt(squares)
-        if self.max_norm and norm > self.max_norm:
+        with _opened(path) as descriptor:
+            norms = [self._norm(descriptor, shape) for shape in self.shape.payloads]
+        if self.max_norm and self.shape.trains and norms[0] > self.max_norm:
             raise Refused(
-                RefusalReason.REFUSAL_REASON_NORM, f"expected an update of norm {self.max_norm:g} at most, got {norm:g}"
+                RefusalReason.REFUSAL_REASON_NORM,
+                f"expected an update of norm {self.max_norm:g} at most, got {norms[0]:g}",
             )
-        return norm
+        return norms[0]
+
+    def _norm(self, descriptor: int, shape: PayloadShape) -> float:
+        """Of a payload's trainable part. Raises Refused for a value that is not finite, also in a buffer."""
+        squares = 0.0
+        for entry in shape.placed.entries:
+            if entry.dtype.is_floating_point:
+                total = sum(_squares(descriptor, entry))
+                if not math.isfinite(total):
+                    raise Refused(
+                        RefusalReason.REFUSAL_REASON_NOT_FINITE,
+                        f"{shape.payload}, tensor {entry.name!r}: expected finite values, got a NaN or an infinity",
+                    )
+                squares += total if entry.trainable else 0.0
+        return math.sqrt(squares)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def file_digest(path: Path) -> bytes:
@@ -136,5 +157,7 @@ def _squares(descriptor: int, entry: Entry) -> list[float]:
     return sums
 
 
-def _kind_name(kind: int) -> str:
-    return PayloadKind.Name(kind) if kind in PayloadKind.values() else str(kind)
+def _kind_names(kinds: Iterable[int]) -> str:
+    known = PayloadKind.values()
+    names = [PayloadKind.Name(kind) if kind in known else str(kind) for kind in kinds]
+    return ", ".join(name.removeprefix("PAYLOAD_KIND_") for name in names)

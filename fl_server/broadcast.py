@@ -11,6 +11,15 @@ from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
 
 
 @dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Tensors that clients are to have, and what they are."""
+
+    kind: ResourceKind
+    tensors: fl.Tensors
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
 class Broadcast:
     """One resource as it goes over the wire."""
 
@@ -35,10 +44,13 @@ class Broadcast:
         return (self.messages[0], *self.messages[1 + offset // self.chunk_bytes :])
 
 
-def make_broadcast(kind: ResourceKind, tensors: fl.Tensors, layout: Layout, chunk_bytes: int) -> Broadcast:
+def make_broadcast(outgoing: Outgoing, chunk_bytes: int) -> Broadcast:
     """Pack, name and encode tensors. One copy of them stays: the messages."""
-    buffer = pack(tensors, layout)
+    layout = outgoing.layout
+    buffer = pack(outgoing.tensors, layout)
     digest = layout.digest(buffer)
-    resource = Resource(kind=kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN)
+    resource = Resource(
+        kind=outgoing.kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN
+    )
     messages = encode_fetch_stream(resource, layout.to_manifest(), buffer, chunk_bytes)
     return Broadcast(resource, digest, messages, chunk_bytes)

@@ -8,28 +8,21 @@ from dataclasses import replace
 
 import structlog
 
+from algorithms import AlgorithmError
 from fl_server import events as ev
-from fl_server.admission import file_digest
 from fl_server.broadcast import Broadcast
-from fl_server.engine import Engine
+from fl_server.engine import Engine, build_algorithm, complete
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.outcomes import not_needed, outcomes_of, uncounted_outcome
 from fl_server.parts import Parts
-from fl_server.recovery import recover_round
-from fl_server.round_state import Phase
+from fl_server.read_back import read_back
 from fl_server.round_work import (
     CARRY_OUT,
-    let_go,
-    outcome_of,
-    reason_to_stop,
     reattached,
-    start_deadline,
-    start_evaluation,
 )
-from fl_server.rounds import evaluation_due
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
-from fl_server.spool import SpoolKey
-from fl_server.store.base import HistoryRecord, RunRecord, StoreError, UpdateRecord
+from fl_server.store.base import HistoryRecord, RunRecord
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -38,7 +31,9 @@ from tasks import TaskError, fingerprint, load_task
 
 log = structlog.get_logger()
 
-_ENDED = ("completed", "stopped", "failed")
+_STOP_S = 10.0
+"""How long an operator who stops a run waits for a step under way to be committed."""
+_FOR_GOOD = ("banned", "forgotten")
 
 
 class Coordinator:
@@ -57,12 +52,12 @@ class Coordinator:
         for record in await self._parts.ledger.do(self._parts.ledger.store.runs):
             try:
                 run = await self._make(record, from_values(dict(record.spec)))
-            except (TaskError, InvalidInput) as error:
+            except (TaskError, InvalidInput, AlgorithmError) as error:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
                 self._not_loaded.add(record.run_id)
                 continue
             self._runs[run.id] = run
-            await self._read_back(run)
+            await read_back(run)
 
     async def close(self) -> None:
         """Stop all runs where they are."""
@@ -93,8 +88,9 @@ class Coordinator:
 
     async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
-        record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
         try:
+            config = complete(config)
+            record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
             run = await self._make(record, config)
             # What a crash in this place may have left behind under the id.
             await self._parts.in_compute(self._parts.checkpoints.remove_run, run_id)
@@ -124,95 +120,10 @@ class Coordinator:
         return f"{base}-{number}"
 
     async def _make(self, record: RunRecord, config: RunConfig) -> Run:
+        algorithm = build_algorithm(config)
         task = await self._parts.in_compute(load_task, config.task.name, config.task.options)
-        behaviour = Behaviour(fingerprint(task), lambda: Engine(config, task), CARRY_OUT)
+        behaviour = Behaviour(fingerprint(task), algorithm, lambda: Engine(config, task), CARRY_OUT)
         return Run(self._parts, record, config, behaviour)
-
-    # After a restart.
-
-    async def _read_back(self, run: Run) -> None:
-        store = self._parts.ledger.store
-        for commit in await self._parts.ledger.do(store.commits, run.id):
-            run.log.add(commit)
-        if run.record.state in _ENDED:
-            await self._read_back_ended(run)
-            return
-        try:
-            await self._load(run)
-        except StoreError as error:
-            log.error("run_not_readable", run=run.id, error=str(error))
-            run.begin()
-            run.fail(f"its state cannot be read: {error}")
-            return
-        run.begin()
-        if run.state.phase is Phase.COLLECTING:
-            run.round_began = (await self._parts.ledger.do(store.attempts, run.id, run.state.round))[0].opened_at
-            start_deadline(run)
-            run.post(ev.PickedUp())
-
-    async def _read_back_ended(self, run: Run) -> None:
-        """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
-        done, ending = len(run.log.commits), (run.record.state, run.record.reason)
-        attempts = await self._parts.ledger.do(self._parts.ledger.store.attempts, run.id, done)
-        run.state = replace(
-            run.state,
-            round=done,
-            attempt=max((attempt.attempt for attempt in attempts), default=0),
-            goal=1 if attempts else 0,
-            phase=Phase.ENDED,
-            ending=ending,  # type: ignore[arg-type]
-        )
-        await let_go(run)
-
-    async def _load(self, run: Run) -> None:
-        """Tensors, the round under way, an evaluation that is missing. Raises StoreError."""
-        store, spool = self._parts.ledger.store, self._parts.spool
-        commit = await run.model.load()
-        if commit is not None and commit.round not in run.log.commits:
-            # The crash came between the checkpoint and the ledger's line on it.
-            why = HistoryRecord(
-                time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered"
-            )
-            await self._parts.ledger.do(store.commit, commit, why)
-            run.log.add(commit)
-        done = run.model.snapshot.round + 1
-        if done != len(run.log.commits):
-            raise StoreError(
-                f"the ledger has {len(run.log.commits)} committed rounds, the newest valid checkpoint is of round "
-                f"{done - 1}: restore the state directory from a backup"
-            )
-        paused = run.record.state == "paused"
-        fresh = replace(run.state, round=done, paused=paused)
-        for leftover in await self._parts.in_io(spool.sweep):
-            if leftover.key.run_id == run.id and leftover.key.round < done:
-                await self._parts.in_io(spool.remove_round, run.id, leftover.key.round)
-        state = await self._parts.ledger.do(recover_round, store, run.id, fresh, self._is_whole)
-        updates = await self._parts.ledger.do(store.updates, run.id, state.round, state.exchange)
-        run.refused = {update.client_id for update in updates if not update.admitted}
-        # Who was lost before the restart, or refused, is not waited for.
-        run.state = replace(state, out=state.outstanding - (set(self._parts.fleet.present()) - run.refused))
-        await self._make_up_evaluation(run)
-
-    async def _make_up_evaluation(self, run: Run) -> None:
-        latest, state = run.log.latest, run.state
-        if latest is None or not evaluation_due(state, latest.round):
-            return
-        if latest.metrics:
-            if reason := reason_to_stop(run):
-                # The crash came between this evaluation and the end that it means.
-                run.state = replace(state, phase=Phase.EVALUATING)
-                run.post(ev.EndRequested("completed", reason))
-            return
-        if state.phase is Phase.SELECTING and (state.policy.await_evaluation or state.round >= state.rounds):
-            run.state = replace(state, phase=Phase.EVALUATING)
-        await start_evaluation(run)
-
-    def _is_whole(self, update: UpdateRecord) -> bool:
-        key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
-        try:
-            return file_digest(self._parts.spool.path(key, update.digest)) == update.digest
-        except OSError:
-            return False
 
     # For operators.
 
@@ -231,6 +142,7 @@ class Coordinator:
         _require(run, "stopping", "running", "waiting", "paused")
         reason = reason or "an operator stopped it"
         await run.do(ev.EndRequested("stopped", reason), _why(run, actor, "run_stop_requested", reason))
+        await run.over(_STOP_S)
 
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""
@@ -245,6 +157,9 @@ class Coordinator:
         run.config = run.config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(run.record, spec=spec, extended_at=run.state.round)
+        if run.ended and run.behaviour.algorithm.keeps_client_state:
+            lost = "the run was over, so its clients' states are gone"
+            await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
         run.begin()
@@ -270,19 +185,26 @@ class Coordinator:
             return None
         run = self._runs.get(key.run_id)
         if run is None or (run.ended and key.round not in run.log.commits):
-            return Outcome(key=key, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_ABANDONED)
+            epoch = run.record.state_epoch if run else 0
+            return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_ABANDONED, epoch)
         if key.round not in run.log.commits:
             return None
-        store = self._parts.ledger.store
-        accepted = await self._parts.ledger.do(store.accepted, run.id, key.round, key.exchange)
-        return outcome_of(key, dict(accepted or ()).get(client))
+        return (await outcomes_of(run, key)).get(client) or not_needed(run, key)
+
+    def forgets(self, run_id: str) -> bool:
+        """Whether what a client keeps for a run is of no use any more: the run is over, or none of this coordinator."""
+        run = self._runs.get(run_id)
+        return run_id not in self._not_loaded and (run is None or run.ended)
 
     def client_attached(self, client_id: str) -> None:
         """A client can be reached: push what it still has to do."""
         for run in self._runs.values():
+            run.client_evaluations.reattached(client_id)
             if not run.ended:
                 reattached(run, client_id)
                 self._tell_misfit(run, client_id)
+            elif client_id in run.client_states.members:
+                self._parts.fleet.push(client_id, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
 
     def _tell_misfit(self, run: Run, client_id: str) -> None:
         """A client that has the run's task in another version is never drawn for it: say so at both ends."""
@@ -300,6 +222,9 @@ class Coordinator:
         """A client is not waited for any more."""
         for run in self._runs.values():
             run.client_out(client_id, "lost", reason)
+            run.client_evaluations.gone(client_id)
+            if reason in _FOR_GOOD and not run.ended and client_id in run.state.members:
+                run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
 
     def fleet_changed(self) -> None:
         """Who may be drawn may have changed."""

@@ -6,9 +6,10 @@ Everything that passes from round to round is in a Snapshot; the engine itself k
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError
@@ -17,17 +18,20 @@ from torch import nn
 
 import algorithms as fl
 from algorithms import tree
-from fl_server.broadcast import Broadcast, make_broadcast
+from fl_server.broadcast import Outgoing
 from fl_server.errors import InvalidInput
-from fl_server.reduce import average_buffers, sum_updates
+from fl_server.reduce import average_buffers, sum_payloads
 from fl_server.run_config import RunConfig
 from fl_server.sampling import initial_model_seed
+from fl_server.shapes import UpdateShape
 from fl_server.store.checkpoints import Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from tasks import Examples, Task
 from tasks.base import task_code
 from tasks.evaluation import evaluate
+
+_NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 
 
 class Diverged(Exception):
@@ -61,7 +65,7 @@ class Engine:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config = config
-        self.algorithm = require_one_delta(fl.build(config.algorithm.name, **config.algorithm.parameters))
+        self.algorithm = build_algorithm(config)
         self._task = task
         self._model = _first_model(task, config.seed)
         first = fl.read_state(self._model)
@@ -69,7 +73,7 @@ class Engine:
         self.frozen = first.frozen
         """Of the first model, wherever that came from."""
         self.layout = Layout.of({**first.trainable, **first.buffers}, trainable=first.trainable.keys())
-        self._direction_layout = Layout.of(first.trainable, trainable=first.trainable.keys())
+        self._trainable_layout = Layout.of(first.trainable, trainable=first.trainable.keys())
         self._held_out: Examples | None = None
         self._evaluating = threading.Lock()
 
@@ -93,28 +97,60 @@ class Engine:
         memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
         return Snapshot(checkpoint.facts["round"], fl.ServerState(x, memory), buffers)
 
-    def broadcasts(self, snapshot: Snapshot, chunk_bytes: int) -> tuple[Broadcast, ...]:
-        """What the clients of the next round fetch: model, direction, frozen parts, those that there are."""
+    def shape(self, exchange: int) -> UpdateShape:
+        """What an update of an exchange is made of."""
+        return UpdateShape.of(self.algorithm.exchanges[exchange].payloads, self.layout, self._trainable_layout)
+
+    def outgoing(self, snapshot: Snapshot, exchange: int = 0, sums: Mapping[str, fl.Tensors] = _NONE) -> list[Outgoing]:
+        """What the clients of an exchange load: model, direction, frozen parts, those that there are.
+
+        Args:
+            snapshot: of the round before.
+            exchange: of the round under way.
+            sums: what the round's earlier exchanges came to.
+        """
         model = {**snapshot.state.x, **snapshot.buffers}
-        sent = [make_broadcast(RESOURCE_KIND_MODEL, model, self.layout, chunk_bytes)]
-        direction = self.algorithm.direction(snapshot.state)
+        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
+        direction = self.algorithm.exchanges[exchange].direction(snapshot.state, sums)
         if direction is not None:
-            sent.append(make_broadcast(RESOURCE_KIND_DIRECTION, direction, self._direction_layout, chunk_bytes))
+            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
         if self.frozen:
-            sent.append(make_broadcast(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen), chunk_bytes))
-        return tuple(sent)
+            sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
+        return sent
+
+    def reduce(
+        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], paths: Sequence[Path]
+    ) -> dict[str, fl.Tensors]:
+        """The sums that the method wants of an exchange's accepted updates, in the order of client id bytes."""
+        info = self._round_info(snapshot.round + 1, len(cohort))
+        return sum_payloads(paths, self.shape(exchange), self.algorithm.exchanges[exchange].sums(cohort, info))
 
     def step(
-        self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], paths: Sequence[Path]
+        self,
+        snapshot: Snapshot,
+        cohort: Sequence[fl.UpdateInfo],
+        paths: Sequence[Path],
+        before: Mapping[str, fl.Tensors] = _NONE,
     ) -> tuple[Snapshot, StepNorms]:
-        """Reduce the accepted updates and apply the server half. Raises Diverged; the snapshot is not changed."""
-        round_ = snapshot.round + 1
+        """Reduce the last exchange's accepted updates and apply the server half. Raises Diverged; changes no snapshot.
+
+        before: the sums of the round's earlier exchanges.
+        """
+        round_, last = snapshot.round + 1, len(self.algorithm.exchanges) - 1
+        sums = {**before, **self.reduce(snapshot, last, cohort, paths)}
         info = self._round_info(round_, len(cohort))
-        wanted = self.algorithm.sums(cohort, info)
-        totals = sum_updates(paths, self.layout, [row.coefficients for row in wanted.values()])
-        state = self.algorithm.server_step(snapshot.state, dict(zip(wanted, totals, strict=True)), info)
-        buffers = average_buffers(paths, self.layout, self.algorithm.weights(cohort))
-        norms = _norms(snapshot.state, state, self.algorithm.direction(snapshot.state))
+        try:
+            state = self.algorithm.server_step(snapshot.state, sums, info)
+        except RuntimeError as error:
+            # A factor that the model's dtype cannot hold: torch does not make an infinity of it.
+            if "overflow" not in str(error):
+                raise
+            raise Diverged(
+                f"the model of round {round_} is not finite: its step overflows; the model of round {round_ - 1} stays"
+            ) from error
+        deltas = self.shape(last).layout_of("delta")
+        buffers = average_buffers(paths, deltas, self.algorithm.weights(cohort))
+        norms = _norms(snapshot.state, state, self.algorithm.exchanges[last].direction(snapshot.state, before))
         if not all(bool(torch.isfinite(tree.norm(part))) for part in (state.x, *state.memory.values())):
             raise Diverged(
                 f"the model of round {round_} is not finite; the model of round {round_ - 1} stays. Lower the learning "
@@ -122,14 +158,19 @@ class Engine:
             )
         return Snapshot(round_, state, buffers), norms
 
+    def restart(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what the server keeps of the clients' states at its start; the model stays."""
+        return replace(snapshot, state=self.algorithm.restart(snapshot.state))
+
     def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
         rate = self.config.local.learning_rate_in
         return fl.RoundInfo(
             round_,
             rate(round_),
             previous_learning_rate=rate(round_ - 1) if round_ else None,
-            rounds=self.config.stop.rounds,
+            rounds=self.config.horizon,
             population=self.config.population or None,
+            population_examples=self.config.population_examples or None,
             cohort_size=cohort_size,
         )
 
@@ -143,19 +184,37 @@ class Engine:
             return evaluate(self._task, self._model, self._held_out, self.config.evaluation.batch_size)
 
 
-def require_one_delta(algorithm: fl.Algorithm) -> fl.Algorithm:
-    """The algorithm, if one delta a round from clients that keep nothing is all that it asks for.
+def build_algorithm(config: RunConfig) -> fl.Algorithm:
+    """The run's method, with what it needs to know of the population.
 
-    Raises AlgorithmError for the others: the wire has messages for them, coordinator and daemon do not use them yet.
+    Raises:
+        AlgorithmError: the method or its parameters are not to be had.
+        InvalidInput: the run does not say what the method needs.
     """
-    sent = [", ".join(exchange.payloads) for exchange in algorithm.exchanges]
-    if sent != ["delta"] or algorithm.keeps_client_state:
-        state = "a state" if algorithm.keeps_client_state else "nothing"
-        raise fl.AlgorithmError(
-            f"expected a method whose clients send one delta a round and keep nothing, got {algorithm.name}, "
-            f"whose clients send {'; then '.join(sent)} and keep {state}"
+    algorithm = fl.build(config.algorithm.name, **config.algorithm.parameters)
+    smallest = config.round.clients_per_round if config.round.sampling == "fixed" else 1
+    if algorithm.needs_population and config.population < smallest:
+        raise InvalidInput(
+            "population",
+            f"N, the clients that the run may ever draw from, {smallest} or more: {algorithm.name} needs it",
+            config.population,
+        )
+    if algorithm.objective == "examples" and not config.population_examples:
+        raise InvalidInput(
+            "population_examples", 'the examples of all clients together, for objective = "examples"', "nothing"
         )
     return algorithm
+
+
+def complete(config: RunConfig) -> RunConfig:
+    """The configuration with all that its defaults stand for: what is kept, shown and written beside results.
+
+    Raises:
+        AlgorithmError: the method or its parameters are not to be had.
+    """
+    parameters = dict(fl.build(config.algorithm.name, **config.algorithm.parameters).parameters)
+    algorithm = config.algorithm.model_copy(update={"parameters": parameters})
+    return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
 
 
 def _first_model(task: Task, seed: int) -> nn.Module:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 EndStatus = Literal["completed", "stopped", "failed"]
+Source = Literal["server", "clients"]
+"""Who evaluates: the server on its held-out data, or clients on theirs."""
 Accepted = tuple[tuple[str, bytes], ...]
 """(client, digest) of the updates that make an exchange, in the order of id bytes."""
 
@@ -68,6 +70,13 @@ class ExchangeReduced:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesLost:
+    """A client's state is gone: all clients' states, and what the server keeps of them, must start anew."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """The server step is computed."""
 
@@ -79,7 +88,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The evaluation that was waited for is there, or has failed."""
+    """An evaluation that was waited for is there, or has failed."""
+
+    by: Source = "server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,7 @@ class EndRequested:
 
 Event = (
     RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced
-    | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
+    | StatesLost | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip
 
 
@@ -145,6 +156,17 @@ class Cancel:
     """Tell clients that their work is not wanted any more."""
 
     clients: tuple[str, ...]
+    exchange: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRound:
+    """Forget what the ledger has of a round that is not committed."""
+
+    round: int
+    why: str
+    states: bool
+    """Clients' states start anew with it, in a new epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +190,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The round is committed: tell its clients the outcome, tidy up, start the evaluation if one is due."""
+    """The round is committed: tell its clients the outcome, tidy up, start the evaluations that are due."""
 
     round: int
-    accepted: Accepted
-    drawn: frozenset[str]
     evaluate: bool
+    ask_clients: bool = False
+    """Clients are to evaluate too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +206,6 @@ class End:
     reason: str
 
 
-Command = OpenAttempt | AwaitClients | RetryLater | Cancel | ReduceExchange | Step | Commit | Announce | End
+Command = (
+    OpenAttempt | AwaitClients | RetryLater | Cancel | RestartRound | ReduceExchange | Step | Commit | Announce | End
+)

@@ -185,11 +185,23 @@ class Fleet:
         task: name and source of the fingerprint that a client must have.
         """
         return tuple(
+            client_id for client_id in self._able(task, labels) if self._working_for.get(client_id, run_id) == run_id
+        )
+
+    def evaluators(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Clients with held-out examples of the task, whatever they work for now, in the order of id bytes."""
+
+        def examples(client_id: str) -> int:
+            return max(each["eval_examples"] for each in self._records[client_id].tasks if _is(each, task))
+
+        return tuple(client_id for client_id in self._able(task, labels) if examples(client_id))
+
+    def _able(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Clients that are here, or may come back within the grace, may work and have what it takes."""
+        return tuple(
             client_id
             for client_id in self._roster.present()
-            if self._working_for.get(client_id, run_id) == run_id
-            and self._availability.get(client_id, _MAY_TRAIN).may_train
-            and _fits(self._records[client_id], task, labels)
+            if self._availability.get(client_id, _MAY_TRAIN).may_train and _fits(self._records[client_id], task, labels)
         )
 
     def work_for(self, run_id: str, clients: frozenset[str]) -> None:
@@ -359,8 +371,12 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
 
 
 def _fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    offers = any(all(offer.get(key) == value for key, value in task.items()) for offer in record.tasks)
+    offers = any(_is(offer, task) for offer in record.tasks)
     return offers and not record.draining and not record.banned and labels.items() <= record.labels.items()
+
+
+def _is(offer: Mapping[str, Any], task: Mapping[str, str]) -> bool:
+    return all(offer.get(key) == value for key, value in task.items())
 
 
 def _history(client_id: str, event: str, detail: str) -> HistoryRecord:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from fl_server.client_metrics import has_evaluation
 from fl_server.stop_rules import Best, Evaluation, best_round
 from fl_server.store.base import CommitRecord
 
@@ -69,6 +70,8 @@ class RoundLog:
     bytes_down: int = 0
     """Of the round under way."""
     bytes_up: int = 0
+    under_way: set[int] = field(default_factory=set)
+    """Rounds that clients evaluate now: one of them may yet turn out the best."""
 
     def add(self, commit: CommitRecord) -> None:
         """A round was committed; counting starts anew."""
@@ -76,8 +79,9 @@ class RoundLog:
         self.bytes_down = self.bytes_up = 0
 
     def evaluated(self, round_: int, metrics: Mapping[str, float]) -> CommitRecord:
-        """The evaluation of a committed round is there."""
-        self.commits[round_] = replace(self.commits[round_], metrics=dict(metrics))
+        """An evaluation of a committed round is there: beside what another one said of it."""
+        commit = self.commits[round_]
+        self.commits[round_] = replace(commit, metrics={**commit.metrics, **metrics})
         return self.commits[round_]
 
     @property
@@ -87,8 +91,9 @@ class RoundLog:
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """(round, metrics) of the rounds that were evaluated, in order."""
-        return [(commit.round, commit.metrics) for commit in self.commits.values() if commit.metrics]
+        """(round, metrics) of the rounds that were evaluated by whom the run's metric comes from, in order."""
+        commits = self.commits.values()
+        return [(commit.round, commit.metrics) for commit in commits if has_evaluation(commit.metrics, self.metric)]
 
     @property
     def best(self) -> Best | None:

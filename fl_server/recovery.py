@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import structlog
 
+from fl_server.round_drawing import goal_of
 from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import goal_of
 from fl_server.store.base import AttemptRecord, HistoryRecord, Store, UpdateRecord
 
 log = structlog.get_logger()
@@ -30,6 +30,7 @@ def recover_round(store: Store, run_id: str, fresh: RoundState, is_whole: IsWhol
     if not attempts:
         return fresh
     exchange = max(attempt.exchange for attempt in attempts)
+    fresh = replace(fresh, first_attempt=min(attempt.attempt for attempt in attempts))
     state = _reopened(fresh, [attempt for attempt in attempts if attempt.exchange == exchange])
     admitted = [(update.client_id, update.digest) for update in _whole(store, run_id, state, is_whole)]
     fixed = store.accepted(run_id, state.round, exchange)

@@ -7,16 +7,29 @@ ids, and enters all the sums that the algorithm asked for. Cutting into blocks c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 import algorithms as fl
+from fl_server.shapes import UpdateShape
 from protos.codec import Entry, Layout, unpack
 
 BLOCK_BYTES = 256 << 10
 """One block of one update: it stays in a CPU's cache together with its sums."""
+
+
+def sum_payloads(
+    paths: Sequence[Path], shape: UpdateShape, wanted: Mapping[str, fl.WeightedSum]
+) -> dict[str, fl.Tensors]:
+    """The sums by name; each payload is read once for all the sums over it."""
+    totals: dict[str, fl.Tensors] = {}
+    for payload in {row.payload: None for row in wanted.values()}:
+        names = [name for name, row in wanted.items() if row.payload == payload]
+        rows = [wanted[name].coefficients for name in names]
+        totals.update(zip(names, sum_updates(paths, shape.layout_of(payload), rows), strict=True))
+    return totals
 
 
 def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from fl_server.events import Accepted, EndStatus
-from fl_server.sampling import Sampling
+from fl_server.events import Accepted, EndStatus, Source
+from fl_server.sampling import Sampling, within_population
 
 
 class Phase(Enum):
@@ -45,10 +45,16 @@ class RoundPolicy:
     """Clients drawn for each update wanted, with close = "goal"."""
     exchanges: int = 1
     """Collections in a round."""
+    population: int = 0
+    """N, where no more clients than that may ever take part; 0: any number may."""
     evaluate_every: int = 1
     """Rounds between evaluations; 0: never."""
     await_evaluation: bool = False
     """The next round waits for the evaluation: stop rules that look at metrics need it."""
+    ask_clients_every: int = 0
+    """Rounds between evaluations by clients; 0: never."""
+    await_clients: bool = False
+    """The next round waits for theirs: the stop rule's metric is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class RoundState:
     """The run is complete after this many committed rounds."""
     round: int = 0
     attempt: int = 0
+    first_attempt: int = 0
+    """Of this round as it was last drawn anew: what earlier ones collected is void."""
     exchange: int = 0
     phase: Phase = Phase.SELECTING
     paused: bool = False
@@ -67,6 +75,8 @@ class RoundState:
     """Clients that could be drawn now, as last told."""
     settled: bool = False
     """False after a start until the roster is back, or was waited for: nothing is drawn before."""
+    members: frozenset[str] = frozenset()
+    """Clients that have a place in the population: their updates counted since client states began."""
     goal: int = 0
     """Updates wanted in this round; 0 before its first draw."""
     drawn: frozenset[str] = frozenset()
@@ -77,8 +87,19 @@ class RoundState:
     """(client, digest) in order of arrival."""
     accepted: Accepted = ()
     """What closed the last exchange, in the order of id bytes."""
+    awaited: frozenset[Source] = frozenset()
+    """Whose evaluations of the round before are waited for, in EVALUATING."""
+    states_lost: str = ""
+    """Why clients' states are to start anew once the step under way is committed; empty if they are not."""
     ending: tuple[EndStatus, str] | None = None
     """Set when the run is to end after the step under way; and why it ended."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Of the eligible, those for whom the population has a place."""
+        if not self.policy.population:
+            return self.eligible
+        return within_population(self.eligible, self.members | self.drawn, self.policy.population)
 
     @property
     def outstanding(self) -> frozenset[str]:

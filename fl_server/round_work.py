@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import structlog
 
 from fl_server import events as ev
 from fl_server.assignments import Order, Place, assignment
-from fl_server.engine import Diverged, Snapshot, StepNorms
+from fl_server.engine import Snapshot
+from fl_server.evaluation import settle
+from fl_server.outcomes import tell_outcomes
 from fl_server.progress import Progress
+from fl_server.round_compute import commit, reduce_exchange, step
 from fl_server.round_state import Phase
-from fl_server.spool import SpoolKey
-from fl_server.stop_rules import StopPolicy, stop_reason
-from fl_server.store.base import AttemptRecord, CommitRecord, HistoryRecord, StoreError, UpdateRecord
+from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError
 from fl_server.waiting import why_waiting
-from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 from tasks import TaskError
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ def start_deadline(run: Run) -> None:
 def push_assignment(run: Run, client: str) -> None:
     """Tell a client of the cohort what to do, if it is attached."""
     order = Order(
-        run.id, run.config, run.model.engine.algorithm.parameters, run.behaviour.fingerprint, run.model.broadcasts,
+        run.id, run.config, run.behaviour.algorithm, run.behaviour.fingerprint, run.model.broadcasts,
         run.parts.config.limits.max_update_mib << 20, run.record.state_epoch,
     )  # fmt: skip
     place = Place(run.state.round, run.state.exchange, run.state.attempt, run.attempt_ends - time.monotonic())
-    run.parts.fleet.push(client, pb.AttendResponse(assignment=assignment(order, place, client)))
+    work = assignment(order, place, client, run.client_states.of(client))
+    run.parts.fleet.push(client, pb.AttendResponse(assignment=work))
 
 
 def reattached(run: Run, client: str) -> None:
@@ -78,6 +80,19 @@ def reattached(run: Run, client: str) -> None:
     if client in run.state.out:
         run.post(ev.ClientBack(client))
     if client in run.state.outstanding | run.state.out:
+        push_assignment(run, client)
+
+
+async def state_lost(run: Run, client: str, why: str) -> None:
+    """A client has not got the state that its work must be done from: it starts anew, alone if the method allows it."""
+    if run.behaviour.algorithm.needs_population:
+        run.post(ev.StatesLost(f"{client}: {why}"))
+        return
+    run.client_states.forget(client)
+    entry = HistoryRecord(time.time(), f"client:{client}", "state_lost", run.id, why)
+    await run.parts.ledger.do(run.parts.ledger.store.add_history, entry)
+    log.warning("state_lost", run=run.id, client=client, why=why)
+    if client in run.state.outstanding:
         push_assignment(run, client)
 
 
@@ -91,14 +106,17 @@ async def await_clients(run: Run, command: ev.AwaitClients) -> None:
 
 
 async def retry_later(run: Run, command: ev.RetryLater) -> None:
-    """Give those who failed another chance after a while."""
+    """Give those who failed another chance after a while, unless all came to nothing finite."""
     del command
+    if run.state.drawn <= run.not_finite and not run.state.admitted:
+        run.fail_as_diverged()
+        return
     run.set_timer(RETRY_S, ev.RetryDue())
 
 
 async def cancel(run: Run, command: ev.Cancel) -> None:
     """Tell clients that their work is not wanted any more."""
-    key = ExchangeKey(run_id=run.id, round=run.state.round, exchange=run.state.exchange)
+    key = ExchangeKey(run_id=run.id, round=run.state.round, exchange=command.exchange)
     reason = RefusalReason.REFUSAL_REASON_ABANDONED if run.ended else RefusalReason.REFUSAL_REASON_NOT_NEEDED
     for client in command.clients:
         run.parts.metrics.assignments.labels(run.id, "cancelled").inc()
@@ -106,80 +124,24 @@ async def cancel(run: Run, command: ev.Cancel) -> None:
         run.parts.fleet.push(client, pb.AttendResponse(cancel=order))
 
 
-async def step(run: Run, command: ev.Step) -> None:
-    """Fix the accepted list, then compute beside the loop."""
-    store, state = run.parts.ledger.store, run.state
-    await run.parts.ledger.insist(
-        run.no_room, store.fix_accepted, run.id, state.round, state.exchange, command.accepted
-    )
-    run.spawn(_compute_step(run, command.accepted))
-
-
-async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
-    state, spool = run.state, run.parts.spool
-    updates = await accepted_updates(run, accepted)
-    paths = [
-        spool.path(SpoolKey(run.id, state.round, state.exchange, update.client_id), update.digest) for update in updates
-    ]
-    try:
-        norms = await run.model.step(updates, paths)
-    except Diverged as error:
-        log.error("run_diverged", run=run.id, round=state.round, error=str(error))
-        run.fail(str(error))
-        return
-    _observe(run, norms, updates)
-    run.post(ev.Stepped())
-
-
-async def accepted_updates(run: Run, accepted: ev.Accepted) -> list[UpdateRecord]:
-    """The ledger's lines of the accepted updates, in the order of id bytes."""
-    store, state = run.parts.ledger.store, run.state
-    updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
-    return [update for update in updates if (update.client_id, update.digest) in set(accepted)]
-
-
-def _observe(run: Run, norms: StepNorms, updates: list[UpdateRecord]) -> None:
-    norm, metrics = run.parts.metrics.norm, run.parts.metrics
-    norm.labels(run.id, "update").set(sum(update.norm for update in updates) / len(updates))
-    norm.labels(run.id, "aggregate").set(norms.aggregate)
-    norm.labels(run.id, "direction").set(norms.direction)
-    metrics.cosine.labels(run.id).set(norms.cosine)
-
-
-async def commit(run: Run, command: ev.Commit) -> None:
-    """Write the new model beside the loop."""
-    del command
-    run.spawn(_write_commit(run))
-
-
-async def _write_commit(run: Run) -> None:
-    state, now = run.state, time.time()
-    updates = await accepted_updates(run, state.accepted)
-    losses = [update.training_loss for update in updates if update.training_loss is not None]
-    record = CommitRecord(
-        run_id=run.id,
-        round=state.round,
-        committed_at=now,
-        seconds=now - (run.round_began or now),
-        attempts=state.attempt + 1,
-        accepted=len(state.accepted),
-        dropped=len(state.drawn) - len(state.accepted),
-        training_loss=sum(losses) / len(losses) if losses else None,
-        bytes_down=run.log.bytes_down,
-        bytes_up=run.log.bytes_up,
-        model_digest="",
-    )
-    why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
-    record = await run.model.commit(record, why, run.no_room)
-    run.waiting_for = ""
-    run.round_began = 0.0
-    run.refused.clear()
-    run.log.add(record)
-    run.post(ev.Committed())
+async def restart_round(run: Run, command: ev.RestartRound) -> None:
+    """Forget what the round collected; where client states start anew, in a new epoch, so does their sum here."""
+    record = replace(run.record, state_epoch=run.record.state_epoch + 1) if command.states else run.record
+    event = "states_restarted" if command.states else "round_restarted"
+    why = HistoryRecord(time.time(), "coordinator", event, run.id, f"round {command.round}: {command.why}")
+    await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.restart_round, record, command.round, why)
+    log.warning(event, run=run.id, round=command.round, why=command.why, state_epoch=record.state_epoch)
+    run.record = record
+    run.forget_failures()
+    if command.states:
+        run.client_states.restart()
+        await run.model.restart()
+    if run.model.loaded:
+        await run.model.prepare(0)
 
 
 async def announce(run: Run, command: ev.Announce) -> None:
-    """Tell the cohort what became of its updates; tidy up; start the evaluation if one is due."""
+    """Tell the cohort what became of its updates; tidy up; start the evaluations that are due."""
     record = run.log.commits[command.round]
     metrics = run.parts.metrics
     metrics.rounds.labels(run.id, "committed").inc()
@@ -191,22 +153,14 @@ async def announce(run: Run, command: ev.Announce) -> None:
         attempts=record.attempts, seconds=round(record.seconds, 3), training_loss=record.training_loss,
         bytes_down=record.bytes_down, bytes_up=record.bytes_up, model=record.model_digest,
     )  # fmt: skip
-    counted = dict(command.accepted)
-    for client in command.drawn:
-        outcome = outcome_of(ExchangeKey(run_id=run.id, round=command.round), counted.get(client))
-        run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))
+    await tell_outcomes(run, command.round)
     run.watchers.tell(Progress("committed", commit=record))
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await run.model.prune(run.log, run.config.keep_checkpoints)
+    if command.ask_clients:
+        await run.client_evaluations.begin(command.round)
     if command.evaluate:
         await start_evaluation(run)
-
-
-def outcome_of(key: ExchangeKey, counted_digest: bytes | None, clip_factor: float = 1.0) -> Outcome:
-    """The outcome of one client's update in a committed round; digest None: it was not among the accepted."""
-    if counted_digest is None:
-        return Outcome(key=key, counted=False, clip_factor=1.0, reason=RefusalReason.REFUSAL_REASON_NOT_NEEDED)
-    return Outcome(key=key, digest=digest_message(counted_digest), counted=True, clip_factor=clip_factor)
 
 
 async def start_evaluation(run: Run) -> None:
@@ -218,29 +172,12 @@ async def start_evaluation(run: Run) -> None:
 
 async def _evaluate(run: Run, snapshot: Snapshot) -> None:
     try:
-        metrics = await run.model.evaluate(snapshot, run.no_room)
+        metrics = await run.model.evaluate(snapshot)
     except TaskError as error:
         log.error("evaluation_failed", run=run.id, round=snapshot.round, error=str(error), exc_info=error)
         run.fail(f"evaluation of round {snapshot.round} failed: {error}")
         return
-    record = run.log.evaluated(snapshot.round, metrics)
-    for name, value in metrics.items():
-        run.parts.metrics.evaluation.labels(run.id, name).set(value)
-    log.info("round_evaluated", run=run.id, round=snapshot.round, **{key: round(v, 5) for key, v in metrics.items()})
-    run.watchers.tell(Progress("evaluated", commit=record))
-    reason = reason_to_stop(run)
-    if reason is not None:
-        run.post(ev.EndRequested("completed", reason))
-    # An evaluation that ran beside later rounds is not the one that a run waits for at its end.
-    if snapshot.round + 1 == run.state.round:
-        run.post(ev.Evaluated())
-
-
-def reason_to_stop(run: Run) -> str | None:
-    """Why the run has learned enough, by its evaluations since it was created or extended; None if it goes on."""
-    stop = run.config.stop
-    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
-    return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
+    await settle(run, snapshot.round, metrics, "server")
 
 
 async def end(run: Run, command: ev.End) -> None:
@@ -255,6 +192,9 @@ async def end(run: Run, command: ev.End) -> None:
         run.parts.metrics.rounds.labels(run.id, "abandoned").inc()
     await let_go(run)
     run.model.unload()
+    if run.behaviour.algorithm.keeps_client_state:
+        for client in run.parts.fleet.present():
+            run.parts.fleet.push(client, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
     run.watchers.end()
 
 
@@ -286,6 +226,8 @@ CARRY_OUT: Mapping[type, Callable[[Run, Any], Awaitable[None]]] = {
     ev.AwaitClients: await_clients,
     ev.RetryLater: retry_later,
     ev.Cancel: cancel,
+    ev.RestartRound: restart_round,
+    ev.ReduceExchange: reduce_exchange,
     ev.Step: step,
     ev.Commit: commit,
     ev.Announce: announce,

@@ -11,24 +11,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import structlog
 
+import algorithms as fl
 from fl_server import events as ev
 from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
+from fl_server.client_evaluation import ClientEvaluations
+from fl_server.client_states import ClientStates
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
 from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import UnexpectedEvent, advance
+from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
-from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
+from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 
 log = structlog.get_logger()
 
@@ -39,6 +45,7 @@ class Behaviour:
 
     fingerprint: tuple[str, str]
     """(version, source) of the task that clients must have."""
+    algorithm: fl.Algorithm
     make_engine: Callable[[], Engine]
     carry_out: Mapping[type, Callable[[Run, Any], Awaitable[None]]]
     """Command -> what does it."""
@@ -55,14 +62,20 @@ class Run:
         self.watchers = Watchers()
         self.log = RoundLog(config.stop.metric)
         self.model = ModelLine(parts, record.run_id, behaviour.make_engine)
-        self.state = RoundState(config.policy(), config.stop.rounds)
+        algorithm = behaviour.algorithm
+        population = config.population if algorithm.needs_population else 0
+        self.state = RoundState(config.policy(len(algorithm.exchanges), population), config.stop.rounds)
+        self.client_states = ClientStates()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
         self.attempt_ends = 0.0
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
+        self.client_evaluations = ClientEvaluations(self)
         self.refused: set[str] = set()
         """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
+        self.not_finite: set[str] = set()
+        """Clients that came to a NaN or an infinity in this round."""
         self._turn = asyncio.Lock()
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -71,6 +84,7 @@ class Run:
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
         self._held = False
+        self._over = asyncio.Event()
 
     @property
     def id(self) -> str:
@@ -85,6 +99,12 @@ class Run:
         if self.state.paused:
             return "paused"
         return "waiting" if self.waiting_for else "running"
+
+    @property
+    def task(self) -> Mapping[str, str]:
+        """Name, version and source of the task that clients must have."""
+        version, source = self.behaviour.fingerprint
+        return {"name": self.config.task.name, "version": version, "source": source}
 
     @property
     def ended(self) -> bool:
@@ -128,9 +148,8 @@ class Run:
                     await self._look_at_fleet()
                     if event is not None and self._applies(event):
                         await self._take(event)
-            except Exception as error:
-                log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
-                self.fail(f"a fault of the coordinator: {error!r}; see its log")
+            except Exception as error:  # noqa: BLE001 - told by _broken
+                self._broken(error)
 
     async def do(self, event: ev.Event, why: HistoryRecord) -> None:
         """Take an operator's event at once, with its line in the history.
@@ -139,7 +158,9 @@ class Run:
         """
         async with self._turn:
             if isinstance(event, ev.Extended) and self.ended and not self.model.loaded:
-                await self.model.load()  # not before our turn: the end itself lets go of the model
+                await self.model.load(
+                    self.record.state_epoch
+                )  # not before our turn: the end itself lets go of the model
             await self._look_at_fleet()
             try:
                 advance(self.state, event)
@@ -148,6 +169,11 @@ class Run:
             await self.parts.ledger.do(self.parts.ledger.store.add_history, why)
             log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
             await self._take(event)
+
+    async def over(self, seconds: float) -> None:
+        """Wait until the run has ended, for a while."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     def post(self, event: ev.Event) -> None:
         """Take an event when its turn comes."""
@@ -167,9 +193,12 @@ class Run:
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:
-            log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
-            self.fail(f"a fault of the coordinator: {error!r}; see its log")
+        except Exception as error:  # noqa: BLE001 - told by _broken
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
+        self.fail(f"a fault of the coordinator: {error!r}; see its log")
 
     def set_timer(self, seconds: float, event: ev.Event) -> None:
         """Post an event after a while, in place of an earlier timer for its kind."""
@@ -217,6 +246,10 @@ class Run:
             self._phase_changed(before.phase)
         for command in commands:
             await self.behaviour.carry_out[type(command)](self, command)
+        if self.ended:
+            self._over.set()
+        else:
+            self._over.clear()
         if isinstance(event, ev.UpdateAdmitted):
             self.watchers.tell(Progress("admitted", event.client))
         if self.record.state != self.status:
@@ -283,14 +316,13 @@ class Run:
 
     def eligible(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
-        version, source = self.behaviour.fingerprint
-        task = {"name": self.config.task.name, "version": version, "source": source}
-        eligible = self.parts.fleet.eligible(self.id, task, self.config.labels)
+        eligible = self.parts.fleet.eligible(self.id, self.task, self.config.labels)
         return tuple(client for client in eligible if client not in self.refused) if self.refused else eligible
 
     def resource(self, digest: bytes) -> Broadcast | None:
         """What is being sent out under that digest."""
-        return next((broadcast for broadcast in self.model.broadcasts if broadcast.digest == digest), None)
+        sent = chain(self.model.broadcasts, self.client_evaluations.broadcasts())
+        return next((broadcast for broadcast in sent if broadcast.digest == digest), None)
 
     def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
         """Why an update of the client for the key would not be taken; None if it would."""
@@ -299,15 +331,39 @@ class Run:
             return RefusalReason.REFUSAL_REASON_LATE
         return None if client in self.state.drawn else RefusalReason.REFUSAL_REASON_NOT_ASSIGNED
 
+    def refusal_of(self, header: UpdateHeader, client: str) -> RefusalReason | None:
+        """`refusal` for an update that came; what was made before the round was drawn anew comes too late."""
+        before = header.state_epoch < self.record.state_epoch
+        if before or (header.key.exchange and header.attempt < self.state.first_attempt):
+            return RefusalReason.REFUSAL_REASON_LATE
+        return self.refusal(header.key, client)
+
     def gate(self) -> Gate:
         """What an update of the round under way must be."""
         limit = self.parts.config.limits.max_update_mib << 20
-        return Gate(self.model.engine.layout, limit, self.config.round.max_update_norm, self.record.state_epoch)
+        norms = self.config.round
+        shape = self.model.engine.shape(self.state.exchange)
+        return Gate(shape, limit, norms.max_update_norm, norms.clip_update_norm, self.record.state_epoch)
 
-    def admitted(self, update: UpdateRecord) -> None:
-        """An update is in the spool and in the ledger."""
-        self.parts.metrics.assignments.labels(self.id, "admitted").inc()
-        self.post(ev.UpdateAdmitted(update.client_id, update.digest))
+    async def enter(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
+        """Write the first word on an update down and act on it, with nothing in between; None if it came too late.
+
+        The round may be drawn anew at any other moment, and what was made for it before then does not count.
+        """
+        async with self._turn:
+            if self.refusal_of(header, update.client_id) is not None:
+                return None
+            stands = await self.parts.ledger.do(self.parts.ledger.store.record_update, update)
+            event = ev.UpdateAdmitted(stands.client_id, stands.digest)
+            if stands.admitted and stands.digest == update.digest and self._applies(event):
+                self.parts.metrics.assignments.labels(self.id, "admitted").inc()
+                try:
+                    await self._take(event)
+                except Exception as error:  # noqa: BLE001 - told by _broken
+                    self._broken(error)
+        if not stands.admitted:
+            self.client_out(stands.client_id, "refused", f"update refused: {stands.detail}")
+        return stands
 
     def client_out(self, client: str, state: str, why: str) -> None:
         """A client will not deliver. state, for the metric: "refused", "failed" or "lost"."""
@@ -319,3 +375,23 @@ class Run:
             log.info("client_out", run=self.id, round=self.state.round, client=client, state=state, why=why)
             self.watchers.tell(Progress("client_out", f"{client}: {why}"))
             self.post(ev.ClientOut(client))
+
+    def not_finite_from(self, client: str) -> None:
+        """A client came to a NaN or an infinity. Where as many did as are wanted, and none to better, the run ends."""
+        self.not_finite.add(client)
+        if len(self.not_finite) >= max(2, self.state.goal) and not self.state.admitted:
+            self.fail_as_diverged()
+
+    def fail_as_diverged(self) -> None:
+        """Training leads nowhere; the last committed model stays."""
+        self.fail(
+            f"{len(self.not_finite)} clients came to values that are not finite in round {self.state.round}, and none "
+            f"to others; the model of round {self.state.round - 1} stays. Lower the learning rate"
+        )
+
+    def forget_failures(self) -> None:
+        """The round is over, or drawn anew: everybody may be drawn again."""
+        if self.refused:
+            self._fleet_seen = -1
+        self.refused.clear()
+        self.not_finite.clear()

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from google.protobuf.json_format import MessageToDict, ParseDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fl_server.client_metrics import by_clients
 from fl_server.errors import InvalidInput
 from fl_server.round_state import RoundPolicy
 from protos.fl.v1 import admin_pb2
@@ -140,17 +141,22 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
-        if (self.stop.target is not None or self.stop.patience) and not self.evaluation.every:
-            raise ValueError("expected evaluation.every over 0 with stop.target or stop.patience, got 0")
+        key = "clients_every" if by_clients(self.stop.metric) else "every"
+        if self._looks_at_metrics and not getattr(self.evaluation, key):
+            raise ValueError(f"expected evaluation.{key} over 0 with stop.target or stop.patience, got 0")
         return self
+
+    @property
+    def _looks_at_metrics(self) -> bool:
+        return self.stop.target is not None or self.stop.patience > 0
 
     @property
     def horizon(self) -> int:
         """T, the rounds that schedules are laid out for."""
         return self.planned_rounds or self.stop.rounds
 
-    def policy(self) -> RoundPolicy:
-        """The part that the round state machine looks at."""
+    def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
+        """The part that the round state machine looks at; `exchanges` and `population` as the algorithm wants them."""
         section = self.round
         floor = section.clients_per_round if section.sampling == "fixed" else 1
         return RoundPolicy(
@@ -163,8 +169,12 @@ class RunConfig(_Section):
             quorum=section.quorum or max(1, (floor + 1) // 2),
             deadline_s=section.deadline_s,
             over_selection=section.over_selection,
+            exchanges=exchanges,
+            population=population,
             evaluate_every=self.evaluation.every,
-            await_evaluation=self.stop.target is not None or self.stop.patience > 0,
+            await_evaluation=self._looks_at_metrics and not by_clients(self.stop.metric),
+            ask_clients_every=self.evaluation.clients_every,
+            await_clients=self._looks_at_metrics and by_clients(self.stop.metric),
         )
 
     def base_id(self) -> str:

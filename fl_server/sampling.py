@@ -8,7 +8,7 @@ clients.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +61,12 @@ def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw) -> tuple[str, .
     return draw_fixed(clients, 1, draw)
 
 
+def draw_evaluators(pool: Iterable[str], size: int, seed: int, round: int) -> tuple[str, ...]:
+    """`size` clients of the pool to evaluate a committed round, all with 0: apart from who trains in which round."""
+    ranked = sorted(pool, key=lambda client: (ticket("evaluation", seed, round, client), client))
+    return by_id(ranked[:size] if size else ranked)
+
+
 def training_seed(seed: int, round: int, client: str) -> int:
     """Seed of a client's batch order, augmentation and dropout: never of the attempt, the process or the time."""
     return ticket("training", seed, round, client)
@@ -72,3 +78,10 @@ def initial_model_seed(seed: int) -> int:
 
 
 Sampling = Literal["fixed", "bernoulli"]
+
+
+def within_population(eligible: Sequence[str], members: Collection[str], population: int) -> tuple[str, ...]:
+    """Those of the eligible who may be drawn: members, and as many others, by id, as the population has places for."""
+    places = max(0, population - len(members))
+    joining = set([client for client in eligible if client not in members][:places])
+    return tuple(client for client in eligible if client in members or client in joining)

@@ -11,6 +11,7 @@ from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.fleet import Fleet
 from fl_server.parts import Parts
+from fl_server.round_work import state_lost
 from fl_server.uploads import Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -45,6 +46,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         for key in request.pending:
             if outcome := await self._coordinator.outcome(key, session.client_id):
                 response.outcomes.append(outcome)
+        response.ended_runs.extend(held.run_id for held in request.states if self._coordinator.forgets(held.run_id))
         return response
 
     def _limits(self) -> pb.Limits:
@@ -113,8 +115,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             log.warning("client_failed", run=failure.key.run_id, round=failure.key.round, client=client_id, why=words)
             await self._fleet.note(client_id, words[:300])
             run = self._coordinator.run(failure.key.run_id)
-            if run.refusal(failure.key, client_id) is None:
-                run.client_out(client_id, "failed", words)
+            run.client_evaluations.failed(failure.key, client_id)
+            if run.refusal(failure.key, client_id) is not None:
+                continue
+            if failure.reason == pb.FAILURE_REASON_STATE_LOST:
+                await state_lost(run, client_id, failure.message[:1000])
+                continue
+            if failure.reason == pb.FAILURE_REASON_NOT_FINITE:
+                run.not_finite_from(client_id)
+            run.client_out(client_id, "failed", words)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(
@@ -123,9 +132,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Keep a client's evaluation."""
         client_id = self._fleet.session(request.session_id).client_id
         run = self._coordinator.run(request.key.run_id)
-        raise InvalidInput(
-            "key", "an evaluation that was asked for", f"round {request.key.round} of {run.id} by {client_id}"
-        )
+        await run.client_evaluations.report(client_id, request)
+        return pb.ReportEvaluationResponse()
 
 
 def _digest(message: object, field: str) -> bytes:

@@ -53,6 +53,11 @@ def better(metric: str, a: float | None, b: float | None) -> bool:
     return a < b if lower_is_better(metric) else a > b
 
 
+def reaches(metric: str, value: float, target: float) -> bool:
+    """Whether a finite value of the metric is at least as good as the target."""
+    return math.isfinite(value) and not better(metric, target, value)
+
+
 def best_round(metric: str, evaluations: Sequence[Evaluation]) -> Best | None:
     """The evaluation with the best value; of equals the earliest. None if no evaluation has a value.
 
@@ -80,7 +85,7 @@ def _target_reached(policy: StopPolicy, evaluations: Sequence[Evaluation]) -> st
         return None
     for round, metrics in _in_order(evaluations):
         value = metrics.get(metric)
-        if value is not None and math.isfinite(value) and not better(metric, target, value):
+        if value is not None and reaches(metric, value, target):
             return f"{metric} reached {value:.6g}, the target is {target:.6g}, in round {round}"
     return None
 

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -66,7 +66,7 @@ class Uploads:
         if first is not None:
             self._count_conflict(run, header, client, first)
             return first
-        reason = run.refusal(header.key, client)
+        reason = run.refusal_of(header, client)
         if reason is not None:
             return _refusal(header, reason, "the round is closed" if reason == _LATE else "not of this round's cohort")
         gate = run.gate()
@@ -146,7 +146,7 @@ class Uploads:
             offset += len(request.chunk.data)
             sent.inc(len(request.chunk.data))
             upload.run.log.bytes_up += len(request.chunk.data)
-            reason = upload.run.refusal(upload.key, upload.client)
+            reason = upload.run.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, "the round was closed while the update was on its way")
 
@@ -173,11 +173,12 @@ class Uploads:
             self._digest_faults.add(fault)
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
-        reason = upload.run.refusal(upload.key, upload.client)
+        reason = upload.run.refusal_of(upload.header, upload.client)
         if reason is not None:
             raise Refused(reason, "the round was closed while the update was on its way")
         await self._parts.in_io(upload.part.seal)
-        return await self._enter(upload.run, _record(upload.header, upload.client, norm=norm))
+        record = _record(upload.header, upload.client, norm=norm)
+        return await self._enter(upload.run, upload.header, replace(record, clip_factor=upload.gate.clip_factor(norm)))
 
     async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
         """Enter a refusal, unless it is only for coming late, and stop waiting for the client."""
@@ -189,21 +190,16 @@ class Uploads:
             "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
         )
         record = _record(header, client, refusal=refusal)
-        receipt = await self._enter(run, record)
+        receipt = await self._enter(run, header, record)
+        if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
+            run.not_finite_from(client)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 
-    async def _enter(self, run: Run, record: UpdateRecord) -> Receipt:
+    async def _enter(self, run: Run, header: UpdateHeader, record: UpdateRecord) -> Receipt:
         """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
-        return await asyncio.shield(self._write_down_and_tell(run, record))
-
-    async def _write_down_and_tell(self, run: Run, record: UpdateRecord) -> Receipt:
-        stands = await self._parts.ledger.do(self._parts.ledger.store.record_update, record)
-        if not stands.admitted:
-            run.client_out(stands.client_id, "refused", f"update refused: {stands.detail}")
-        elif stands.digest == record.digest:
-            run.admitted(stands)
-        return _receipt(ExchangeKey(run_id=run.id, round=record.round, exchange=record.exchange), stands)
+        stands = await asyncio.shield(run.enter(record, header))
+        return _refusal(header, _LATE, "the round is closed") if stands is None else _receipt(header.key, stands)
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:

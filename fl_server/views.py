@@ -8,7 +8,7 @@ from fl_server.fleet import Fleet
 from fl_server.round_state import Phase
 from fl_server.run import Run
 from fl_server.run_config import to_spec
-from fl_server.store.base import ClientRecord, CommitRecord, HistoryRecord
+from fl_server.store.base import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
@@ -91,6 +91,16 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         updates_counted=record.updates_counted,
         updates_refused=record.updates_refused,
         note=record.note,
+    )
+
+
+def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:
+    """What a client said of a committed model."""
+    return pb.ClientEvaluation(
+        client_id=answer.client_id,
+        num_examples=answer.num_examples,
+        metrics=answer.metrics,
+        reported=timestamp(answer.reported_at),
     )
 
 

@@ -91,6 +91,8 @@ def _suggestion(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     """The known key nearest to an unknown one, or all of the section."""
     section = kind
     for part in detail["loc"][:-1]:
+        if str(part) not in section.model_fields:
+            continue  # a place in a list, or a name in a table of sections
         annotation = section.model_fields[str(part)].annotation
         section = next(each for each in (annotation, *get_args(annotation)) if _is_section(each))
     known = list(section.model_fields)

@@ -16,7 +16,16 @@ from tasks.augment import flip_and_crop, flip_and_cut
 from tasks.base import Examples, Shard, TaskError
 from tasks.classifier import Classifier
 from tasks.held_out import checked_fraction, split_shard
-from tasks.models import PreActResNet18, ResNet18, emnist_cnn, femnist_cnn, grey_cnn, lenet, tutorial_cnn
+from tasks.models import (
+    PreActResNet18,
+    ResNet18,
+    emnist_cnn,
+    femnist_cnn,
+    grey_cnn,
+    grey_cnn_small,
+    lenet,
+    tutorial_cnn,
+)
 from tasks.vision_files import (
     Images,
     cifar10,
@@ -92,7 +101,7 @@ class Vision(Classifier, ABC):
 class FashionMnist(Vision):
     """Fashion-MNIST (Xiao et al., 2017): ten kinds of clothes, [n, 1, 28, 28], 60,000 images to train on."""
 
-    MODELS = MappingProxyType({"cnn": grey_cnn})
+    MODELS = MappingProxyType({"cnn": grey_cnn, "cnn-small": grey_cnn_small})
     MEAN, STD = (0.2860,), (0.3530,)
     held_out = "the official test set, 10,000 images"
 

@@ -23,7 +23,12 @@ MAY_IMPORT = {
 
 ONLY_STDLIB = [
     "fl_server/rounds.py",
+    "fl_server/round_collecting.py",
+    "fl_server/round_committing.py",
+    "fl_server/round_drawing.py",
+    "fl_server/round_rule.py",
     "fl_server/round_state.py",
+    "fl_server/round_steering.py",
     "fl_server/stop_rules.py",
     "fl_server/sampling.py",
     "fl_server/roster.py",

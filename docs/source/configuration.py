@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 import algorithms as fl
 import fl_client.config as client
+import fl_ops.compare.table as comparison
 import fl_server.config as server
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
 from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
-from fl_server.engine import require_one_delta
 from fl_server.run_config import RunConfig
 from tasks.digits import Digits
 from tasks.loading import BUILT_IN
@@ -150,8 +150,13 @@ The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, by the same 
 Keys of the top level stand above the first section."""
 
 _METHODS = """The methods, and their parameters with what stands when they are left out.
-Those whose clients keep a state, send more than a delta, or are asked twice in a round can be used from Python; a run
-that names one is refused with the reason."""
+What one needs beside them stands with it: the run's `population`, a folder on each device where a state is kept, or two
+exchanges with the clients in a round."""
+
+_COMPARE = """## A comparison: the table of `fl compare`
+
+The keys of a run without `algorithm` and `seed`, `[simulation]` as in the file of `fl simulate` without `partition` and
+`validation_every`, and:"""
 
 _FL = """## The operator's command: fl.toml
 
@@ -162,7 +167,7 @@ The strongest of them that speaks of certificates or of plain text decides which
 
 def page() -> str:
     """The whole page."""
-    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _RUN, *_run(), _FL, _fl()]
+    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _RUN, *_run(), _COMPARE, *_compare(), _FL, _fl()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -220,7 +225,7 @@ def _methods() -> list[str]:
     used = sorted({parameter for algorithm in algorithms for parameter in algorithm.parameters})
     if unexplained := [parameter for parameter in used if parameter not in METHOD]:
         raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
-    methods = ["| method | a run can use it | parameters and their defaults |", "| --- | --- | --- |"]
+    methods = ["| method | needs | parameters and their defaults |", "| --- | --- | --- |"]
     methods += [_method(algorithm) for algorithm in algorithms]
     meanings = ["| parameter | meaning |", "| --- | --- |"]
     meanings += [f"| `{parameter}` | {METHOD[parameter]} |" for parameter in used]
@@ -228,13 +233,11 @@ def _methods() -> list[str]:
 
 
 def _method(algorithm: fl.Algorithm) -> str:
-    try:
-        require_one_delta(algorithm)
-        usable = "yes"
-    except fl.AlgorithmError:
-        usable = "in Python only"
+    needs = ["`population`"] if algorithm.needs_population else []
+    needs += ["a state on each client"] if algorithm.keeps_client_state else []
+    needs += [f"{len(algorithm.exchanges)} exchanges"] if len(algorithm.exchanges) > 1 else []
     parameters = ", ".join(f"`{name} = {shown(value)}`" for name, value in algorithm.parameters.items())
-    return f"| `{algorithm.name}` | {usable} | {parameters.replace('= `', '= ').replace('``', '`')} |"
+    return f"| `{algorithm.name}` | {', '.join(needs)} | {parameters.replace('= `', '= ').replace('``', '`')} |"
 
 
 def _task_options() -> list[str]:
@@ -252,6 +255,14 @@ def _class_of(path: str) -> type[Vision]:
     module, _, name = path.partition(":")
     kind: type[Vision] = getattr(importlib.import_module(module), name)
     return kind
+
+
+def _compare() -> list[str]:
+    named = {"[[methods]]": comparison.MethodSection, "[tuning]": comparison.TuningSection}
+    parts = [table(model_rows(comparison.TableSection))]
+    for name, section in {**named, "[report]": comparison.ReportSection}.items():
+        parts += [f"### {name}", table(model_rows(section))]
+    return parts
 
 
 def _fl() -> str:

@@ -22,7 +22,15 @@ from protos.settings import Address
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "required"
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", dict: "table"}
+_WORDS = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+    dict: "table",
+    list: "list",
+}
 _BOUNDS = {Ge: "{} or more", Gt: "over {}", Le: "at most {}", Lt: "under {}"}
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fl_server import events as e
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, UnexpectedEvent, advance
+from fl_server.rounds import RULES, advance
 
 PAGE = Path(__file__).parents[1] / "round-states.md"
 Edge = tuple[Phase, str, Phase]
@@ -20,6 +21,7 @@ _RUNS = (
     RoundState(RoundPolicy(seed=0, clients_per_round=2, quorum=2), rounds=2),
     RoundState(RoundPolicy(seed=0, clients_per_round=2, exchanges=2, evaluate_every=0), rounds=2),
     RoundState(RoundPolicy(seed=0, min_clients=2, await_evaluation=True), rounds=2),
+    RoundState(RoundPolicy(seed=0, ask_clients_every=1), rounds=1),
     # Picked up after a restart with all that was wanted.
     *(
         RoundState(
@@ -41,7 +43,7 @@ _EVENTS: tuple[e.Event, ...] = (
         kind()
         for kind in (e.DeadlinePassed, e.PickedUp, e.RetryDue, e.ExchangeReduced, e.Stepped, e.Committed, e.Evaluated)
     ),
-    *(e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
+    *(e.Evaluated("clients"), e.StatesLost(""), e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
     *(e.EndRequested("completed", ""), e.EndRequested("failed", "")),
 )
 _LAST_ATTEMPT = 2

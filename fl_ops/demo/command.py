@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -25,6 +23,7 @@ from fl_ops.demo.processes import ChildEnded, Processes
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.demo.training import train
 from fl_ops.errors import Misused, Refused
+from fl_ops.interrupts import ended_by_signals
 from fl_ops.options import Context, command
 from fl_ops.units import duration, plain
 
@@ -74,7 +73,7 @@ def demo(
     # With --json, stdout is the result's alone.
     console = Console(stderr=context.as_json)
     _make_folders(out)
-    with _ended_by_signals():
+    with ended_by_signals("every process has ended, no results were written"):
         done = _run(settings, console)
     try:
         _leave(done, console, context)
@@ -125,24 +124,6 @@ def _showing_logs() -> Iterator[None]:
     except ChildEnded as error:
         print(*map(plain, error.tail), sep="\n", file=sys.stderr)
         raise
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demo as Ctrl-C does: in order."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted: every process has ended, no results were written", file=sys.stderr)
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _make_folders(out: Path) -> None:

@@ -22,10 +22,10 @@ class Dealt:
     classes: tuple[tuple[int, ...], ...]
 
 
-def check_installed() -> None:
+def check_installed(command: str = "fl demo") -> None:
     """Raises Misused when the picture could not be drawn at the end."""
     if find_spec("matplotlib") is None:
-        raise Misused("fl demo draws a picture with matplotlib, which is not installed: pip install impetus-fl[demo]")
+        raise Misused(f"{command} draws with matplotlib, which is not installed: pip install impetus-fl[demo]")
 
 
 def deal(settings: DemoSettings, path: Path) -> Dealt:

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, Table, delete, insert, select
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
@@ -24,6 +25,9 @@ from fl_server.store.base import (
 from fl_server.store.engine import database_errors, engine_for, migrate, prepare_file
 from fl_server.store.files import Durability
 
+LEDGER = "ledger.sqlite"
+"""The ledger's file in a state directory."""
+
 
 def open_sqlite(path: Path | str, durability: Durability = "process") -> SqlStore:
     """Open or make the ledger in a SQLite file (":memory:" for one that goes with the process).
@@ -33,6 +37,16 @@ def open_sqlite(path: Path | str, durability: Durability = "process") -> SqlStor
     if str(path) != ":memory:":
         prepare_file(Path(path))
     return SqlStore(f"sqlite:///{path}", durability)
+
+
+def open_read_only(path: Path | str) -> SqlStore:
+    """A ledger to look at while a coordinator may be writing it; what would change it is a StoreFull.
+
+    Raises StoreError where there is none, or one of an older or newer schema.
+    """
+    if not Path(path).is_file():
+        raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
+    return SqlStore(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"))
 
 
 class SqlStore:

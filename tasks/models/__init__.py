@@ -10,7 +10,7 @@ from tasks.models.emnist import emnist_cnn
 from tasks.models.leaf import celeba_cnn, femnist_cnn
 from tasks.models.preact import PreActResNet18
 from tasks.models.resnet import ResNet18
-from tasks.models.small import digits_cnn, grey_cnn
+from tasks.models.small import digits_cnn, grey_cnn, grey_cnn_small
 
 __all__ = [
     "PreActResNet18",
@@ -20,6 +20,7 @@ __all__ = [
     "emnist_cnn",
     "femnist_cnn",
     "grey_cnn",
+    "grey_cnn_small",
     "lenet",
     "tutorial_cnn",
 ]

@@ -116,6 +116,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.kept: dict[bytes, bytearray] = defaultdict(bytearray)
         self.receipts: dict[str, training_pb2.Receipt] = {}
         self.updates: dict[int, tuple[training_pb2.UpdateHeader, bytes]] = {}
+        self.outcomes: list[training_pb2.Outcome] = []
+        self.ended_runs: list[str] = []
         self._changed = asyncio.Condition()
 
     # what tests do
@@ -201,7 +203,13 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         await self._note("Register", request)
         await self._fail("Register", context)
         limits = pb.Limits(chunk_bytes=self.chunk_bytes)
-        return pb.RegisterResponse(session_id=f"s{len(self.calls['Register'])}", protocol=1, limits=limits)
+        return pb.RegisterResponse(
+            session_id=f"s{len(self.calls['Register'])}",
+            protocol=1,
+            limits=limits,
+            outcomes=self.outcomes,
+            ended_runs=self.ended_runs,
+        )
 
     async def Attend(self, request: pb.AttendRequest, context: Any) -> AsyncIterator[pb.AttendResponse]:
         """Attached, what is outstanding, then whatever is pushed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
@@ -48,6 +50,15 @@ async def test_a_fetch_takes_over_chunks_of_another_size():
     bundles = await cache.get([RESOURCE])
     assert connection.offsets == [0, 100]
     assert bundles[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
+
+
+async def test_two_that_want_the_same_fetch_it_once():
+    """Training and evaluation of one model, asked for at the same moment."""
+    connection = Scripted([(0, 128), (128, 128)])
+    cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
+    first, second = await asyncio.gather(cache.get([RESOURCE]), cache.get([RESOURCE]))
+    assert connection.offsets == [0]
+    assert first[tensor_pb2.RESOURCE_KIND_MODEL] is second[tensor_pb2.RESOURCE_KIND_MODEL]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from protos.fl.v1 import tensor_pb2
 from protos.fl.v1.training_pb2 import (
     PAYLOAD_KIND_DELTA,
     Assignment,
+    EvaluationAssignment,
     ExchangeKey,
     Outcome,
     Payload,
@@ -29,6 +30,9 @@ from protos.fl.v1.training_pb2 import (
 from tasks import fingerprint, load_task
 from tests.fl_server.harness import TASK, World, until
 
+Key = tuple[str, int, int]
+"""(run, round, exchange)."""
+
 
 @dataclass
 class Device:
@@ -39,9 +43,15 @@ class Device:
     labels: Mapping[str, str] = field(default_factory=dict)
     works: bool = True
     """False: it listens, and leaves what it is told to the test."""
-    kept: dict[tuple[str, int], tuple[UpdateHeader, bytes]] = field(default_factory=dict)
-    """By (run, round): what it computed."""
-    outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+    eval_examples: int = 0
+    """Of its held-out part; it reports an evaluation when the test says what it found."""
+    kept: dict[Key, tuple[bytes, UpdateHeader, bytes]] = field(default_factory=dict)
+    """What it computed, behind the assignment that it answers."""
+    outcomes: dict[Key, Outcome] = field(default_factory=dict)
+    states: dict[str, Outcome] = field(default_factory=dict)
+    """By run: the outcome of the update that the device's state is made by, for methods whose clients keep one."""
+    loses_state_in: int | None = None
+    """Round that it comes to without its state."""
     receipts: list[Receipt] = field(default_factory=list)
     messages: list[pb.AttendResponse] = field(default_factory=list)
     session: str = ""
@@ -50,7 +60,12 @@ class Device:
     def registration(self, **changes: Any) -> pb.RegisterRequest:
         """What it says of itself."""
         version, source = fingerprint(load_task(TASK, self.options))
-        offer = pb.TaskOffer(name=TASK, fingerprint=TaskFingerprint(version=version, source=source), train_examples=10)
+        offer = pb.TaskOffer(
+            name=TASK,
+            fingerprint=TaskFingerprint(version=version, source=source),
+            train_examples=10,
+            eval_examples=self.eval_examples,
+        )
         keys = self.kept.keys() - self.outcomes.keys()
         values: dict[str, Any] = {
             "client_id": self.name,
@@ -58,7 +73,9 @@ class Device:
             "protocol": pb.ProtocolRange(min=1, max=1),
             "labels": self.labels,
             "tasks": [offer],
-            "pending": [ExchangeKey(run_id=run, round=round_) for run, round_ in sorted(keys)],
+            "pending": [
+                ExchangeKey(run_id=run, round=round_, exchange=exchange) for run, round_, exchange in sorted(keys)
+            ],
         }
         return pb.RegisterRequest(**{**values, **changes})
 
@@ -88,28 +105,44 @@ class Device:
                 world.spawn(self.contribute(world, message.assignment))
 
     def _hear(self, outcome: Outcome) -> None:
-        self.outcomes[outcome.key.run_id, outcome.key.round] = outcome
+        self.outcomes[key_of(outcome.key)] = outcome
+        kept = self.kept.get(key_of(outcome.key))
+        if outcome.counted and kept is not None and kept[1].digest == outcome.digest:
+            self.states[outcome.key.run_id] = outcome
 
     def told(self, kind: str) -> list[Any]:
         """All that was pushed of one kind: "assignment", "cancel", "outcome"..."""
         return [getattr(message, kind) for message in self.messages if message.HasField(kind)]  # type: ignore[arg-type]
 
-    async def assigned(self, round_: int = 0) -> Assignment:
+    async def assigned(self, round_: int = 0, exchange: int = 0) -> Assignment:
         """The work for a round, once it is told."""
+        wanted = (round_, exchange)
 
         def probe() -> Assignment | None:
-            return next((each for each in reversed(self.told("assignment")) if each.key.round == round_), None)
+            told = reversed(self.told("assignment"))
+            return next((each for each in told if (each.key.round, each.key.exchange) == wanted), None)
 
         return await until(probe, f"{self.name} is drawn for round {round_}")  # type: ignore[no-any-return]
 
-    async def contribute(self, world: World, assignment: Assignment) -> Receipt:
+    async def contribute(self, world: World, assignment: Assignment) -> Receipt | None:
         """Fetch, train unless that was done before, ask how far an upload came, and send the rest."""
+        if assignment.key.round == self.loses_state_in:
+            self.loses_state_in = None
+            self.states.pop(assignment.key.run_id, None)
+        if assignment.HasField("counted") and self.states.get(assignment.key.run_id) != assignment.counted:
+            await self.fails(world, assignment, pb.FAILURE_REASON_STATE_LOST)
+            return None
         header, data = await self.update(world, assignment)
         for _ in range(3):
             with suppress(UploadBroken):
                 self.receipts.append(await self._send(world, header, data))
                 return self.receipts[-1]
         raise AssertionError(f"{self.name} sent its update three times, and each time it broke")
+
+    async def fails(self, world: World, assignment: Assignment, reason: pb.FailureReason) -> None:
+        """Say that the work cannot be done."""
+        told = pb.WorkFailure(key=assignment.key, reason=reason, message="as the test wants it")
+        await world.service.ReportStatus(pb.ReportStatusRequest(session_id=self.session, failures=[told]), None)  # type: ignore[arg-type]
 
     async def _send(self, world: World, header: UpdateHeader, data: bytes) -> Receipt:
         query = pb.QueryUploadRequest(session_id=self.session, key=header.key, digest=header.digest)
@@ -119,13 +152,31 @@ class Device:
         messages = upload(header, data, self.session, answer.kept_bytes)
         return (await world.service.SubmitUpdate(stream(*messages), None)).receipt  # type: ignore[arg-type]
 
+    async def asked(self, round_: int = 0, times: int = 1) -> EvaluationAssignment:
+        """The evaluation of a round that it is asked for, once it has been told so many times."""
+
+        def probe() -> list[EvaluationAssignment]:
+            return [each for each in self.told("evaluation") if each.key.round == round_][times - 1 :]
+
+        return (await until(probe, f"{self.name} is asked about round {round_}"))[0]  # type: ignore[no-any-return]
+
+    async def report(self, world: World, examples: int = 10, round_: int = 0, **metrics: float) -> None:
+        """Answer an evaluation, asked for or not."""
+        key = ExchangeKey(run_id="r", round=round_)
+        request = pb.ReportEvaluationRequest(
+            session_id=self.session, key=key, num_examples=examples, metrics=metrics or {"accuracy": 0.5}
+        )
+        await world.service.ReportEvaluation(request, None)  # type: ignore[arg-type]
+
     async def update(self, world: World, assignment: Assignment) -> tuple[UpdateHeader, bytes]:
         """The answer to an assignment, computed once."""
-        key = (assignment.key.run_id, assignment.key.round)
-        if key not in self.kept:
+        key, work = key_of(assignment.key), work_of(assignment)
+        if key not in self.kept or self.kept[key][0] != work:
             bundles = [await self.fetch(world, resource.digest) for resource in assignment.resources]
-            self.kept[key] = trained(assignment, bundles, num_examples=10 + len(self.name))
-        return self.kept[key]
+            self.kept[key] = (work, *trained(assignment, bundles, num_examples=10 + len(self.name)))
+        _, header, data = self.kept[key]
+        header.attempt = assignment.attempt
+        return header, data
 
     async def fetch(self, world: World, digest: tensor_pb2.Digest) -> tuple[int, Layout, bytes]:
         """Kind, layout and bytes of a resource."""
@@ -147,15 +198,32 @@ def trained(
     layout, model = by_kind[tensor_pb2.RESOURCE_KIND_MODEL]
     _, direction = by_kind.get(tensor_pb2.RESOURCE_KIND_DIRECTION, (None, {}))
     chance = torch.Generator().manual_seed(assignment.training.seed >> 1)
-    values = {}
-    for entry in layout.entries:
-        value = model[entry.name]
-        noise = torch.rand(entry.shape, generator=chance).to(value.dtype)
-        if entry.trainable:
-            values[entry.name] = 0.01 * noise - 0.1 * value - 0.01 * direction.get(entry.name, torch.zeros(()))
-        else:
-            values[entry.name] = value + noise if value.is_floating_point() else value + 2
-    return announced(assignment, layout, bytes(pack(values, layout)), num_examples=num_examples)
+    parts: list[tuple[int, Layout, bytes]] = []
+    for kind in assignment.payloads:
+        values = {}
+        for entry in layout.entries:
+            value = model[entry.name]
+            noise = torch.rand(entry.shape, generator=chance).to(value.dtype)
+            if entry.trainable:
+                values[entry.name] = 0.01 * noise - 0.1 * value - 0.01 * direction.get(entry.name, torch.zeros(()))
+            elif kind == PAYLOAD_KIND_DELTA:
+                values[entry.name] = value + noise if value.is_floating_point() else value + 2
+        here = Layout.of(values, {entry.name for entry in layout.entries if entry.trainable})
+        parts.append((kind, here, bytes(pack(values, here))))
+    payloads = [Payload(kind=kind, manifest=here.to_manifest()) for kind, here, _ in parts]
+    data = b"".join(packed for _, _, packed in parts)
+    return announced(assignment, layout, data, num_examples=num_examples, payloads=payloads)
+
+
+def key_of(key: ExchangeKey) -> Key:
+    """The key as a value that can be looked up."""
+    return key.run_id, key.round, key.exchange
+
+
+def work_of(assignment: Assignment) -> bytes:
+    """All that the answer depends on."""
+    epoch = str(assignment.state_epoch).encode()
+    return b" ".join([epoch, *(resource.digest.value for resource in assignment.resources)])
 
 
 def announced(assignment: Assignment, layout: Layout, data: bytes, **changes: Any) -> tuple[UpdateHeader, bytes]:

@@ -89,8 +89,8 @@ class Journal:
 
 
 WRITES = {
-    "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "commit", "set_metrics",
-    "put_client", "add_history", "seal", "save",
+    "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "restart_round",
+    "commit", "set_metrics", "record_evaluation", "put_client", "add_history", "seal", "save",
 }  # fmt: skip
 """What leaves something on the disk: of the ledger, of the spool, and of the checkpoints."""
 

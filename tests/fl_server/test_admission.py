@@ -9,16 +9,20 @@ import torch
 
 from fl_server import admission
 from fl_server.admission import Gate, Refused, WrongDigest, file_digest
+from fl_server.shapes import UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.fl.v1 import training_pb2 as pb
 
 TENSORS = {"w": torch.tensor([3.0, 4.0]), "b": torch.zeros(0), "mean": torch.tensor([100.0]), "n": torch.tensor(7)}
 LAYOUT = Layout.of(TENSORS, trainable=("w", "b"))
+TRAINABLE = Layout.of({name: TENSORS[name] for name in ("w", "b")}, trainable=("w", "b"))
+SHAPE = UpdateShape.of(["delta"], LAYOUT, TRAINABLE)
 
 
 def gate(**changes):
     """What a round asks for."""
-    return Gate(**{"layout": LAYOUT, "max_bytes": 1000, "max_norm": 0.0, "state_epoch": 0, **changes})
+    usual = {"shape": SHAPE, "max_bytes": 1000, "max_norm": 0.0, "clip_norm": 0.0, "state_epoch": 0}
+    return Gate(**{**usual, **changes})
 
 
 def header(layout=LAYOUT, **changes):
@@ -58,8 +62,8 @@ def test_a_good_header_passes():
         (header(num_examples=2**53 + 1), "HEADER", "got 9007199254740993 and 1"),
         (header(num_steps=0), "HEADER", "got 1 and 0"),
         (header(state_epoch=3), "STATE_EPOCH", "expected client state of epoch 0, got 3: it restarts from zero"),
-        (header(payloads=[]), "LAYOUT", "expected the payload DELTA alone, got nothing"),
-        (header(payloads=[DELTA, OTHER]), "LAYOUT", "got PAYLOAD_KIND_DELTA, 99"),
+        (header(payloads=[]), "LAYOUT", "expected the payloads DELTA, got nothing"),
+        (header(payloads=[DELTA, OTHER]), "LAYOUT", "got DELTA, 99"),
         (header(layout_of(w=torch.zeros(2))), "LAYOUT", "tensor 'b': expected shape .*, but it is missing"),
         (
             header(layout_of(**{**TENSORS, "w": torch.zeros(3)})),

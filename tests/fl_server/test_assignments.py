@@ -6,8 +6,9 @@ import pytest
 import torch
 from google.protobuf.json_format import MessageToDict
 
+import algorithms as fl
 from fl_server.assignments import Order, Place, assignment
-from fl_server.broadcast import make_broadcast
+from fl_server.broadcast import Outgoing, make_broadcast
 from fl_server.sampling import training_seed
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, RESOURCE_KIND_MODEL
@@ -15,13 +16,15 @@ from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA
 from tests.fl_server.harness import TASK, run_config
 
 MODEL = {"w": torch.zeros(2)}
-BROADCAST = make_broadcast(RESOURCE_KIND_MODEL, MODEL, Layout.of(MODEL), 8)
+BROADCAST = make_broadcast(Outgoing(RESOURCE_KIND_MODEL, MODEL, Layout.of(MODEL)), 8)
+
+FEDCM = fl.build("fedcm", alpha=0.3)
 
 
-def made(client="a", attempt=0, seconds_left=1.5, **sections):
+def made(client="a", attempt=0, seconds_left=1.5, method=FEDCM, **sections):
     """Round 3's work for a client."""
     config = run_config(**sections)
-    order = Order("r", config, {"alpha": 0.3, "weights": "uniform"}, ("1", "sha256:ab"), [BROADCAST], 1000, 4)
+    order = Order("r", config, method, ("1", "sha256:ab"), [BROADCAST], 1000, 4)
     return assignment(order, Place(3, 0, attempt, seconds_left), client)
 
 
@@ -38,7 +41,7 @@ def test_an_assignment_says_all_that_a_client_must_know():
     assert (training.learning_rate, training.batch_size, training.weight_decay) == (0.5 * 0.5**3, 7, 0.1)
     assert (training.population, training.max_gradient_norm) == (9, 0.0)
     assert training.algorithm.name == "fedcm"
-    assert MessageToDict(training.algorithm.parameters) == {"alpha": 0.3, "weights": "uniform"}
+    assert MessageToDict(training.algorithm.parameters) == dict(FEDCM.parameters)
 
 
 def test_the_work_does_not_depend_on_the_attempt():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_server.broadcast import make_broadcast
+from fl_server.broadcast import Outgoing, make_broadcast
 from protos.chunks import check_chunk
 from protos.codec import Layout, digest_bytes, pack
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -17,7 +17,7 @@ LAYOUT = Layout.of(TENSORS, trainable=["w"])
 
 def made(chunk_bytes=8, kind=RESOURCE_KIND_MODEL, layout=LAYOUT):
     """Twenty bytes in chunks of eight: 0, 8 and 16."""
-    return make_broadcast(kind, TENSORS, layout, chunk_bytes)
+    return make_broadcast(Outgoing(kind, TENSORS, layout), chunk_bytes)
 
 
 def parts(messages):

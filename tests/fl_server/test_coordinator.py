@@ -56,9 +56,9 @@ async def test_everybody_drawn_hears_the_outcome(world):
         await deliver(world, device)
     await world.completed()
     await until(lambda: devices[2].outcomes, "the third hears")
-    counted = [device.outcomes["r", 0].counted for device in devices]
+    counted = [device.outcomes["r", 0, 0].counted for device in devices]
     assert counted == [True, True, False]
-    assert devices[2].told("cancel")[0].reason == devices[2].outcomes["r", 0].reason == REFUSAL_REASON_NOT_NEEDED
+    assert devices[2].told("cancel")[0].reason == devices[2].outcomes["r", 0, 0].reason == REFUSAL_REASON_NOT_NEEDED
     assert (run.log.commits[0].accepted, run.log.commits[0].dropped) == (2, 1)
 
 
@@ -68,8 +68,8 @@ async def test_an_outcome_names_the_update_that_counted(world):
     await world.create(round={"clients_per_round": 1}, **ONE_ROUND)
     await world.completed()
     outcome = await world.coordinator.outcome(ExchangeKey(run_id="r", round=0), "a")
-    assert outcome == a.outcomes["r", 0]
-    assert (outcome.digest, outcome.clip_factor) == (a.kept["r", 0][0].digest, 1.0)
+    assert outcome == a.outcomes["r", 0, 0]
+    assert (outcome.digest, outcome.clip_factor) == (a.kept["r", 0, 0][1].digest, 1.0)
 
 
 async def test_a_deadline_with_quorum_closes_the_round(world):
@@ -97,7 +97,7 @@ async def test_below_quorum_a_replacement_is_drawn_and_what_came_is_kept(world):
     await deliver(world, spare)
     await world.completed()
     assert world.store.accepted("r", 0, 0) == sorted(
-        (each.name, each.kept["r", 0][0].digest.value) for each in (quick, spare)
+        (each.name, each.kept["r", 0, 0][1].digest.value) for each in (quick, spare)
     )
     assert [attempt.cohort for attempt in world.store.attempts("r", 0)][1] == (spare.name,)
     assert len(quick.told("assignment")) == 1
@@ -183,8 +183,8 @@ async def test_an_extension_adds_rounds(world):
     await until(lambda: run.ended, "it ends again")
     digests = await world.completed()
     assert (len(digests), digests[:1], run.state.ending[1]) == (3, first, "3 rounds are done")
-    assert run.config.stop.wall_time_s == 1000.0
-    assert all(device.outcomes["r", 2].counted for device in devices)
+    assert (run.config.stop.wall_time_s, run.config.horizon) == (1000.0, 1)
+    assert all(device.outcomes["r", 2, 0].counted for device in devices)
 
 
 async def test_an_extension_needs_rounds(world):

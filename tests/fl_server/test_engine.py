@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 import algorithms as fl
 from algorithms.aggregate import average_buffers
+from fl_server.broadcast import make_broadcast
 from fl_server.engine import Diverged, Engine
 from fl_server.errors import InvalidInput
 from fl_server.store.checkpoints import Checkpoints
@@ -200,7 +201,7 @@ def test_what_is_sent_down(tmp_path, model, method, kinds):
     run = engine(model, algorithm={"name": method})
     cohort, paths, _ = updates(run, tmp_path)
     snapshot, _ = run.step(run.first(), cohort, paths)
-    broadcasts = run.broadcasts(snapshot, 1 << 16)
+    broadcasts = [make_broadcast(outgoing, 1 << 16) for outgoing in run.outgoing(snapshot)]
     assert [broadcast.kind for broadcast in broadcasts] == kinds
     by_kind = dict(zip(kinds, map(sent, broadcasts), strict=True))
     same(by_kind["model"][1], {**snapshot.state.x, **snapshot.buffers})

@@ -8,6 +8,7 @@ from torch import nn
 
 import algorithms as fl
 from fl_server.engine import Engine
+from fl_server.errors import InvalidInput
 from fl_server.run_config import from_values
 from protos.codec import pack
 
@@ -38,6 +39,8 @@ def test_planned_rounds_reach_the_method(tmp_path):
     assert moved(demon, [3.0, 3.0, 3.0], tmp_path) == pytest.approx([3.0, 3.0, 3.0])
     longer = engine("feddemon", {"beta0": 0.5}, stop={"rounds": 4})
     assert moved(longer, [3.0, 3.0], tmp_path) == pytest.approx([3.0, 4.0])
+    extended = engine("feddemon", {"beta0": 0.5}, stop={"rounds": 4}, planned_rounds=2)
+    assert moved(extended, [3.0, 3.0, 3.0], tmp_path) == pytest.approx([3.0, 3.0, 3.0])
 
 
 def test_decay_of_the_rate_reaches_the_method(tmp_path):
@@ -48,8 +51,17 @@ def test_decay_of_the_rate_reaches_the_method(tmp_path):
         assert moved(engine("fedavgm", parameters, local=local), [4.0, 1.0], tmp_path) == pytest.approx([4.0, second])
 
 
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedrobust", "mime", "mimelite", "mfl"])
-def test_methods_that_ask_for_more_than_a_delta_are_refused(name):
-    """A second exchange, another payload or a client state would be lost in silence."""
-    with pytest.raises(fl.AlgorithmError, match=f"send one delta a round and keep nothing, got {name}"):
-        engine(name)
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_a_method_that_needs_the_population_is_told_it(name):
+    """N must be there, and as many as are drawn."""
+    with pytest.raises(InvalidInput, match=f"population: expected N, .*2 or more: {name} needs it, got 1"):
+        engine(name, population=1)
+    assert engine(name, population=2).algorithm.name == name
+
+
+def test_a_weighted_objective_wants_the_examples_of_all():
+    """omega_i = N n_i / sum n."""
+    with pytest.raises(InvalidInput, match="population_examples: expected the examples of all clients together"):
+        engine("scaffold", {"objective": "examples"}, population=2)
+    weighted = engine("scaffold", {"objective": "examples"}, population=2, population_examples=10)
+    assert weighted.algorithm.objective == "examples"

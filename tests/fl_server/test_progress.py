@@ -62,3 +62,17 @@ def test_the_log_of_rounds():
     log.evaluated(1, {"accuracy": 0.5})
     assert (log.latest.round, log.best) == (1, Best(0, 0.9))
     assert log.evaluations == [(0, {"accuracy": 0.9}), (1, {"accuracy": 0.5})]
+
+
+def test_the_log_joins_what_server_and_clients_found():
+    """Neither takes the other's metrics away, and a round counts as evaluated by whom the run's metric comes from."""
+    server, clients = RoundLog("accuracy"), RoundLog("clients_accuracy_mean")
+    for log in (server, clients):
+        log.add(a_commit(0))
+        log.add(a_commit(1))
+        log.evaluated(0, {"accuracy": 0.9})
+        assert log.evaluated(0, {"clients_evaluated": 0.0}).metrics == {"accuracy": 0.9, "clients_evaluated": 0.0}
+        log.evaluated(1, {"clients_evaluated": 1.0, "clients_accuracy_mean": 0.4})
+    assert [round_ for round_, _ in server.evaluations] == [0]
+    assert [round_ for round_, _ in clients.evaluations] == [0, 1]
+    assert (server.best, clients.best) == (Best(0, 0.9), Best(1, 0.4))

@@ -77,7 +77,7 @@ async def test_death_behind_any_write_changes_no_bit(tmp_path, undisturbed, dies
     assert outcome == undisturbed[0]
     for round_, accepted in enumerate(outcome[2]):
         for client, digest in accepted:
-            heard = devices[NAMES.index(client)].outcomes.get(("r", round_))
+            heard = devices[NAMES.index(client)].outcomes.get(("r", round_, 0))
             assert heard is None or (heard.counted and heard.digest.value == digest)
 
 
@@ -114,7 +114,7 @@ async def test_who_was_refused_before_the_death_is_not_waited_for(tmp_path):
         device.works = True
     async with World(tmp_path) as world:
         assert len(await a_run(world, devices)) == 1
-        assert devices[0].outcomes["r", 0].counted is False
+        assert devices[0].outcomes["r", 0, 0].counted is False
 
 
 async def test_who_was_refused_is_not_waited_for_when_it_attaches_again(tmp_path):

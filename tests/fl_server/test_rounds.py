@@ -27,16 +27,19 @@ from fl_server.events import (
     PauseRequested,
     PickedUp,
     ReduceExchange,
+    RestartRound,
     ResumeRequested,
     RetryDue,
     RetryLater,
     RosterChanged,
+    StatesLost,
     Step,
     Stepped,
     UpdateAdmitted,
 )
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, UnexpectedEvent, advance
+from fl_server.rounds import RULES, advance
 
 ALL = tuple("abcdefgh")
 STOP = EndRequested("stopped", "an operator said so")
@@ -90,36 +93,42 @@ SAMPLES = {
 EVENTS: tuple[Event, ...] = (
     RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientOut("b"), ClientBack("c"),
     DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated(),
-    PauseRequested(), ResumeRequested(), Extended(9), STOP,
+    StatesLost("a: its disk is new"), PauseRequested(), ResumeRequested(), Extended(9), STOP,
 )  # fmt: skip
-NEXT = {
-    (Phase.SELECTING, RosterChanged): Phase.COLLECTING,
-    (Phase.SELECTING, ClientBack): Phase.COLLECTING,
-    (Phase.SELECTING, RetryDue): Phase.COLLECTING,
-    (Phase.SELECTING, UpdateAdmitted): Phase.STEPPING,
-    (Phase.SELECTING, EndRequested): Phase.ENDED,
-    (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,
-    (Phase.COLLECTING, ClientOut): Phase.SELECTING,
-    (Phase.COLLECTING, ClientBack): Phase.COLLECTING,
-    (Phase.COLLECTING, DeadlinePassed): Phase.COLLECTING,
-    (Phase.COLLECTING, PickedUp): Phase.COLLECTING,
-    (Phase.COLLECTING, EndRequested): Phase.ENDED,
-    (Phase.REDUCING, ExchangeReduced): Phase.COLLECTING,
-    (Phase.REDUCING, EndRequested): Phase.ENDED,
-    (Phase.STEPPING, Stepped): Phase.COMMITTING,
-    (Phase.STEPPING, EndRequested): Phase.STEPPING,
-    (Phase.COMMITTING, Committed): Phase.EVALUATING,
-    (Phase.COMMITTING, EndRequested): Phase.COMMITTING,
-    (Phase.EVALUATING, Evaluated): Phase.ENDED,
-    (Phase.EVALUATING, EndRequested): Phase.ENDED,
-    (Phase.ENDED, Extended): Phase.COLLECTING,
-    (Phase.ENDED, RosterChanged): Phase.ENDED,
-} | {
-    (phase, event): phase
-    for phase in Phase
-    for event in (RosterChanged, PauseRequested, ResumeRequested, Extended)
-    if phase is not Phase.ENDED and (phase, event) != (Phase.SELECTING, RosterChanged)
-}
+NEXT = (
+    {
+        (Phase.SELECTING, RosterChanged): Phase.COLLECTING,
+        (Phase.SELECTING, ClientBack): Phase.COLLECTING,
+        (Phase.SELECTING, RetryDue): Phase.COLLECTING,
+        (Phase.SELECTING, UpdateAdmitted): Phase.STEPPING,
+        (Phase.SELECTING, EndRequested): Phase.ENDED,
+        (Phase.SELECTING, StatesLost): Phase.COLLECTING,
+        (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,
+        (Phase.COLLECTING, ClientOut): Phase.SELECTING,
+        (Phase.COLLECTING, ClientBack): Phase.COLLECTING,
+        (Phase.COLLECTING, DeadlinePassed): Phase.COLLECTING,
+        (Phase.COLLECTING, PickedUp): Phase.COLLECTING,
+        (Phase.COLLECTING, EndRequested): Phase.ENDED,
+        (Phase.REDUCING, ExchangeReduced): Phase.COLLECTING,
+        (Phase.REDUCING, EndRequested): Phase.ENDED,
+        (Phase.STEPPING, Stepped): Phase.COMMITTING,
+        (Phase.STEPPING, EndRequested): Phase.STEPPING,
+        (Phase.COMMITTING, Committed): Phase.EVALUATING,
+        (Phase.COMMITTING, EndRequested): Phase.COMMITTING,
+        (Phase.EVALUATING, Evaluated): Phase.ENDED,
+        (Phase.EVALUATING, EndRequested): Phase.ENDED,
+        (Phase.ENDED, Extended): Phase.COLLECTING,
+        (Phase.ENDED, RosterChanged): Phase.ENDED,
+    }
+    | {
+        (phase, event): phase
+        for phase in Phase
+        for event in (RosterChanged, StatesLost, PauseRequested, ResumeRequested, Extended)
+        if phase is not Phase.ENDED
+        and (phase, event) not in {(Phase.SELECTING, RosterChanged), (Phase.SELECTING, StatesLost)}
+    }
+    | {(Phase.ENDED, StatesLost): Phase.ENDED}
+)
 """Where each event leads from each sample; every pair that is not here is refused."""
 PAIRS = [pytest.param(phase, event, id=f"{phase.value}-{type(event).__name__}") for phase in Phase for event in EVENTS]
 
@@ -243,7 +252,7 @@ def test_a_round_waits_for_those_at_work_although_the_quorum_holds() -> None:
 def test_a_deadline_with_the_quorum_closes() -> None:
     """The deadline takes what is there, and those who still work are told to stop: nobody works any more."""
     state, commands = play(collecting(quorum=2), *arrive("cb"), DeadlinePassed())
-    assert commands == [Cancel(("a",)), Step(accepted("bc"))]
+    assert commands == [Step(accepted("bc")), Cancel(("a",), 0)]
     assert state.outstanding == frozenset()
 
 
@@ -283,7 +292,7 @@ def test_over_selection_takes_the_first_and_cancels_the_rest() -> None:
     """Of eight drawn for four the first four count, in the order of id bytes; the others are told to stop."""
     state = collecting("abcdefgh", clients_per_round=4, close="goal", over_selection=2.0)
     assert state.drawn == set(ALL)
-    assert play(state, *arrive("hbge"))[1] == [Cancel(("a", "c", "d", "f")), Step(accepted("begh"))]
+    assert play(state, *arrive("hbge"))[1] == [Step(accepted("begh")), Cancel(("a", "c", "d", "f"), 0)]
 
 
 def test_an_update_of_a_client_that_was_given_up_counts() -> None:
@@ -344,14 +353,19 @@ def test_a_later_exchange_below_quorum_restarts_the_round() -> None:
     """Nobody can replace a client of exchange 1: stragglers stop, and the round is drawn anew as another attempt."""
     state = play(collecting(exchanges=2, quorum=3), *arrive("abc"), ExchangeReduced(), *arrive("a"))[0]
     state, commands = play(state, DeadlinePassed())
-    assert commands == [Cancel(("b", "c")), OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c"))]
+    assert commands == [
+        RestartRound(0, "exchange 1 had 1 of the 3 updates that it needs", states=False), Cancel(("b", "c"), 1),
+        OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c")),
+    ]  # fmt: skip
     assert (state.exchange, state.admitted, state.accepted) == (0, (), ())
 
 
 def test_a_restart_without_anybody_at_work_cancels_nobody() -> None:
     """When the last client of exchange 1 fails there is nobody to tell."""
     state = play(collecting("a", exchanges=2), *arrive("a"), ExchangeReduced())[0]
-    assert play(state, *leave("a"))[1] == [OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a",))]
+    why = "exchange 1 had 0 of the 1 updates that it needs"
+    opened = OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a",))
+    assert play(state, *leave("a"))[1] == [RestartRound(0, why, states=False), opened]
 
 
 def test_a_round_that_restarts_while_paused_waits() -> None:
@@ -367,9 +381,8 @@ def test_a_round_that_restarts_while_paused_waits() -> None:
 def test_a_round_is_durable_before_anybody_hears_of_it() -> None:
     """Step, then commit, then the announcement, then the next draw."""
     state, commands = play(collecting("a"), *arrive("a"), *COMMIT)
-    cohort = frozenset("a")
     assert commands == [
-        Step(accepted("a")), Commit(), Announce(0, accepted("a"), cohort, evaluate=True), OpenAttempt(1, 0, 0, ("a",)),
+        Step(accepted("a")), Commit(), Announce(0, evaluate=True), OpenAttempt(1, 0, 0, ("a",)),
     ]  # fmt: skip
     assert (state.round, state.accepted, state.admitted) == (1, (), ())
 
@@ -387,7 +400,7 @@ def test_which_rounds_are_evaluated(every: int, due: str) -> None:
 def test_the_last_round_is_evaluated_before_the_end() -> None:
     """The run does not end with an evaluation under way."""
     state, commands = play(collecting("a", rounds=1), *arrive("a"), *COMMIT)
-    assert (state.phase, commands[-1]) == (Phase.EVALUATING, Announce(0, accepted("a"), frozenset("a"), evaluate=True))
+    assert (state.phase, commands[-1]) == (Phase.EVALUATING, Announce(0, evaluate=True))
     assert advance(state, Evaluated())[1] == (End("completed", "1 rounds are done"),)
 
 
@@ -401,6 +414,35 @@ def test_the_next_round_can_wait_for_the_evaluation() -> None:
     state, _ = play(collecting("a", await_evaluation=True), *arrive("a"), *COMMIT)
     assert state.phase is Phase.EVALUATING
     assert advance(state, Evaluated())[1] == (OpenAttempt(1, 0, 0, ("a",)),)
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, ""), (1, "0123"), (3, "23"), (9, "3")])
+def test_which_rounds_clients_are_asked_about(every: int, due: str) -> None:
+    """Of rounds 0 to 3 every so many and the last, whatever the server evaluates; no draw waits for them."""
+    state, asked = collecting("a", rounds=4, ask_clients_every=every, evaluate_every=0), ""
+    while state.phase is Phase.COLLECTING:
+        state, commands = play(state, *arrive("a"), *COMMIT)
+        asked += "".join(str(c.round) for c in commands if isinstance(c, Announce) and c.ask_clients)
+    assert asked == due
+    assert state.phase is (Phase.EVALUATING if every else Phase.ENDED)
+
+
+def test_the_next_round_can_wait_for_the_clients() -> None:
+    """With await_clients the server's word does not start the draw, theirs does."""
+    state, _ = play(collecting("a", ask_clients_every=1, await_clients=True), *arrive("a"), *COMMIT)
+    assert (state.phase, state.awaited) == (Phase.EVALUATING, {"clients"})
+    state, commands = advance(state, Evaluated("server"))
+    assert (state.phase, commands) == (Phase.EVALUATING, ())
+    assert advance(state, Evaluated("clients"))[1] == (OpenAttempt(1, 0, 0, ("a",)),)
+
+
+def test_the_last_round_waits_for_both() -> None:
+    """Server and clients, in either order, then the end."""
+    state, _ = play(collecting("a", rounds=1, ask_clients_every=5), *arrive("a"), *COMMIT)
+    for first, second in (("server", "clients"), ("clients", "server")):
+        half, commands = advance(state, Evaluated(first))
+        assert (half.phase, commands) == (Phase.EVALUATING, ())
+        assert advance(half, Evaluated(second))[1] == (End("completed", "1 rounds are done"),)
 
 
 def test_a_restart_after_the_last_commit_draws_no_further_round() -> None:
@@ -452,7 +494,7 @@ def test_an_extended_run_draws_what_a_longer_run_draws() -> None:
 def test_a_run_that_ended_in_mid_round_reopens_it_anew() -> None:
     """Its clients were told to stop, so the round is drawn again, as an attempt that the ledger does not know yet."""
     ended, commands = play(collecting("ab", rounds=9), *arrive("a"), EndRequested("completed", "time is up"))
-    assert commands == [Cancel(("b",)), End("completed", "time is up")]
+    assert commands == [Cancel(("b",), 0), End("completed", "time is up")]
     assert ended.outstanding == frozenset()
     state, commands = play(ended, Extended(9))
     assert (state.admitted, commands) == ((), [OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b"))])
@@ -478,5 +520,5 @@ def test_a_stop_waits_for_the_commit_under_way(phase: Phase) -> None:
 def test_an_error_ends_the_run_at_once(phase: Phase) -> None:
     """A run that failed does not go on in any phase, and only those who still work are told to stop."""
     state, commands = advance(SAMPLES[phase], EndRequested("failed", "disk full"))
-    told = (Cancel(("b",)),) if phase is Phase.COLLECTING else ()
+    told = (Cancel(("b",), 0),) if phase is Phase.COLLECTING else ()
     assert (state.phase, commands) == (Phase.ENDED, (*told, End("failed", "disk full")))

@@ -27,15 +27,18 @@ from fl_server.events import (
     PauseRequested,
     PickedUp,
     ReduceExchange,
+    RestartRound,
     ResumeRequested,
     RetryDue,
     RosterChanged,
+    StatesLost,
     Step,
     Stepped,
     UpdateAdmitted,
 )
+from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, UnexpectedEvent, advance
+from fl_server.rounds import RULES, advance
 from fl_server.sampling import by_id
 
 CLIENTS = ("a", "B", "c", "é", "z", "10")
@@ -43,7 +46,7 @@ P = Phase
 MOVES = {
     P.SELECTING: {P.SELECTING, P.COLLECTING, P.REDUCING, P.STEPPING, P.ENDED},
     P.COLLECTING: {P.SELECTING, P.COLLECTING, P.REDUCING, P.STEPPING, P.ENDED},
-    P.REDUCING: {P.REDUCING, P.COLLECTING, P.ENDED},
+    P.REDUCING: {P.REDUCING, P.SELECTING, P.COLLECTING, P.ENDED},
     P.STEPPING: {P.STEPPING, P.COMMITTING, P.ENDED},
     P.COMMITTING: {P.COMMITTING, P.SELECTING, P.COLLECTING, P.EVALUATING, P.ENDED},
     P.EVALUATING: {P.EVALUATING, P.SELECTING, P.COLLECTING, P.ENDED},
@@ -58,9 +61,11 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
     st.builds(ClientOut, clients),
     st.builds(ClientBack, clients),
-    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed(), Evaluated())),
+    st.sampled_from((DeadlinePassed(), PickedUp(), RetryDue(), ExchangeReduced(), Stepped(), Committed())),
+    st.builds(Evaluated, st.sampled_from(("server", "clients"))),
     st.sampled_from((PauseRequested(), ResumeRequested())),
     st.builds(Extended, st.integers(0, 6)),
+    st.just(StatesLost("a: its disk is new")),
 )
 ends = st.builds(EndRequested, st.sampled_from(("completed", "stopped", "failed")), st.just("why"))
 policies = st.builds(
@@ -74,8 +79,11 @@ policies = st.builds(
     quorum=st.integers(1, 4),
     over_selection=st.sampled_from((1.0, 1.5, 3.0)),
     exchanges=st.integers(1, 3),
+    population=st.sampled_from((0, 3, 5)),
     evaluate_every=st.integers(0, 2),
     await_evaluation=st.booleans(),
+    ask_clients_every=st.integers(0, 2),
+    await_clients=st.booleans(),
 )
 
 
@@ -130,14 +138,17 @@ class AnyOrder(RuleBasedStateMachine):
             self.note_attempt(command)
         elif isinstance(command, Cancel):
             assert command.clients
+            assert command.exchange == before.exchange
             assert command.clients == by_id(before.outstanding - {c for c, _ in self.state.admitted})
+        elif isinstance(command, RestartRound):
+            assert command.round == len(self.announced)
+            assert not self.state.admitted or self.state.phase is P.ENDED
+            assert not command.states or not self.state.members
         elif isinstance(command, ReduceExchange | Step):
             self.stepped = command.accepted
         elif isinstance(command, Commit):
             self.committing.append(before.round)
         elif isinstance(command, Announce):
-            assert command.accepted == self.stepped
-            assert {client for client, _ in command.accepted} <= command.drawn
             self.announced.append(command.round)
 
     def note_attempt(self, opened: OpenAttempt) -> None:
@@ -165,6 +176,11 @@ class AnyOrder(RuleBasedStateMachine):
         delivered = [client for client, _ in state.admitted]
         assert len(delivered) + len(state.out) + len(state.outstanding) == len(state.drawn)
         assert {*delivered, *state.out, *state.outstanding} == state.drawn
+
+    @invariant()
+    def the_population_is_not_exceeded(self) -> None:
+        state = self.state
+        assert not state.policy.population or len(state.members | state.drawn) <= state.policy.population
 
     @invariant()
     def only_a_collecting_run_has_work_out(self) -> None:
@@ -209,7 +225,7 @@ def expected_next(state: RoundState) -> Event:
         Phase.REDUCING: ExchangeReduced(),
         Phase.STEPPING: Stepped(),
         Phase.COMMITTING: Committed(),
-        Phase.EVALUATING: Evaluated(),
+        Phase.EVALUATING: Evaluated(min(state.awaited, default="server")),
         Phase.ENDED: Extended(state.rounds + 1),
     }[state.phase]
 

@@ -167,6 +167,15 @@ def test_the_policy_of_the_rounds():
     assert (given.quorum, given.min_clients) == (5, 9)
 
 
+def test_a_stop_rule_may_look_at_what_clients_find():
+    """Then the next round awaits them and not the server, and their evaluation must be on."""
+    stop = {"metric": "clients_accuracy_mean", "target": 0.5}
+    policy = config(stop=stop, evaluation={"clients_every": 2, "every": 0}).policy()
+    assert (policy.ask_clients_every, policy.await_clients, policy.await_evaluation) == (2, True, False)
+    with pytest.raises(InvalidInput, match=r"evaluation\.clients_every over 0"):
+        config(stop=stop)
+
+
 def test_a_configuration_cannot_be_changed():
     """What was checked stays what it is."""
     with pytest.raises(ValueError, match="frozen"):

@@ -14,6 +14,7 @@ from fl_server.sampling import (
     Draw,
     by_id,
     draw_bernoulli,
+    draw_evaluators,
     draw_fixed,
     initial_model_seed,
     ticket,
@@ -127,6 +128,15 @@ def test_a_rate_of_nothing_is_refused(rate: float) -> None:
     """A rate that can draw nobody is an error, not an endless loop."""
     with pytest.raises(ValueError, match="rate over 0"):
         draw_bernoulli(POOL, rate, Draw(1, 0, 0))
+
+
+def test_evaluators_are_a_draw_of_their_own() -> None:
+    """Size 0 is everybody; else each of ten clients is in 3/10 of 400 draws, and cohorts are no guide to them."""
+    assert draw_evaluators(POOL, 0, 1, 0) == POOL
+    draws = [draw_evaluators(reversed(POOL), 3, 1, t) for t in range(400)]
+    assert draws == [draw_evaluators(POOL, 3, 1, t) for t in range(400)]
+    assert chi_square([sum(client in draw for draw in draws) for client in POOL], 120) < 25
+    assert sum(draw == draw_fixed(POOL, 3, Draw(1, t, 0)) for t, draw in enumerate(draws)) < 20
 
 
 def test_training_seeds_differ_by_run_seed_round_and_client() -> None:

@@ -126,7 +126,7 @@ async def test_bytes_that_are_no_numbers_are_refused(bench, value, reason):
     receipt = await bench.send(*bench.changed(struct.pack("<f", value) + bench.data[4:]))
     assert (receipt.reason, receipt.detail) == (
         reason,
-        "tensor '0.weight': expected finite values, got a NaN or an infinity",
+        "delta, tensor '0.weight': expected finite values, got a NaN or an infinity",
     )
     assert bench.world.parts.spool.sweep() == []
 

@@ -140,7 +140,7 @@ def test_another_kind_of_payload_is_refused(work):
     update = client.update(assignment)
     update.header.payloads[0].kind = training_pb2.PAYLOAD_KIND_FULL_GRADIENT
     receipt = client.submit(update)
-    assert receipt.detail == "expected the payload DELTA alone, got PAYLOAD_KIND_FULL_GRADIENT"
+    assert receipt.detail == "expected the payloads DELTA, got FULL_GRADIENT"
 
 
 def test_bytes_of_another_digest_are_asked_for_once_more_and_then_refused(work):

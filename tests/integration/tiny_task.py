@@ -54,10 +54,14 @@ class Tiny(Classifier):
     """Which of three directions a point lies in.
 
     model: a key of MODELS. fails: "loss" or "metrics" raises. hold: while this file is there, a training step waits.
+    kept: examples of each shard that a device keeps from training. hold_evaluation: as hold, of an evaluation.
     """
 
-    def __init__(self, model: str = "plain", fails: str = "", hold: str = "") -> None:
-        self._make, self._fails, self._hold = MODELS[model], fails, Path(hold or "/nonexistent")
+    def __init__(
+        self, model: str = "plain", fails: str = "", hold: str = "", kept: int = 0, hold_evaluation: str = ""
+    ) -> None:
+        self._make, self._fails, self._kept = MODELS[model], fails, kept
+        self._hold, self._hold_evaluation = (Path(file or "/nonexistent") for file in (hold, hold_evaluation))
 
     def model(self) -> nn.Module:
         return self._make()
@@ -70,14 +74,16 @@ class Tiny(Classifier):
         return super().loss(output, target)
 
     def train_data(self, shard: Shard) -> Examples:
-        return shard.of(_points(0, TRAIN))
+        return shard.of(_points(0, TRAIN))[self._kept :]
 
     def eval_data(self, shard: Shard | None = None) -> Examples:
-        return _points(TRAIN, HELD_OUT) if shard is None else _points(TRAIN, 0)
+        return _points(TRAIN, HELD_OUT) if shard is None else shard.of(_points(0, TRAIN))[: self._kept]
 
     def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         if self._fails == "metrics":
             raise RuntimeError("the ruler is broken")
+        while self._hold_evaluation.exists():
+            time.sleep(0.005)
         return dict(super().metrics(output, target))
 
 

@@ -14,6 +14,7 @@ from tasks.models import (
     emnist_cnn,
     femnist_cnn,
     grey_cnn,
+    grey_cnn_small,
     lenet,
     tutorial_cnn,
 )
@@ -25,6 +26,7 @@ COLOUR, CROP, GREY, FACE = (3, 32, 32), (3, 24, 24), (1, 28, 28), (3, 84, 84)
 MODELS = [
     pytest.param(digits_cnn, (1, 8, 8), 10, 21_546, id="digits"),
     pytest.param(grey_cnn, GREY, 10, 80_202, id="grey"),
+    pytest.param(grey_cnn_small, GREY, 10, 18_378, id="grey, small"),
     pytest.param(lenet, COLOUR, 10, 797_962, id="lenet"),
     pytest.param(partial(lenet, 100), COLOUR, 100, 815_332, id="lenet, 100 classes"),
     pytest.param(tutorial_cnn, CROP, 10, 1_068_298, id="tutorial"),

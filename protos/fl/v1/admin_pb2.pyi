@@ -467,6 +467,41 @@ class ExportModelResponse(_message.Message):
     chunk: _tensor_pb2.Chunk
     def __init__(self, header: _Optional[_Union[ExportHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
+class ClientEvaluation(_message.Message):
+    __slots__ = ("client_id", "num_examples", "metrics", "reported")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    num_examples: int
+    metrics: _containers.ScalarMap[str, float]
+    reported: _timestamp_pb2.Timestamp
+    def __init__(self, client_id: _Optional[str] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., reported: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ListEvaluationsRequest(_message.Message):
+    __slots__ = ("run_id", "round")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round: int
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+
+class ListEvaluationsResponse(_message.Message):
+    __slots__ = ("round", "evaluations")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    round: RoundSummary
+    evaluations: _containers.RepeatedCompositeFieldContainer[ClientEvaluation]
+    def __init__(self, round: _Optional[_Union[RoundSummary, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[ClientEvaluation, _Mapping]]] = ...) -> None: ...
+
 class HistoryEntry(_message.Message):
     __slots__ = ("time", "actor", "event", "subject", "detail")
     TIME_FIELD_NUMBER: _ClassVar[int]

@@ -105,6 +105,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
                 _registered_method=True)
+        self.ListEvaluations = channel.unary_unary(
+                '/fl.v1.Admin/ListEvaluations',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsResponse.FromString,
+                _registered_method=True)
         self.ListHistory = channel.unary_unary(
                 '/fl.v1.Admin/ListHistory',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
@@ -214,6 +219,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvaluations(self, request, context):
+        """What each client said of a committed model, by its own held-out part.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListHistory(self, request, context):
         """Every state change: who, what, when, why.
         """
@@ -293,6 +305,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.SerializeToString,
+            ),
+            'ListEvaluations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvaluations,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsResponse.SerializeToString,
             ),
             'ListHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.ListHistory,
@@ -679,6 +696,33 @@ class Admin:
             '/fl.v1.Admin/ExportModel',
             protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvaluations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListEvaluations',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

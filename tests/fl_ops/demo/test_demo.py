@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from algorithms import build
-from benchmarks.in_process import InProcessRun, RunSettings
-from tasks import PartitionSpec, Shard, load_task, make_partition, training_labels
+from fl_ops.demo.settings import DemoSettings, Method
+from fl_ops.simulate.clients import deal
+from fl_ops.simulate.settings import parse_plan
+from fl_ops.simulate.simulation import Simulation
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 100
@@ -50,11 +51,13 @@ def accuracies(facts, algorithm):
 
 def in_process(name, facts):
     """Accuracies of the same run with no network."""
-    task = load_task("digits")
-    parts = make_partition(PartitionSpec("dirichlet", 2, 5, 0.1), training_labels(task))
-    shards = {f"client-{index}": task.train_data(Shard(part)) for index, part in enumerate(parts)}
-    settings = RunSettings(build(name, **facts["parameters"]), facts["learning_rate"], seed=5, rounds=2)
-    return InProcessRun(task, shards, settings).accuracies(task.eval_data())
+    settings = DemoSettings(clients=2, rounds=2, seed=5)
+    run = settings.run(Method(name, facts["learning_rate"], facts["parameters"], ""))
+    partition = {"method": "dirichlet", "alpha": 0.1}
+    plan = parse_plan({**run, "simulation": {"clients": 2, "names": "client-{index}", "partition": partition}})
+    dealt = deal(plan, 5)
+    with Simulation(dealt.config, dealt.clients) as simulation:
+        return [done.metrics["accuracy"] for done in simulation.rounds()]
 
 
 @pytest.mark.slow

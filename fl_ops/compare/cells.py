@@ -1,0 +1,102 @@
+"""One run of a comparison: what decides it, what came of it, and the file that keeps that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from fl_ops.files import Target, written_whole
+
+Stage = Literal["tuning", "final"]
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What tuning chooses: the local learning rate, and the method's parameters as the table gives them."""
+
+    learning_rate: float
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. settings: all that decides its numbers, the plain values of a file for `fl simulate`."""
+
+    label: str
+    split: str
+    stage: Stage
+    seed: int
+    settings: Mapping[str, Any]
+
+    @cached_property
+    def digest(self) -> str:
+        """The name of its file: a changed setting is another cell, a changed label or folder of data is not."""
+        text = json.dumps([_FORMAT, self.settings], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One round. Accuracy and losses are None where nothing was evaluated or trained; bytes are those of tensors."""
+
+    round: int
+    accepted: int
+    training_loss: float | None
+    accuracy: float | None
+    loss: float | None
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    model: str
+    """BLAKE3 of the model after it."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What a cell came to. diverged: the round whose numbers were not finite any more; those before it are kept."""
+
+    rounds: tuple[RoundRow, ...]
+    seconds: float
+    diverged: int | None = None
+    reason: str = ""
+    """Why the run ended."""
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Of every evaluation, in order."""
+        return [row.accuracy for row in self.rounds if row.accuracy is not None]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From what `asdict` made of it."""
+        return cls(**{**values, "rounds": tuple(RoundRow(**row) for row in values["rounds"])})
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """The files of finished cells. Several comparisons may use one folder, also at the same time."""
+
+    path: Path
+
+    def load(self, cell: Cell) -> CellResult | None:
+        """What is known of a cell; None: it has to be run."""
+        try:
+            values = json.loads(self._file(cell).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return CellResult.of(values["result"])
+
+    def save(self, cell: Cell, result: CellResult) -> None:
+        """Writes the cell's file beside its place and renames it there. Raises an OpsError for a full disk."""
+        values = {"label": cell.label, "split": cell.split, "stage": cell.stage, "settings": cell.settings}
+        with written_whole(Target(self._file(cell), replace=True)) as file:
+            file.write(json.dumps({**values, "result": asdict(result)}, indent=1).encode() + b"\n")
+
+    def _file(self, cell: Cell) -> Path:
+        return self.path / f"{cell.digest}.json"

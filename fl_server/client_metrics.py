@@ -1,0 +1,64 @@
+"""What many clients' evaluations of one model come to: one pure function, and how its metrics are told apart.
+
+Names that begin with "clients_" are the clients'; all others are the server's own evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fl_server.stop_rules import lower_is_better
+
+PREFIX = "clients_"
+EVALUATED = "clients_evaluated"
+"""How many clients answered; there as soon as their evaluation is over, also when nobody did."""
+
+ClientMetrics = tuple[int, Mapping[str, float]]
+"""(examples, means over them by the task's names) of one client."""
+
+
+def by_clients(metric: str) -> bool:
+    """Whether a metric comes from clients."""
+    return metric.startswith(PREFIX)
+
+
+def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
+    """Whether a round's metrics have the evaluation in which `metric` is looked for: the clients', or the server's."""
+    if by_clients(metric):
+        return EVALUATED in metrics
+    return not all(map(by_clients, metrics))
+
+
+def summary(evaluations: Sequence[ClientMetrics]) -> dict[str, float]:
+    """Mean, spread and worst decile over clients, for each metric that more than half of them have.
+
+    For a metric "accuracy" of n clients with values a_i over e_i examples:
+
+        clients_accuracy_mean           sum a_i / n: every client alike
+        clients_accuracy_std            sqrt(sum (a_i - mean)^2 / n), of the population
+        clients_accuracy_worst_decile   mean of the ceil(n / 10) worst a_i; of a loss or error the highest
+        clients_accuracy                sum e_i a_i / sum e_i: every example alike
+
+    and `clients_evaluated`, the number of clients. The order of the clients changes no bit. One client with names of
+    its own among many adds none.
+    """
+    names = {name for _, metrics in evaluations for name in metrics}
+    rows = {name: [(count, metrics[name]) for count, metrics in evaluations if name in metrics] for name in names}
+    result = {EVALUATED: float(len(evaluations))}
+    for name in sorted(names):
+        if 2 * len(rows[name]) > len(evaluations):
+            result.update(_of_one(name, rows[name]))
+    return result
+
+
+def _of_one(name: str, rows: Sequence[tuple[int, float]]) -> dict[str, float]:
+    values = [value for _, value in rows]
+    mean = math.fsum(values) / len(values)
+    worst = sorted(values, reverse=lower_is_better(name))[: math.ceil(len(values) / 10)]
+    return {
+        f"{PREFIX}{name}": math.fsum(count * value for count, value in rows) / sum(count for count, _ in rows),
+        f"{PREFIX}{name}_mean": mean,
+        f"{PREFIX}{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        f"{PREFIX}{name}_worst_decile": math.fsum(worst) / len(worst),
+    }

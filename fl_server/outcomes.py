@@ -1,0 +1,61 @@
+"""What became of updates, as their clients are told it once that is decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fl_server.store.base import UpdateRecord
+from protos.codec import digest_message
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+
+if TYPE_CHECKING:
+    from fl_server.run import Run
+
+
+def counted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
+    """What the client of an update is told that is part of a committed model."""
+    return Outcome(
+        key=ExchangeKey(run_id=update.run_id, round=update.round, exchange=update.exchange),
+        digest=digest_message(update.digest),
+        counted=True,
+        clip_factor=update.clip_factor,
+        state_epoch=state_epoch,
+    )
+
+
+def uncounted_outcome(key: ExchangeKey, reason: RefusalReason, state_epoch: int) -> Outcome:
+    """What a client is told whose update is not part of a committed model."""
+    return Outcome(key=key, counted=False, clip_factor=1.0, reason=reason, state_epoch=state_epoch)
+
+
+async def tell_outcomes(run: Run, round_: int) -> None:
+    """To everybody who was asked in any exchange of the round."""
+    store = run.parts.ledger.store
+    asked: dict[int, set[str]] = {}
+    for attempt in await run.parts.ledger.do(store.attempts, run.id, round_):
+        asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
+    for exchange, clients in asked.items():
+        key = ExchangeKey(run_id=run.id, round=round_, exchange=exchange)
+        outcomes = await outcomes_of(run, key)
+        for client in clients:
+            outcome = outcomes.get(client) or not_needed(run, key)
+            run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))
+
+
+async def outcomes_of(run: Run, key: ExchangeKey) -> dict[str, Outcome]:
+    """Of the updates that are part of a committed round's model, by client."""
+    store, epoch = run.parts.ledger.store, run.log.commits[key.round].state_epoch
+    fixed = set(await run.parts.ledger.do(store.accepted, run.id, key.round, key.exchange) or ())
+    updates = await run.parts.ledger.do(store.updates, run.id, key.round, key.exchange)
+    return {
+        update.client_id: counted_outcome(update, epoch)
+        for update in updates
+        if (update.client_id, update.digest) in fixed
+    }
+
+
+def not_needed(run: Run, key: ExchangeKey) -> Outcome:
+    """For who is not part of a committed round."""
+    epoch = run.log.commits[key.round].state_epoch
+    return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_NOT_NEEDED, epoch)

@@ -1,0 +1,162 @@
+"""A run, read back after a restart: its models, the round it was in, and evaluations that are missing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from fl_server import events as ev
+from fl_server.admission import file_digest
+from fl_server.client_metrics import PREFIX, has_evaluation
+from fl_server.evaluation import reason_to_stop
+from fl_server.recovery import recover_round
+from fl_server.round_committing import awaited_evaluations, clients_due, evaluation_due
+from fl_server.round_compute import accepted_updates, update_paths
+from fl_server.round_state import Phase
+from fl_server.round_work import let_go, start_deadline, start_evaluation
+from fl_server.run import Run
+from fl_server.spool import SpoolKey
+from fl_server.store.base import HistoryRecord, StoreError, UpdateRecord
+
+log = structlog.get_logger()
+
+_ENDED = ("completed", "stopped", "failed")
+
+
+async def read_back(run: Run) -> None:
+    """Go on where the ledger says; a run whose state cannot be read fails, and the others go on."""
+    store = run.parts.ledger.store
+    for commit in await run.parts.ledger.do(store.commits, run.id):
+        run.log.add(commit)
+    if run.record.state in _ENDED:
+        await _read_back_ended(run)
+        return
+    try:
+        await _load(run)
+    except StoreError as error:
+        log.error("run_not_readable", run=run.id, error=str(error))
+        run.begin()
+        run.fail(f"its state cannot be read: {error}")
+        return
+    run.begin()
+    if run.state.phase is Phase.COLLECTING:
+        run.round_began = (await run.parts.ledger.do(store.attempts, run.id, run.state.round))[0].opened_at
+        start_deadline(run)
+        run.post(ev.PickedUp())
+
+
+async def _read_back_ended(run: Run) -> None:
+    """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
+    done, ending = len(run.log.commits), (run.record.state, run.record.reason)
+    attempts = await run.parts.ledger.do(run.parts.ledger.store.attempts, run.id, done)
+    run.state = replace(
+        run.state,
+        round=done,
+        attempt=max((attempt.attempt for attempt in attempts), default=0),
+        goal=1 if attempts else 0,
+        phase=Phase.ENDED,
+        ending=ending,  # type: ignore[arg-type]
+    )
+    await let_go(run)
+    await run.client_evaluations.make_up()
+
+
+async def _load(run: Run) -> None:
+    """Tensors, the round under way, evaluations that are missing. Raises StoreError."""
+    store = run.parts.ledger.store
+    await _load_model(run)
+    await _sweep(run)
+    if run.behaviour.algorithm.keeps_client_state:
+        commits, epoch = run.log.commits.values(), run.record.state_epoch
+        await run.parts.ledger.do(run.client_states.read_back, store, commits, epoch)
+    members = frozenset(run.client_states.members) if run.state.policy.population else frozenset()
+    run.state = replace(
+        run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused", members=members
+    )
+    await _load_round(run)
+    await _make_up_evaluation(run)
+
+
+async def _load_model(run: Run) -> None:
+    """The newest checkpoint; the ledger must have as many commits, but for one."""
+    store = run.parts.ledger.store
+    commit = await run.model.load(run.record.state_epoch)
+    if commit is not None and commit.round not in run.log.commits:
+        # The crash came between the checkpoint and the ledger's line on it.
+        why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
+        await run.parts.ledger.do(store.commit, commit, why)
+        run.log.add(commit)
+    done = run.model.snapshot.round + 1
+    if done != len(run.log.commits):
+        raise StoreError(
+            f"the ledger has {len(run.log.commits)} committed rounds, the newest valid checkpoint is of round "
+            f"{done - 1}: restore the state directory from a backup"
+        )
+
+
+async def _sweep(run: Run) -> None:
+    """Remove what rounds that are committed have left in the spool."""
+    for leftover in await run.parts.in_io(run.parts.spool.sweep):
+        if leftover.key.run_id == run.id and leftover.key.round <= run.model.snapshot.round:
+            await run.parts.in_io(run.parts.spool.remove_round, run.id, leftover.key.round)
+
+
+async def _load_round(run: Run) -> None:
+    """The round under way, in the exchange that it had come to."""
+    store, fresh = run.parts.ledger.store, run.state
+    run.state = await run.parts.ledger.do(recover_round, store, run.id, fresh, partial(_is_whole, run))
+    if not await _sum_up_again(run):
+        why = f"round {fresh.round}: bytes of an earlier exchange are torn or gone"
+        entry = HistoryRecord(time.time(), "coordinator", "round_restarted", run.id, why)
+        await run.parts.ledger.do(store.restart_round, run.record, fresh.round, entry)
+        await run.model.prepare(0)
+        run.state = fresh
+    state = run.state
+    updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
+    run.refused = {update.client_id for update in updates if not update.admitted}
+    # Who was lost before the restart, or refused, is not waited for.
+    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.refused))
+
+
+async def _sum_up_again(run: Run) -> bool:
+    """Reduce the earlier exchanges, of which the one under way sends the result; False if their bytes are not there."""
+    store = run.parts.ledger.store
+    for exchange in range(run.state.exchange):
+        fixed = await run.parts.ledger.do(store.accepted, run.id, run.state.round, exchange)
+        updates = await accepted_updates(run, exchange, tuple(fixed or ()))
+        if not all([await run.parts.in_io(_is_whole, run, update) for update in updates]):
+            return False
+        await run.model.reduce(exchange, updates, update_paths(run, updates))
+    return True
+
+
+async def _make_up_evaluation(run: Run) -> None:
+    await run.client_evaluations.make_up()
+    latest, state = run.log.latest, run.state
+    if latest is None:
+        return
+    server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
+    clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
+    missing = {"server": server, "clients": clients}
+    awaited = frozenset(by for by in awaited_evaluations(state, latest.round) if missing[by])
+    if reason := reason_to_stop(run):
+        # The crash came between an evaluation and the end that it means.
+        run.state = replace(state, phase=Phase.EVALUATING)
+        run.post(ev.EndRequested("completed", reason))
+    elif awaited and state.phase is Phase.SELECTING:
+        run.state = replace(state, phase=Phase.EVALUATING, awaited=awaited)
+    if clients:
+        await run.client_evaluations.begin(latest.round)
+    if server:
+        await start_evaluation(run)
+
+
+def _is_whole(run: Run, update: UpdateRecord) -> bool:
+    key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
+    try:
+        return file_digest(run.parts.spool.path(key, update.digest)) == update.digest
+    except OSError:
+        return False

@@ -1,0 +1,113 @@
+"""What a round computes beside the event loop: the sums of an exchange, the server step, the commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fl_server import events as ev
+from fl_server.client_states import RoundUpdates
+from fl_server.engine import Diverged, StepNorms
+from fl_server.spool import SpoolKey
+from fl_server.store.base import CommitRecord, HistoryRecord, UpdateRecord
+
+if TYPE_CHECKING:
+    from fl_server.run import Run
+
+log = structlog.get_logger()
+
+
+async def reduce_exchange(run: Run, command: ev.ReduceExchange) -> None:
+    """Fix the accepted list, then sum up beside the loop."""
+    await _fix(run, command.accepted)
+    run.spawn(_compute_sums(run, command.accepted))
+
+
+async def _compute_sums(run: Run, accepted: ev.Accepted) -> None:
+    updates = await accepted_updates(run, run.state.exchange, accepted)
+    await run.model.reduce(run.state.exchange, updates, update_paths(run, updates))
+    run.post(ev.ExchangeReduced())
+
+
+async def step(run: Run, command: ev.Step) -> None:
+    """Fix the accepted list, then compute beside the loop."""
+    await _fix(run, command.accepted)
+    run.spawn(_compute_step(run, command.accepted))
+
+
+async def _fix(run: Run, accepted: ev.Accepted) -> None:
+    store, state = run.parts.ledger.store, run.state
+    await run.parts.ledger.insist(run.no_room, store.fix_accepted, run.id, state.round, state.exchange, accepted)
+
+
+async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
+    updates = await accepted_updates(run, run.state.exchange, accepted)
+    try:
+        norms = await run.model.step(updates, update_paths(run, updates))
+    except Diverged as error:
+        log.error("run_diverged", run=run.id, round=run.state.round, error=str(error))
+        run.fail(str(error))
+        return
+    _observe(run, norms, updates)
+    run.post(ev.Stepped())
+
+
+async def accepted_updates(run: Run, exchange: int, accepted: ev.Accepted) -> list[UpdateRecord]:
+    """The ledger's lines of the accepted updates of the round under way, in the order of id bytes."""
+    updates = await run.parts.ledger.do(run.parts.ledger.store.updates, run.id, run.state.round, exchange)
+    return [update for update in updates if (update.client_id, update.digest) in set(accepted)]
+
+
+def update_paths(run: Run, updates: Iterable[UpdateRecord]) -> list[Path]:
+    """Where the bytes of admitted updates lie."""
+    return [
+        run.parts.spool.path(SpoolKey(each.run_id, each.round, each.exchange, each.client_id), each.digest)
+        for each in updates
+    ]
+
+
+def _observe(run: Run, norms: StepNorms, updates: list[UpdateRecord]) -> None:
+    norm, metrics = run.parts.metrics.norm, run.parts.metrics
+    norm.labels(run.id, "update").set(sum(update.norm for update in updates) / len(updates))
+    norm.labels(run.id, "aggregate").set(norms.aggregate)
+    norm.labels(run.id, "direction").set(norms.direction)
+    metrics.cosine.labels(run.id).set(norms.cosine)
+
+
+async def commit(run: Run, command: ev.Commit) -> None:
+    """Write the new model beside the loop."""
+    del command
+    run.spawn(_write_commit(run))
+
+
+async def _write_commit(run: Run) -> None:
+    state, now = run.state, time.time()
+    updates = await accepted_updates(run, state.exchange, state.accepted)
+    losses = [update.training_loss for update in updates if update.training_loss is not None]
+    record = CommitRecord(
+        run_id=run.id,
+        round=state.round,
+        committed_at=now,
+        seconds=now - (run.round_began or now),
+        attempts=state.attempt + 1,
+        accepted=len(state.accepted),
+        dropped=len(state.drawn) - len(state.accepted),
+        training_loss=sum(losses) / len(losses) if losses else None,
+        bytes_down=run.log.bytes_down,
+        bytes_up=run.log.bytes_up,
+        model_digest="",
+        state_epoch=run.record.state_epoch,
+    )
+    why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
+    record = await run.model.commit(record, why, run.no_room)
+    run.waiting_for = ""
+    run.round_began = 0.0
+    run.forget_failures()
+    run.log.add(record)
+    if run.behaviour.algorithm.keeps_client_state:
+        run.client_states.count(RoundUpdates(record.state_epoch, updates))
+    run.post(ev.Committed())

@@ -1,0 +1,78 @@
+"""How the update of an exchange lies in its bytes: its payloads, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import algorithms as fl
+from protos.codec import Entry, Layout
+from protos.fl.v1.training_pb2 import PayloadKind
+
+
+def payload_kind(payload: fl.Payload) -> PayloadKind:
+    """The wire's name for a payload."""
+    return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadShape:
+    """One payload's place in an update."""
+
+    payload: fl.Payload
+    layout: Layout
+    """Offsets from the payload's own start, as its manifest has them."""
+    base: int
+    """Bytes of the update before it."""
+
+    @property
+    def kind(self) -> PayloadKind:
+        """On the wire."""
+        return payload_kind(self.payload)
+
+    @property
+    def placed(self) -> Layout:
+        """Offsets from the start of the update: what reads its file."""
+        entries = tuple(replace(entry, offset=entry.offset + self.base) for entry in self.layout.entries)
+        return Layout(entries, self.layout.size_bytes + self.base)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateShape:
+    """The payloads of an exchange, in the exchange's order."""
+
+    payloads: tuple[PayloadShape, ...]
+
+    @staticmethod
+    def of(payloads: Sequence[fl.Payload], model: Layout, trainable: Layout) -> UpdateShape:
+        """Deltas are laid out as the model, buffers included; every other payload as its trainable tensors alone."""
+        shapes: list[PayloadShape] = []
+        base = 0
+        for payload in payloads:
+            layout = model if payload == "delta" else trainable
+            shapes.append(PayloadShape(payload, layout, base))
+            base += layout.size_bytes
+        return UpdateShape(tuple(shapes))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole update."""
+        return sum(shape.layout.size_bytes for shape in self.payloads)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All tensors, with offsets from the start of the update."""
+        return tuple(entry for shape in self.payloads for entry in shape.placed.entries)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a delta is among them."""
+        return any(shape.payload == "delta" for shape in self.payloads)
+
+    def layout_of(self, payload: fl.Payload) -> Layout:
+        """Where a payload's tensors lie in the update. Raises KeyError if it is not among them."""
+        for shape in self.payloads:
+            if shape.payload == payload:
+                return shape.placed
+        raise KeyError(f"expected one of {[shape.payload for shape in self.payloads]}, got {payload}")

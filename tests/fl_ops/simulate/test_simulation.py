@@ -1,0 +1,149 @@
+"""A run in one process: what its rounds say, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+MODEL_BYTES = (4 * 3 + 3) * 4
+
+
+def digests(simulated, **sections):
+    """Of the model after each round."""
+    with simulated(**sections) as simulation:
+        return [done.digest for done in simulation.rounds()]
+
+
+def test_a_seed_decides_everything(simulated):
+    """The same seed gives the same models again; another seed gives others."""
+    first = digests(simulated, seed=5)
+    assert len(set(first)) == 3
+    assert (first == digests(simulated, seed=5), first == digests(simulated, seed=6)) == (True, False)
+
+
+def test_a_round_says_who_and_how_well(simulated):
+    """Two of four clients by id, the metrics of the evaluation, and the loss of training."""
+    with simulated(evaluation={"every": 2}) as simulation:
+        rounds = list(simulation.rounds())
+    assert [done.accepted == tuple(sorted(done.accepted)) and len(done.accepted) for done in rounds] == [2, 2, 2]
+    assert [sorted(done.metrics) for done in rounds] == [[], ["accuracy", "loss"], ["accuracy", "loss"]]
+    assert all(0 < done.training_loss < 2 for done in rounds)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "down", "up"),
+    [
+        pytest.param("fedavg", 1, 1, id="model-down-delta-up"),
+        pytest.param("fedcm", 2, 1, id="direction-beside-the-model"),
+        pytest.param("mimelite", 2, 2, id="two-payloads"),
+        pytest.param("mime", 2, 2, id="two-exchanges-one-model"),
+    ],
+)
+def test_bytes_are_those_of_the_wire(simulated, algorithm, down, up):
+    """A model of 15 float32 is 60 bytes; in two exchanges it is fetched once, as a daemon does."""
+    with simulated(algorithm={"name": algorithm}) as simulation:
+        last = list(simulation.rounds())[-1]
+    assert (last.bytes_down, last.bytes_up) == (2 * down * MODEL_BYTES, 2 * up * MODEL_BYTES)
+
+
+def test_clients_evaluate_on_their_own_part(simulated):
+    """Every second round and after the last all four say how well the model does on their held-out part."""
+    sections = {"task": {"options": {"part": 0.25}}, "evaluation": {"every": 0, "clients_every": 2}}
+    with simulated(**sections) as simulation:
+        rounds = list(simulation.rounds())
+    assert [done.metrics.get("clients_evaluated") for done in rounds] == [None, 4.0, 4.0]
+    assert 0 <= rounds[1].metrics["clients_accuracy_worst_decile"] <= rounds[1].metrics["clients_accuracy_mean"] <= 1
+
+
+def test_the_clients_word_can_end_a_run(simulated):
+    """A target for a metric of the clients is looked at in their evaluations."""
+    stop = {"metric": "clients_accuracy", "target": 0.01}
+    sections = {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}
+    with simulated(**sections, stop=stop) as simulation:
+        assert len(list(simulation.rounds())) == 1
+        assert "clients_accuracy reached" in simulation.ending[1]
+
+
+def test_it_ends_by_its_rounds(simulated):
+    """The ending says so, and the last round's model is at hand by its state_dict names."""
+    with simulated() as simulation:
+        assert simulation.ending is None
+        list(simulation.rounds())
+        assert simulation.ending == ("completed", "3 rounds are done")
+        assert {name: tuple(tensor.shape) for name, tensor in simulation.model().items()} == {
+            "weight": (3, 4),
+            "bias": (3,),
+        }
+
+
+def test_it_ends_at_its_target(simulated):
+    """A target that the first evaluation reaches ends the run after that round, as the coordinator would."""
+    with simulated(stop={"rounds": 3, "metric": "accuracy", "target": 0.01}) as simulation:
+        assert len(list(simulation.rounds())) == 1
+        assert simulation.ending[0] == "completed"
+        assert "accuracy reached" in simulation.ending[1]
+
+
+def test_it_ends_when_its_time_is_over(simulated):
+    """A limit of nearly no time ends the run before its first round."""
+    with simulated(stop={"wall_time_s": 1e-9}) as simulation:
+        assert list(simulation.rounds()) == []
+        assert simulation.ending == ("completed", "its 1e-09 s are over")
+
+
+def test_a_diverging_aggregate_leaves_the_last_good_model(simulated):
+    """Finite updates whose sum is not fail the run; the model before it stays."""
+    with simulated(local={"learning_rate": 1e38}) as simulation:
+        first = simulation.federation.digest
+        assert list(simulation.rounds()) == []
+        assert (simulation.ending[0], simulation.federation.digest) == ("failed", first)
+        assert "not finite" in simulation.ending[1]
+        assert all(torch.isfinite(tensor).all() for tensor in simulation.model().values())
+
+
+def test_clients_that_diverge_fail_the_run(simulated):
+    """Where no client can deliver a finite update nobody is left to draw: the run fails with the last one's words."""
+    with simulated(local={"learning_rate": 3e38, "weight_decay": 10.0}) as simulation:
+        list(simulation.rounds())
+        assert simulation.ending[0] == "failed"
+        assert "expected a finite" in simulation.ending[1]
+
+
+def test_updates_over_the_limit_are_refused(simulated):
+    """All refused: the run fails with the coordinator's words."""
+    with simulated(round={"max_update_norm": 1e-9}) as simulation:
+        assert list(simulation.rounds()) == []
+        assert "expected an update of norm 1e-09 at most" in simulation.ending[1]
+
+
+def test_too_few_clients(simulated):
+    """A run that would wait for more clients for ever fails at once."""
+    with simulated(round={"clients_per_round": 5}) as simulation:
+        assert list(simulation.rounds()) == []
+        assert simulation.ending == ("failed", "expected 5 clients or more, there are 4")
+
+
+def test_over_selection_takes_the_first_arrivals(simulated):
+    """Of three drawn two count and the third does not work; who is first is random, not the lowest id."""
+    goal = {"close": "goal", "over_selection": 1.5}
+    with simulated(round=goal, stop={"rounds": 20}) as simulation:
+        rounds = list(simulation.rounds())
+    assert {done.dropped for done in rounds} == {1}
+    assert {done.bytes_up for done in rounds} == {2 * MODEL_BYTES}
+    assert any("c3" in done.accepted for done in rounds)
+
+
+def test_bernoulli_cohorts(simulated):
+    """Cohorts of different sizes, none empty."""
+    with simulated(round={"sampling": "bernoulli", "rate": 0.5}, stop={"rounds": 12}) as simulation:
+        sizes = [len(done.accepted) for done in simulation.rounds()]
+    assert min(sizes) >= 1
+    assert len(set(sizes)) > 1
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+def test_the_population_is_known(simulated, algorithm):
+    """Methods that need N get it from [simulation]; the file need not say it."""
+    with simulated(algorithm={"name": algorithm}) as simulation:
+        assert len(list(simulation.rounds())) == 3
+        assert simulation.config.population == 4

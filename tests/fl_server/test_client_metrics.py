@@ -1,0 +1,78 @@
+"""What many clients' evaluations come to, with numbers worked by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from fl_server.client_metrics import has_evaluation, summary
+
+
+def test_four_clients() -> None:
+    """Accuracies 0.2, 0.4, 0.6, 0.8 over 10, 20, 30, 40 examples.
+
+    Mean 2.0 / 4 = 0.5. Squares of the deviations 0.09 + 0.01 + 0.01 + 0.09 = 0.2; / 4 = 0.05, root 0.2236068. Worst
+    decile: ceil(0.4) = 1 client, 0.2. Over examples (2 + 8 + 18 + 32) / 100 = 0.6.
+    """
+    found = summary(
+        [(10, {"accuracy": 0.2}), (20, {"accuracy": 0.4}), (30, {"accuracy": 0.6}), (40, {"accuracy": 0.8})]
+    )
+    assert found == pytest.approx(
+        {
+            "clients_evaluated": 4,
+            "clients_accuracy_mean": 0.5,
+            "clients_accuracy_std": math.sqrt(0.05),
+            "clients_accuracy_worst_decile": 0.2,
+            "clients_accuracy": 0.6,
+        }
+    )
+
+
+def test_the_worst_decile_of_eleven_clients_is_two() -> None:
+    """Values 0 to 10: ceil(1.1) = 2; of an accuracy the lowest, (0 + 1) / 2; of a loss the highest, (10 + 9) / 2."""
+    found = summary([(1, {"accuracy": float(n), "loss": float(n)}) for n in range(11)])
+    assert (found["clients_accuracy_worst_decile"], found["clients_loss_worst_decile"]) == (0.5, 9.5)
+
+
+def test_one_client_is_mean_and_worst() -> None:
+    """Without a spread."""
+    found = summary([(7, {"loss": 0.25})])
+    assert found == {
+        "clients_evaluated": 1, "clients_loss_mean": 0.25, "clients_loss_std": 0, "clients_loss_worst_decile": 0.25,
+        "clients_loss": 0.25,
+    }  # fmt: skip
+
+
+def test_nobody_answered() -> None:
+    """It is over all the same, and says so."""
+    assert summary([]) == {"clients_evaluated": 0}
+
+
+def test_the_order_of_the_clients_changes_no_bit() -> None:
+    """0.1, 0.2, 0.3 and 1e-17 sum up differently in floating point when added one by one."""
+    values = [(3, {"f1": value}) for value in (0.1, 0.2, 0.3, 1e-17)]
+    assert all(summary(order) == summary(values) for order in itertools.permutations(values))
+
+
+def test_one_clients_own_names_count_for_nothing() -> None:
+    """Of three clients two have a metric in common; what only one has is left out, and what it lacks is not zero."""
+    found = summary([(1, {"accuracy": 0.5}), (1, {"accuracy": 0.7}), (1, {"mine": 1.0})])
+    assert found["clients_accuracy_mean"] == pytest.approx(0.6)
+    assert not any("mine" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "server", "clients"),
+    [
+        ({}, False, False),
+        ({"accuracy": 0.5}, True, False),
+        ({"clients_evaluated": 0.0}, False, True),
+        ({"accuracy": 0.5, "clients_evaluated": 2.0}, True, True),
+    ],
+)
+def test_whose_evaluation_is_there(metrics: dict[str, float], server: bool, clients: bool) -> None:
+    """A metric of the server's is looked for in the server's evaluation, one of the clients' in theirs."""
+    assert has_evaluation(metrics, "accuracy") is server
+    assert has_evaluation(metrics, "clients_accuracy_mean") is clients

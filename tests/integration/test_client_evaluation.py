@@ -1,0 +1,98 @@
+"""Evaluation on clients over loopback: real daemons, killed ones, and a killed coordinator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import Coordinator, Daemon, Fleet
+from tests.integration.processes import Place, command, eventually
+
+KEPT = 16
+
+
+class EvaluatingFleet(Fleet):
+    """Daemons that keep a part of their shard for evaluation, and can be held in mid-evaluation."""
+
+    def daemon(self, index: int, size: int) -> Daemon:
+        """A daemon that is not started yet."""
+        shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
+        options = {"kept": KEPT, "hold_evaluation": str(self.ruler(index))}
+        return Daemon(self.place, self.server, f"edge-{index}", shard=shard, options=options)
+
+    def ruler(self, index: int) -> Path:
+        """While this file is there, the daemon's evaluation waits."""
+        return self.place.folder / f"edge-{index}.ruler"
+
+
+@pytest.fixture
+def fleet(place: Place) -> EvaluatingFleet:
+    """A coordinator and three daemons that can evaluate; a lost one is given up after 0.5 s."""
+    return EvaluatingFleet(place, 3, limits={"reattach_grace_s": 0.5})
+
+
+def asking(server: Coordinator, name: str, every: int = 1, **sections: object) -> str:
+    """A run that asks all clients about every so many rounds."""
+    return server.create(name, evaluation={"clients_every": every}, **sections)
+
+
+def test_every_clients_word_is_kept_and_summed_up(fleet, tmp_path):
+    """Three daemons, two trained in a round: all three answer about every second, and `fl run evaluations` lists them.
+
+    No round waits for another's answers, and two are evaluated at a time at most: here there are no more.
+    """
+    run = asking(fleet.server, "asked", every=2)
+    fleet.server.completed(run)
+    assert ["clients_evaluated" in summary.metrics for summary in fleet.server.rounds(run)] == [False, True] * 2
+    for summary in fleet.server.rounds(run)[1::2]:
+        assert summary.metrics["clients_evaluated"] == 3
+        assert 0 <= summary.metrics["clients_accuracy_worst_decile"] <= summary.metrics["clients_accuracy_mean"] <= 1
+        assert "accuracy" in summary.metrics
+    address = str(fleet.server.settings["admin_listen"])
+    result = command("run", "evaluations", run, "--json", "--insecure", "--server", address, folder=tmp_path)
+    answer = json.loads(result.stdout)
+    assert answer["round"]["round"] == 3
+    assert [(row["client_id"], row["num_examples"]) for row in answer["evaluations"]] == [
+        (f"edge-{index}", str(KEPT)) for index in range(3)
+    ]
+    accuracies = [row["metrics"]["accuracy"] for row in answer["evaluations"]]
+    assert answer["round"]["metrics"]["clients_accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
+
+
+def test_a_daemon_killed_in_mid_evaluation_is_not_waited_for(fleet):
+    """SIGKILL while it evaluates: the others' numbers stand long before the deadline, and the run completes."""
+    fleet.ruler(1).touch()
+    run = asking(fleet.server, "killed-daemon", stop={"rounds": 1})
+    eventually(lambda: evaluations(fleet.server, run) == ["edge-0", "edge-2"], "the others have answered")
+    fleet["edge-1"].kill()
+    fleet.server.completed(run)
+    assert fleet.server.rounds(run)[0].metrics["clients_evaluated"] == 2
+
+
+def test_a_coordinator_killed_between_the_commit_and_the_answers(place):
+    """SIGKILL when one of three has answered: the restart asks the other two only, and has all three numbers."""
+    fleet = EvaluatingFleet(place, 3)
+    for index in (1, 2):
+        fleet.ruler(index).touch()
+    run = asking(fleet.server, "killed-server", stop={"rounds": 1})
+    eventually(lambda: evaluations(fleet.server, run) == ["edge-0"], "one has answered")
+    fleet.server.kill()
+    fleet.server.serve()
+    for index in (1, 2):
+        fleet.ruler(index).unlink()
+    fleet.server.completed(run)
+    metrics = fleet.server.rounds(run)[0].metrics
+    assert metrics["clients_evaluated"] == 3
+    assert "accuracy" in metrics
+    assert evaluations(fleet.server, run) == ["edge-0", "edge-1", "edge-2"]
+    assert len(fleet["edge-0"].events("evaluated", run=run)) == 1
+
+
+def evaluations(server: Coordinator, run: str) -> list[str]:
+    """Whose answers about the run's newest model are there; nobody's before the first commit."""
+    if not server.rounds(run):
+        return []
+    with server.admin() as admin:
+        return [row.client_id for row in admin.list_evaluations(run, 0).evaluations]
