@@ -56,6 +56,7 @@ baseline: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.round_overhead
+	$(BIN)/python -m benchmarks.local_step
 
 clean:
 	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
