@@ -51,10 +51,11 @@ def test_bfloat16_learns_nearly_the_same(digits):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedcm", "feddyn", "mofedsam"])
 def test_channels_last_gives_the_same_update(digits, method):
-    """To rounding, which SAM's point makes larger, for rules with each kind of constant, which come in plain order."""
-    plain, update = (trained(digits, method, memory_format=order)[1] for order in ("contiguous", "channels_last"))
-    for name, delta in plain.payloads["delta"].items():
-        torch.testing.assert_close(update.payloads["delta"][name], delta, rtol=1e-3, atol=1e-4)
+    """To rounding, which sixty steps make larger, for rules with each kind of constant; they come in plain order."""
+    plain, other = (
+        trained(digits, method, memory_format=order)[1].payloads["delta"] for order in ("contiguous", "channels_last")
+    )
+    assert fl.tree.norm(fl.tree.subtract(other, plain)) < 1e-4 * fl.tree.norm(plain)
 
 
 def test_channels_last_reaches_inputs_and_weights():
