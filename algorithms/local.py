@@ -108,11 +108,7 @@ class _Step:
         return loss
 
     def _move(self, g: Tensors) -> None:
-<<<<<<< HEAD
-        """y <- y - eta_l * d, part by part and without d: fewer passes; a neutral part costs and changes nothing."""
-=======
         """y <- y - eta_l * d, part by part, which takes fewer passes; a neutral part costs and changes nothing."""
->>>>>>> localstep
         rate, rule = self._settings.learning_rate, self._rule
         if self._anchor is not None:
             tree.lerp_(self._y, self._anchor, rate * rule.mu)

@@ -74,8 +74,11 @@ def _begin() -> None:
     """In a new worker: one thread, no Ctrl-C of its own, and no life without the comparison."""
     import torch
 
+    from fl_client.allocator import keep_freed_memory
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_freed_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

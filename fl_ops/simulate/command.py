@@ -48,8 +48,10 @@ def simulate(
     1 when a model is not the ledger's.
     """
     # Here and not above: torch takes seconds, for which no other command waits.
+    from fl_client.allocator import keep_freed_memory
     from fl_ops.simulate import again, shown
 
+    keep_freed_memory()
     console = Console(stderr=context.as_json, highlight=False)
     if replay is not None:
         if seeds is not None or out is not None or state_dir is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
+from fl_client.allocator import keep_freed_memory
 from fl_ops.errors import Misused, OpsError, Refused
 from fl_ops.simulate.clients import deal
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
@@ -147,6 +148,7 @@ class _Children:
 def _child(job: Job, connection: Connection) -> None:
     with suppress(KeyboardInterrupt, BrokenPipeError), interruptible():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        keep_freed_memory()
         try:
             simulate(job, connection.send)
         except OpsError as error:
