@@ -27,7 +27,7 @@ from fl_server.parts import Parts
 from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.lock import lock_directory
-from fl_server.store.sql import LEDGER, open_sqlite
+from fl_server.store.sql import open_ledger
 from fl_server.tls import server_credentials
 from fl_server.uploads import Uploads
 from protos.fl.v1 import admin_pb2_grpc
@@ -59,7 +59,8 @@ class Server:
         self._open.callback(lock_directory(state).release)
         torch.set_num_threads(config.threads)
         metrics = Metrics(CollectorRegistry())
-        ledger = Ledger(open_sqlite(state / LEDGER, config.durability))
+        url = None if config.ledger is None else config.ledger.get_secret_value()
+        ledger = Ledger(open_ledger(url, state, config.durability))
         self._open.callback(ledger.close)
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         io = ThreadPoolExecutor(4, thread_name_prefix="io")

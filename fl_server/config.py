@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from protos.settings import Address, Section, is_loopback, split_address
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
+
+_MAY_BE_EMPTY = ("ledger", "metrics_listen")
+
+
+def _postgres_url(url: SecretStr) -> SecretStr:
+    scheme, separator, _ = url.get_secret_value().partition("://")
+    if not separator or scheme not in {"postgresql", "postgresql+psycopg"}:
+        raise ValueError(
+            "expected a URL such as postgresql://user@host:5432/database, got something that does not begin like "
+            "that; leave it out for SQLite in state_dir"
+        )
+    return url
+
+
+LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
+"""A URL that no message, log or repr shows: it may have a password."""
 
 
 class TlsConfig(Section):
@@ -42,6 +58,9 @@ class ServerConfig(Section):
 
     state_dir: Path
     """Ledger, checkpoints and spool; one coordinator at a time."""
+    ledger: LedgerUrl | None = None
+    """URL of a PostgreSQL database, postgresql://user@host/database, that has the ledger in place of a SQLite file in
+    `state_dir`. A password is better in PGPASSWORD or ~/.pgpass than here."""
     listen: Address = "127.0.0.1:7070"
     """For clients. Port 0: any free one; the log says which."""
     admin_listen: Address = "127.0.0.1:7071"
@@ -65,9 +84,9 @@ class ServerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _empty_is_none(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("metrics_listen") == "":
-            return {**values, "metrics_listen": None}
-        return values
+        if not isinstance(values, dict):
+            return values
+        return {key: None if key in _MAY_BE_EMPTY and value == "" else value for key, value in values.items()}
 
     @model_validator(mode="after")
     def _plain_text_by_name(self) -> Self:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
 from torch import nn
+
+from tests import postgres_server
+from tests.postgres_server import PostgresServer
 
 # Results are promised for a fixed number of threads, and test workers would fight for the cores.
 torch.set_num_threads(1)
@@ -21,3 +26,10 @@ def tiny_model() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for all tests of a worker. Skips where none is installed."""
+    with postgres_server.running() as server:
+        yield server

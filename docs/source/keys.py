@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -28,6 +28,7 @@ _WORDS = {
     float: "number",
     bool: "true or false",
     Path: "path",
+    SecretStr: "text",
     dict: "table",
     list: "list",
 }

@@ -25,14 +25,15 @@ class Replayed:
     """Which run is done again, and where its clients stand."""
 
     run_id: str
-    state_dir: Path
+    ledger: Path | str
+    """The coordinator's state directory, or the URL of its ledger."""
     config: Path
     client_configs: Path | None
 
 
 def replay(asked: Replayed, console: Console) -> dict[str, Any]:
     """Do a run again, a line for each round; what it came to. Raises OpsError."""
-    ledger = open_ledger(asked.state_dir)
+    ledger = open_ledger(asked.ledger)
     try:
         plan = read_plan(asked.config)
         with in_words():

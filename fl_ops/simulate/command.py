@@ -36,6 +36,10 @@ def simulate(
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of --replay: the coordinator's state directory; only read.")
     ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of --replay: of a ledger in PostgreSQL, in place of --state-dir; only read."),
+    ] = None,
     client_configs: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Of --replay: the daemons' TOML files, in place of \\[simulation]."),
@@ -54,13 +58,14 @@ def simulate(
     keep_freed_memory()
     console = Console(stderr=context.as_json, highlight=False)
     if replay is not None:
-        if seeds is not None or out is not None or state_dir is None:
-            raise Misused("--replay RUN goes with --state-dir DIR, and with neither --seeds nor --out")
-        facts = again.replay(again.Replayed(replay, state_dir, config, client_configs), console)
+        place = ledger if state_dir is None else state_dir
+        if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
+            raise Misused("--replay RUN goes with --state-dir DIR or --ledger URL, and with neither --seeds nor --out")
+        facts = again.replay(again.Replayed(replay, place, config, client_configs), console)
         output.show(facts, again.verdict(facts), context.as_json)
         raise typer.Exit(Exit.OK if facts["same"] else Exit.REFUSED)
-    if state_dir is not None or client_configs is not None:
-        raise Misused("--state-dir and --client-configs belong to --replay RUN")
+    if any(option is not None for option in (state_dir, ledger, client_configs)):
+        raise Misused("--state-dir, --ledger and --client-configs belong to --replay RUN")
     results = shown.simulate(_jobs(config, seeds, out), processes, console)
     facts = {"seeds": [result.as_json() for result in results]}
     output.show(facts, shown.table(results), context.as_json)

@@ -18,7 +18,7 @@ from fl_server.assignments import Place
 from fl_server.engine import Diverged
 from fl_server.run_config import RunConfig, from_values
 from fl_server.store.base import CommitRecord, RunRecord, Store, StoreError
-from fl_server.store.sql import LEDGER, open_read_only
+from fl_server.store.sql import LEDGER, look_at_postgres, open_read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,14 @@ class ReplayedRound:
         return self.expected == self.digest
 
 
-def open_ledger(state_dir: Path) -> Store:
-    """The ledger of a coordinator, which may be running. Raises Misused."""
+def open_ledger(place: Path | str) -> Store:
+    """The ledger of a coordinator, which may be running: in its state directory, or at a URL. Raises Misused."""
+    in_directory = isinstance(place, Path)
     try:
-        return open_read_only(state_dir / LEDGER)
+        return open_read_only(place / LEDGER) if isinstance(place, Path) else look_at_postgres(place)
     except StoreError as error:
-        raise Misused(f"--state-dir: {error}") from error
+        hint = "; one in PostgreSQL is named by --ledger URL" if in_directory else ""
+        raise Misused(f"{'--state-dir' if in_directory else '--ledger'}: {error}{hint}") from error
 
 
 def find_run(ledger: Store, run_id: str) -> RunRecord:

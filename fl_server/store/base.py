@@ -151,6 +151,13 @@ class StoreFull(StoreError):
     """No room, or no right to write. What was stored before stays valid."""
 
 
+class StoreAway(StoreFull):
+    """The database cannot be reached, or another coordinator has it: as with a full disk, trying again may help.
+
+    A connection that is lost while a transaction ends leaves open whether it was kept: writing the same again is right.
+    """
+
+
 class Store(Protocol):
     """The ledger. Every method that changes something takes the history line that explains it."""
 
@@ -178,7 +185,7 @@ class Store(Protocol):
 
     # the round under way
     def open_attempt(self, attempt: AttemptRecord) -> None:
-        """Write a cohort down. The same (run, round, exchange, attempt) twice is a StoreError."""
+        """Write a cohort down. Another one for the same (run, round, exchange, attempt) is a StoreError."""
         ...
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:

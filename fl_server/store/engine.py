@@ -1,6 +1,6 @@
 """How the ledger's database is opened, brought to the schema of this version, and what its errors mean.
 
-All that is particular to SQLite stands in `sqlite_engine`; the rest is the same for every backend.
+All that is particular to SQLite stands in `sqlite_engine`, to PostgreSQL in `postgres`; the rest is the same for both.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from fl_server.store.base import StoreError, StoreFull
+from fl_server.store.base import StoreAway, StoreError, StoreFull
 from fl_server.store.files import disk_errors, fsync_path
+from fl_server.store.postgres import is_away, postgres_engine
 
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
 _SQLITE_FULL_EXTENDED = frozenset({sqlite3.SQLITE_IOERR_WRITE})
@@ -58,13 +59,12 @@ def sqlite_engine(path: Path | str) -> Engine:
 
 
 def engine_for(url_or_engine: str | Engine) -> Engine:
-    """The engine for a database URL; SQLite URLs get `sqlite_engine`."""
+    """The engine for a URL of SQLite or PostgreSQL. Raises StoreError for one of another database."""
     if isinstance(url_or_engine, Engine):
         return url_or_engine
-    url = make_url(url_or_engine)
-    if url.get_backend_name() == "sqlite":
-        return sqlite_engine(url.database or ":memory:")
-    return create_engine(url)
+    if url_or_engine.startswith("sqlite:"):
+        return sqlite_engine(make_url(url_or_engine).database or ":memory:")
+    return postgres_engine(url_or_engine)
 
 
 def prepare_file(path: Path) -> None:
@@ -87,15 +87,16 @@ def migrate(connection: Connection) -> None:
     known = {script.revision for script in scripts.walk_revisions()}
     found = MigrationContext.configure(connection).get_current_heads()
     database = connection.engine.url.database
+    elsewhere = "state directory" if connection.dialect.name == "sqlite" else "database"
     if unknown := sorted(set(found) - known):
         raise StoreError(
             f"the ledger {database} has schema version {', '.join(unknown)}; this program knows versions up to "
-            f"{scripts.get_current_head()}: start the newer program that wrote it, or name another state directory"
+            f"{scripts.get_current_head()}: start the newer program that wrote it, or name another {elsewhere}"
         )
     if not found and (tables := inspect(connection).get_table_names()):
         raise StoreError(
             f"the database {database} is not a ledger: it has tables ({', '.join(sorted(tables)[:5])}) but no schema "
-            "version: name another state directory"
+            f"version: name another {elsewhere}"
         )
     if set(found) != set(scripts.get_heads()):
         command.upgrade(config, "head")
@@ -109,21 +110,31 @@ def _is_full(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) in _SQLSTATE_FULL
 
 
+def _said(error: DBAPIError) -> str:
+    """The database's own words on one line; never the statement with its values."""
+    return " ".join(str(error.orig).split())
+
+
 @contextmanager
 def database_errors(doing: str) -> Iterator[None]:
-    """Turn the database library's errors into StoreFull or StoreError, keeping the cause.
+    """Turn the database library's errors into StoreFull, StoreAway or StoreError, keeping the cause.
 
     `doing` completes "could not ...".
     """
     try:
         yield
     except IntegrityError as error:
-        raise StoreError(f"could not {doing}: it is there already, or its run is unknown ({error.orig})") from error
+        raise StoreError(f"could not {doing}: it is there already, or its run is unknown ({_said(error)})") from error
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull(
-                f"could not {doing}: {error.orig}; make room or give the right to write, what was stored stays valid"
+                f"could not {doing}: {_said(error)}; make room or give the right to write, what was stored stays valid"
             ) from error
-        raise StoreError(f"could not {doing}: {error.orig}") from error
+        if is_away(error):
+            raise StoreAway(
+                f"could not {doing}: {_said(error)}; see that PostgreSQL runs where `ledger` says and lets this user "
+                "in, what was stored stays valid"
+            ) from error
+        raise StoreError(f"could not {doing}: {_said(error)}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"could not {doing}: {error}") from error

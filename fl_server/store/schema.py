@@ -61,6 +61,18 @@ class Measured(TypeDecorator[float]):
         return None if value is None or math.isnan(value) else value
 
 
+class Words(TypeDecorator[str]):
+    """Text that others sent: PostgreSQL takes no NUL, so U+FFFD stands in its place, on every backend."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """NUL -> U+FFFD."""
+        del dialect
+        return None if value is None else value.replace("\0", "\ufffd")
+
+
 def _run_id() -> Column[str]:
     return Column("run_id", String(64), ForeignKey("runs.run_id"), primary_key=True)
 
@@ -70,7 +82,7 @@ def _number(name: str, *, primary: bool = False) -> Column[int]:
 
 
 def _text(name: str) -> Column[str]:
-    return Column(name, Text, nullable=False)
+    return Column(name, Words, nullable=False)
 
 
 identity = Table("identity", metadata, Column("coordinator_id", String(64), primary_key=True))

@@ -24,6 +24,7 @@ from fl_server.store.base import (
 )
 from fl_server.store.engine import database_errors, engine_for, migrate, prepare_file
 from fl_server.store.files import Durability
+from fl_server.store.postgres import postgres_engine
 
 LEDGER = "ledger.sqlite"
 """The ledger's file in a state directory."""
@@ -39,6 +40,14 @@ def open_sqlite(path: Path | str, durability: Durability = "process") -> SqlStor
     return SqlStore(f"sqlite:///{path}", durability)
 
 
+def look_at_postgres(url: str) -> SqlStore:
+    """A ledger in PostgreSQL to look at while a coordinator may be writing it; what would change it is a StoreFull.
+
+    Raises StoreError where there is none, or one of an older or newer schema.
+    """
+    return SqlStore(postgres_engine(url, read_only=True))
+
+
 def open_read_only(path: Path | str) -> SqlStore:
     """A ledger to look at while a coordinator may be writing it; what would change it is a StoreFull.
 
@@ -47,6 +56,22 @@ def open_read_only(path: Path | str) -> SqlStore:
     if not Path(path).is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
     return SqlStore(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"))
+
+
+def open_ledger(url: str | None, state_dir: Path, durability: Durability = "process") -> SqlStore:
+    """The ledger at a PostgreSQL URL, or without one the SQLite file in the state directory.
+
+    Raises StoreAway while another coordinator has it or it cannot be reached, StoreError where the directory has a
+    ledger of its own: its checkpoints belong to that one.
+    """
+    if url is None:
+        return open_sqlite(state_dir / LEDGER, durability)
+    if (state_dir / LEDGER).exists():
+        raise StoreError(
+            f"{state_dir} has a ledger of its own, {LEDGER}, and `ledger` names another: its checkpoints go with its "
+            "own, so leave the setting out, or name a new state directory"
+        )
+    return SqlStore(postgres_engine(url), durability)
 
 
 class SqlStore:
@@ -111,10 +136,13 @@ class SqlStore:
 
     # the round under way
     def open_attempt(self, attempt: AttemptRecord) -> None:
-        """Write a cohort down. The same (run, round, exchange, attempt) twice is a StoreError."""
+        """Write a cohort down. The same record again changes nothing; another of its key is a StoreError."""
+        key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
         with self._transaction(doing) as db:
-            db.execute(insert(schema.attempts).values(rows.to_row(attempt)))
+            found = db.execute(_of(schema.attempts, **key)).mappings().first()
+            if found is None or rows.attempt(found) != attempt:
+                db.execute(insert(schema.attempts).values(rows.to_row(attempt)))
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""

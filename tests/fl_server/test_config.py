@@ -39,6 +39,27 @@ def test_no_metrics(tmp_path):
     assert load(tmp_path, 'metrics_listen = ""\n' + GOOD).metrics_listen is None
 
 
+def test_a_ledger_is_a_secret(tmp_path):
+    """The URL may have a password: neither repr nor text of the settings shows it."""
+    config = load(tmp_path, 'ledger = "postgresql://eve:secret@db/fl"\n' + GOOD)
+    assert config.ledger is not None
+    assert config.ledger.get_secret_value() == "postgresql://eve:secret@db/fl"
+    assert "secret" not in f"{config!r} {config}"
+
+
+def test_no_ledger_url(tmp_path):
+    """Left out or empty, the ledger is the file in the state directory."""
+    assert load(tmp_path, GOOD).ledger is load(tmp_path, 'ledger = ""\n' + GOOD).ledger is None
+
+
+@pytest.mark.parametrize("url", ["mysql://eve:secret@db/fl", "secret", "postgresql+asyncpg://eve:secret@db/fl"])
+def test_another_database_is_refused_without_its_password(tmp_path, url):
+    """What is expected is said, what came is not: it may be a secret."""
+    with pytest.raises(SettingsError, match=r"ledger: expected a URL such as postgresql://user@host") as caught:
+        load(tmp_path, f'ledger = "{url}"\n' + GOOD)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -127,9 +127,15 @@ def test_a_failed_run_has_exit_code_7(config, tmp_path):
     [
         pytest.param(["--seeds", "0,x"], "--seeds: expected whole numbers such as 0,1,2", id="no-number"),
         pytest.param(["--seeds", "1,1"], "--seeds: expected each seed once", id="twice"),
-        pytest.param(["--state-dir", "s"], "--state-dir and --client-configs belong to --replay", id="no-replay"),
+        pytest.param(["--state-dir", "s"], "--state-dir, --ledger and --client-configs belong to", id="no-replay"),
         pytest.param(["--replay", "run"], "--replay RUN goes with --state-dir DIR", id="no-state"),
+        pytest.param(["--replay", "run", "--state-dir", "s", "--ledger", "u"], "--state-dir DIR or --ledger", id="two"),
         pytest.param(["--replay", "run", "--state-dir", "nowhere"], "there is no ledger nowhere", id="no-ledger"),
+        pytest.param(
+            ["--replay", "run", "--ledger", "mysql://eve:secret@h/d"],
+            "--ledger: expected the URL of a ledger",
+            id="other-database",
+        ),
         pytest.param(["--out", "run.toml"], "--out: nothing can be written to run.toml/seed-4", id="out-is-a-file"),
     ],
 )

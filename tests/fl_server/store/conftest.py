@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from fl_server.store.base import Store
-from fl_server.store.sql import open_sqlite
+from fl_server.store.sql import open_ledger, open_sqlite
 from tests.fl_server.store.records import a_client, a_run, why
 
-BACKENDS: Mapping[str, Callable[[Path], Store]] = {
-    "sqlite-file": lambda folder: open_sqlite(folder / "ledger.sqlite"),
-    "sqlite-memory": lambda folder: open_sqlite(":memory:"),
+BACKENDS: Mapping[str, Callable[[pytest.FixtureRequest, Path], Store]] = {
+    "sqlite-file": lambda request, folder: open_sqlite(folder / "ledger.sqlite"),
+    "sqlite-memory": lambda request, folder: open_sqlite(":memory:"),
+    "postgres": lambda request, folder: open_ledger(request.getfixturevalue("postgres").new_ledger(), folder),
 }
 """A new backend is a line here."""
 
@@ -19,7 +20,7 @@ BACKENDS: Mapping[str, Callable[[Path], Store]] = {
 @pytest.fixture(params=BACKENDS)
 def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A new ledger of each backend."""
-    store = BACKENDS[request.param](tmp_path)
+    store = BACKENDS[request.param](request, tmp_path)
     yield store
     store.close()
 

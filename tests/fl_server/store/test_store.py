@@ -88,6 +88,13 @@ def test_an_attempt_opens_once(store: Store) -> None:
     assert store.attempts("r1", 0) == [an_attempt()]
 
 
+def test_an_attempt_written_again_is_the_same(store: Store) -> None:
+    """Whoever cannot know whether the first write was kept writes it once more."""
+    for _ in range(2):
+        store.open_attempt(an_attempt())
+    assert store.attempts("r1", 0) == [an_attempt()]
+
+
 def test_an_attempt_needs_its_run(store: Store) -> None:
     """The ledger has no rounds of runs that it does not know."""
     with pytest.raises(StoreError, match="its run is unknown"):
@@ -117,6 +124,21 @@ def test_a_refused_update_may_have_no_finite_norm(store: Store) -> None:
     assert found is not None
     assert math.isnan(found.norm)
     assert found.training_loss is None
+
+
+def test_what_no_database_takes_is_no_reason_to_lose_a_line(store: Store) -> None:
+    """NUL in the words of a client is U+FFFD in the ledger; its labels, which are JSON, keep it."""
+    store.put_client(a_client(software="a\0b", labels={"site": "n\0"}))
+    store.record_update(an_update(detail="\0", admitted=False))
+    assert (store.clients()[0].software, store.clients()[0].labels) == ("a\ufffdb", {"site": "n\0"})
+    assert store.updates("r1", 0, 0)[0].detail == "\ufffd"
+
+
+def test_floats_come_back_bit_for_bit(store: Store) -> None:
+    """Shortest and longest doubles, the smallest and the largest: 17 digits and more are not rounded on the way."""
+    for number, value in enumerate((0.1, 1 / 3, 5e-324, 1.7976931348623157e308)):
+        store.record_update(an_update(f"c{number}", norm=value))
+        assert store.updates("r1", 0, 0)[-1].norm.hex() == value.hex()
 
 
 def test_an_infinite_norm_is_kept(store: Store) -> None:

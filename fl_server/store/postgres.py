@@ -1,0 +1,148 @@
+"""All that is particular to a ledger in PostgreSQL: its URL, its one connection, and who may have it.
+
+Every connection that can write takes an advisory lock of the database and schema before it is used, and there is one
+connection at a time: whoever writes has the lock, also after the connection was lost and made anew. The lock ends with
+the connection, so a pooler that shares connections among transactions cannot stand in between.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Protocol
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.pool import QueuePool
+
+from fl_server.store.base import StoreAway, StoreError
+
+DRIVER = "postgresql+psycopg"
+LOCK_WAIT_S = 5.0
+"""How long a connection waits for the lock: PostgreSQL needs a moment to see that a killed coordinator is gone."""
+
+_LOCK_SPACE = 0x1EDE  # the first half of the lock's key; the second is the schema's name
+_LOCKED = "55P03"  # lock_not_available
+_AWAY = frozenset({"57P01", "57P02", "57P03", "53300"})
+"""admin_shutdown, crash_shutdown, cannot_connect_now, too_many_connections. Class 08 is all of connections."""
+_CONNECT = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "25000",
+}
+"""A peer that is gone without a word is noticed in half a minute; what the URL says of these goes before."""
+_LOCK = "SELECT pg_advisory_lock(%s, hashtext(coalesce(current_schema(), '')))"
+_OURS = (
+    # The other end likewise: else the lock of a machine that lost its power would be held for hours.
+    "SET tcp_keepalives_idle = 10",
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 3",
+    # What the database or the role has as its default must not decide what survives.
+    "SET synchronous_commit = off",
+)
+_HOLDER = """
+SELECT application_name, backend_start::timestamptz(0)::text FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND objid = (hashtext(coalesce(current_schema(), ''))::bigint & 4294967295)::oid
+AND classid = %s::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+class _Raw(Protocol):
+    """What is used of the driver's own connection, which may not be installed."""
+
+    def execute(self, query: str, params: list[int] | None = None) -> Any: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def postgres_engine(address: str, *, read_only: bool = False) -> Engine:
+    """An engine on a PostgreSQL database, with one connection that is tried before each use and made anew when lost.
+
+    Transactions run with synchronous_commit off, those with the execution option `fsynced` with on: that one flush of
+    the server's log carries all transactions before it. With `read_only` there is no lock, and every write is an error.
+    Raises StoreError for another kind of URL, and when the driver is not installed. Connecting raises StoreAway while
+    another coordinator has the ledger.
+    """
+    url = _parse(address)
+    about = {"application_name": f"impetus process {os.getpid()} on host {socket.gethostname()}", **_CONNECT}
+    try:
+        engine = create_engine(
+            url.set(drivername=DRIVER),
+            poolclass=QueuePool,
+            pool_size=1,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={key: value for key, value in about.items() if key not in url.query},
+        )
+    except ImportError as error:
+        raise StoreError(
+            f"a ledger in PostgreSQL needs the driver psycopg ({error}): install it with pip install '.[postgres]'"
+        ) from error
+    event.listen(engine, "connect", _look if read_only else _claim)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _parse(address: str) -> URL:
+    """Raises StoreError without the parser's words: they may be a piece of the password."""
+    try:
+        url = make_url(address)
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or url.get_backend_name() != "postgresql":
+        got = "something else" if url is None else f"{url.drivername}://..."
+        raise StoreError(
+            f"expected the URL of a ledger, such as postgresql://user@host:5432/database, got {got}; in a password "
+            "an @ is written %40"
+        )
+    return url
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Whether the server could not be reached, or the connection to it was lost."""
+    state = getattr(error.orig, "sqlstate", "")  # what is not PostgreSQL's has no such attribute
+    if state is None:
+        return error.connection_invalidated or isinstance(error, OperationalError)
+    return state.startswith("08") or state in _AWAY
+
+
+def _begin(connection: Connection) -> None:
+    if connection.get_execution_options().get("fsynced"):
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+
+
+def _look(connection: _Raw, _: Any) -> None:
+    """A new connection that reads only."""
+    connection.execute("SET default_transaction_read_only = on")
+    connection.commit()
+
+
+def _claim(connection: _Raw, _: Any) -> None:
+    """A new connection that may write: it is ours alone, or closed."""
+    try:
+        for setting in _OURS:
+            connection.execute(setting)
+        connection.execute(f"SET LOCAL lock_timeout = {round(LOCK_WAIT_S * 1000)}")
+        connection.execute(_LOCK, [_LOCK_SPACE])
+        connection.commit()
+    except Exception as error:
+        locked = getattr(error, "sqlstate", None) == _LOCKED
+        holder = _holder(connection) if locked else ""
+        connection.close()
+        if locked:
+            raise StoreAway(
+                f"another coordinator has the ledger: {holder}; stop it first, or give this one a database or schema "
+                "of its own"
+            ) from error
+        raise
+
+
+def _holder(connection: _Raw) -> str:
+    """Who has the lock, in words."""
+    connection.rollback()  # the transaction that waited for the lock has failed
+    found = connection.execute(_HOLDER, [_LOCK_SPACE]).fetchone()
+    return f"{found[0]}, connected since {found[1]}" if found else "it has just gone"

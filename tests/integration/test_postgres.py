@@ -1,0 +1,74 @@
+"""A coordinator whose ledger lies in PostgreSQL: killed in mid-round, cut off from it, asked for by a second one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.harness import Coordinator, Fleet
+from tests.integration.processes import Place, command, write_toml
+
+
+@pytest.fixture(scope="module")
+def url(postgres):
+    """Where the ledger lies."""
+    return postgres.new_ledger()
+
+
+@pytest.fixture(scope="module")
+def fleet_on_postgres(tmp_path_factory, url):
+    """A coordinator with that ledger, and three daemons."""
+    with Place(tmp_path_factory.mktemp("postgres")) as place:
+        yield Fleet(place, 3, ledger=url)
+
+
+@pytest.fixture
+def pg_fleet(fleet_on_postgres):
+    """All of it well and without work."""
+    fleet_on_postgres.heal()
+    yield fleet_on_postgres
+    fleet_on_postgres.release()
+
+
+def test_a_killed_coordinator_goes_on_in_the_same_round(pg_fleet, undisturbed):
+    """One update admitted, the other held up, SIGKILL: the first still counts, and the models are SQLite's."""
+    quick, slow = pg_fleet.half_delivered("half")
+    server = pg_fleet.server
+    server.kill()
+    server.serve()
+    status = server.run("half")
+    assert (status.rounds_done, status.admitted) == (0, 1)
+    slow.hold.unlink()
+    assert undisturbed == server.digests("half")
+    assert len(quick.events("trained", run="half", round=0)) == 1
+    assert not (server.folder / "server-state" / "ledger.sqlite").exists()
+
+
+def test_a_database_that_restarts_in_mid_round_costs_nothing(pg_fleet, undisturbed, postgres):
+    """All connections are ended while an update is on its way: the run goes on with the same models."""
+    _, slow = pg_fleet.half_delivered("cut")
+    postgres.cut_connections()
+    slow.hold.unlink()
+    assert undisturbed == pg_fleet.server.digests("cut")
+
+
+def test_a_second_coordinator_is_refused(pg_fleet, url):
+    """With a state directory of its own but the same ledger it says who has it, and exits with 2."""
+    second = Coordinator(pg_fleet.place, "second", {"ledger": url}).start()
+    assert second.wait() == 2
+    assert f"another coordinator has the ledger: impetus process {pg_fleet.server.pid} on host" in second.errors()
+
+
+def test_a_run_is_replayed_from_there(pg_fleet, url):
+    """`fl simulate --replay` reads the ledger while the coordinator has it, and comes to the same models."""
+    server = pg_fleet.server
+    server.completed(server.create("again", stop={"rounds": 2}))
+    folder = pg_fleet.place.folder
+    configs = folder / "daemons"
+    configs.mkdir()
+    for daemon in pg_fleet.daemons.values():
+        write_toml(configs / daemon.config.name, daemon.settings)
+    done = command(
+        "simulate", "run.toml", "--replay", "again", "--ledger", url, "--client-configs", "daemons", folder=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 rounds done again, every model the ledger's bit for bit" in done.stdout

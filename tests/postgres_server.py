@@ -1,0 +1,101 @@
+"""A PostgreSQL server of the tests' own: made in a temporary folder, reached by a socket in it, gone with the tests."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE_S = 60.0
+UNTIL_WE_ARE_GONE = 'postgres "$@" & server=$!; read -r never; kill -INT $server; wait $server'
+"""The server ends when its stdin does, so also when the tests are killed. INT is PostgreSQL's fast shutdown."""
+
+
+class PostgresServer:
+    """A running server, for as many ledgers as are asked for: each in a schema of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._at = f"host={folder}"
+        self._names = (f"ledger_{number}" for number in count())
+
+    def new_ledger(self) -> str:
+        """URL of an empty place for a ledger."""
+        name = next(self._names)
+        self.execute(f"CREATE SCHEMA {name}")
+        return f"postgresql://postgres@/postgres?{self._at}&options=-csearch_path%3D{name}"
+
+    def execute(self, statement: str) -> list[Any]:
+        """Run a statement beside the ledgers; the rows that came of it."""
+        import psycopg  # noqa: PLC0415 - an extra
+
+        with psycopg.connect(f"{self._at} user=postgres dbname=postgres", autocommit=True) as connection:
+            done = connection.execute(statement.encode())
+            return done.fetchall() if done.description else []
+
+    def cut_connections(self) -> None:
+        """End all other connections, as a restart of the server would."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+
+@contextmanager
+def running() -> Iterator[PostgresServer]:
+    """A server that ends with the block, however that ends. Skips the test where none can be started."""
+    pytest.importorskip("psycopg", reason="the driver psycopg is not installed: pip install '.[postgres]'")
+    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin")))])
+    if not all(shutil.which(program, path=path) for program in ("initdb", "postgres")):
+        pytest.skip("no PostgreSQL server is installed: initdb and postgres are not on the path")
+    with tempfile.TemporaryDirectory(prefix="pg-") as name:
+        folder, data = Path(name), Path(name, "data")
+        asking = {"cwd": folder, "env": {**os.environ, "PATH": path, "LC_ALL": "C"}, **_somebody(folder)}
+        initdb = ["initdb", "--pgdata", data, "--username", "postgres", "--auth", "trust", "--encoding", "UTF8"]
+        done = subprocess.run([*initdb, "--no-sync"], capture_output=True, text=True, check=False, **asking)
+        assert done.returncode == 0, done.stderr
+        options = ["-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                ["sh", "-c", UNTIL_WE_ARE_GONE, "sh", *options], stdin=subprocess.PIPE, stdout=log, stderr=log, **asking
+            )
+        try:
+            yield _answering(PostgresServer(folder), process, folder / "log")
+        finally:
+            process.communicate(timeout=PATIENCE_S)
+
+
+def _somebody(folder: Path) -> dict[str, Any]:
+    """PostgreSQL refuses to be root: then somebody else runs it, and the folder is theirs."""
+    if os.geteuid() != 0:
+        return {}
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
+    user = next((known[name] for name in ("postgres", "nobody") if name in known), None)
+    if user is None:
+        pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres or nobody to run it")
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def _answering(server: PostgresServer, process: subprocess.Popen[bytes], log: Path) -> PostgresServer:
+    import psycopg  # noqa: PLC0415 - an extra
+
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            server.execute("SELECT 1")
+        except psycopg.OperationalError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < ends, log.read_text()
+            time.sleep(0.05)
+        else:
+            return server
