@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tests.integration.harness import Coordinator, Fleet
-from tests.integration.processes import Place, command, write_toml
+import pytest
+from typer.testing import CliRunner
+
+from fl_ops.cli import app
+from tests.integration.harness import TASK, Coordinator, Fleet
+from tests.integration.processes import Place
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +62,15 @@ def test_a_second_coordinator_is_refused(pg_fleet, url):
     assert f"another coordinator has the ledger: impetus process {pg_fleet.server.pid} on host" in second.errors()
 
 
-def test_a_run_is_replayed_from_there(pg_fleet, url):
+def test_a_run_is_replayed_from_there(pg_fleet, url, tmp_path, monkeypatch):
     """`fl simulate --replay` reads the ledger while the coordinator has it, and comes to the same models."""
-    server = pg_fleet.server
-    server.completed(server.create("again", stop={"rounds": 2}))
-    folder = pg_fleet.place.folder
-    configs = folder / "daemons"
-    configs.mkdir()
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # the daemons' task
+    pg_fleet.server.completed(pg_fleet.server.create("again", stop={"rounds": 2}))
     for daemon in pg_fleet.daemons.values():
-        write_toml(configs / daemon.config.name, daemon.settings)
-    done = command(
-        "simulate", "run.toml", "--replay", "again", "--ledger", url, "--client-configs", "daemons", folder=folder
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 rounds done again, every model the ledger's bit for bit" in done.stdout
+        (tmp_path / daemon.config.name).write_text(daemon.config.read_text())
+    config = tmp_path.with_suffix(".toml")
+    config.write_text(f'[task]\nname = "{TASK}"\n')
+    options = ["--replay", "again", "--ledger", url, "--client-configs", str(tmp_path)]
+    result = CliRunner().invoke(app, ["simulate", str(config), *options])
+    assert result.exit_code == 0, result.output
+    assert "2 rounds done again, every model the ledger's bit for bit" in result.output
