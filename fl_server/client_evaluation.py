@@ -22,6 +22,7 @@ from fl_server.broadcast import Broadcast
 from fl_server.client_metrics import EVALUATED, summary
 from fl_server.errors import InvalidInput
 from fl_server.evaluation import settle
+from fl_server.ledger import until_room
 from fl_server.sampling import draw_evaluators
 from fl_server.store.base import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -74,7 +75,7 @@ class ClientEvaluations:
     async def begin(self, round_: int) -> None:
         """Ask clients about the latest model, which this round made."""
         run = self._run
-        answered = {answer.client_id for answer in await self.answers(round_)}
+        answered = {answer.client_id for answer in await self._answers_at_last(round_)}
         asked = self._draw(round_, answered)
         one = _UnderWay(
             round=round_,
@@ -126,7 +127,7 @@ class ClientEvaluations:
 
     async def _conclude(self, round_: int) -> None:
         """Sum up what the ledger has: the very answers that operators are shown."""
-        answers = await self.answers(round_)
+        answers = await self._answers_at_last(round_)
         metrics = summary([(answer.num_examples, answer.metrics) for answer in answers])
         await settle(self._run, round_, metrics, "clients")
 
@@ -136,13 +137,17 @@ class ClientEvaluations:
         for commit in list(run.log.commits.values()) if every else ():
             latest = commit is run.log.latest
             due = run.ended if latest else (commit.round + 1) % every == 0
-            if due and EVALUATED not in commit.metrics and await self.answers(commit.round):
+            if due and EVALUATED not in commit.metrics and await self._answers_at_last(commit.round):
                 await self._conclude(commit.round)
 
     async def answers(self, round_: int) -> list[ClientEvaluation]:
         """What clients have said of a round, in the order of id bytes."""
         ledger = self._run.parts.ledger
         return await ledger.do(ledger.store.evaluations, self._run.id, round_)
+
+    async def _answers_at_last(self, round_: int) -> list[ClientEvaluation]:
+        """The same, once the ledger can be read."""
+        return await until_room(self._run.no_room, lambda: self.answers(round_))
 
     def newest(self) -> int | None:
         """The newest round that clients were asked about; None before the first."""

@@ -18,7 +18,7 @@ NO_ROOM_S = 2.0
 
 
 async def until_room(no_room: Callable[[str], None], write: Callable[[], Awaitable[R]]) -> R:
-    """Try to write until the disk has room. Nothing is lost meanwhile: what was written before stays."""
+    """Try until the disk has room and the database is there. Nothing is lost: what was written before stays."""
     while True:
         try:
             return await write()
@@ -42,7 +42,7 @@ class Ledger:
     async def insist(
         self, no_room: Callable[[str], None], method: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """`do`, tried again while the disk is full or read-only; `no_room` is told of each failure."""
+        """`do`, tried again while the disk is full or the database away; `no_room` is told of each failure."""
         return await until_room(no_room, lambda: self.do(method, *args, **kwargs))
 
     def close(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from fl_server.ledger import until_room
 from fl_server.store.base import UpdateRecord
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -33,11 +35,11 @@ async def tell_outcomes(run: Run, round_: int) -> None:
     """To everybody who was asked in any exchange of the round."""
     store = run.parts.ledger.store
     asked: dict[int, set[str]] = {}
-    for attempt in await run.parts.ledger.do(store.attempts, run.id, round_):
+    for attempt in await run.parts.ledger.insist(run.no_room, store.attempts, run.id, round_):
         asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
     for exchange, clients in asked.items():
         key = ExchangeKey(run_id=run.id, round=round_, exchange=exchange)
-        outcomes = await outcomes_of(run, key)
+        outcomes = await until_room(run.no_room, partial(outcomes_of, run, key))
         for client in clients:
             outcome = outcomes.get(client) or not_needed(run, key)
             run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))

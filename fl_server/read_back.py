@@ -19,7 +19,7 @@ from fl_server.round_state import Phase
 from fl_server.round_work import let_go, start_deadline, start_evaluation
 from fl_server.run import Run
 from fl_server.spool import SpoolKey
-from fl_server.store.base import HistoryRecord, StoreError, UpdateRecord
+from fl_server.store.base import HistoryRecord, StoreAway, StoreError, UpdateRecord
 
 log = structlog.get_logger()
 
@@ -36,6 +36,8 @@ async def read_back(run: Run) -> None:
         return
     try:
         await _load(run)
+    except StoreAway:
+        raise  # nothing is wrong with the run: the next start reads it
     except StoreError as error:
         log.error("run_not_readable", run=run.id, error=str(error))
         run.begin()

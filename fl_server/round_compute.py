@@ -58,7 +58,8 @@ async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
 
 async def accepted_updates(run: Run, exchange: int, accepted: ev.Accepted) -> list[UpdateRecord]:
     """The ledger's lines of the accepted updates of the round under way, in the order of id bytes."""
-    updates = await run.parts.ledger.do(run.parts.ledger.store.updates, run.id, run.state.round, exchange)
+    ledger = run.parts.ledger
+    updates = await ledger.insist(run.no_room, ledger.store.updates, run.id, run.state.round, exchange)
     return [update for update in updates if (update.client_id, update.digest) in set(accepted)]
 
 

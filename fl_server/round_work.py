@@ -90,7 +90,7 @@ async def state_lost(run: Run, client: str, why: str) -> None:
         return
     run.client_states.forget(client)
     entry = HistoryRecord(time.time(), f"client:{client}", "state_lost", run.id, why)
-    await run.parts.ledger.do(run.parts.ledger.store.add_history, entry)
+    await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.add_history, entry)
     log.warning("state_lost", run=run.id, client=client, why=why)
     if client in run.state.outstanding:
         push_assignment(run, client)
@@ -216,7 +216,7 @@ async def _give_up_round(run: Run) -> None:
     """What a round that the end cut short had admitted will not count; if the run is extended, it is asked for anew."""
     state, store = run.state, run.parts.ledger.store
     why = HistoryRecord(time.time(), "coordinator", "update_given_up", run.id, f"round {state.round}: the run ended")
-    for update in await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange):
+    for update in await run.parts.ledger.insist(run.no_room, store.updates, run.id, state.round, state.exchange):
         key = (run.id, state.round, state.exchange, update.client_id)
         await run.parts.ledger.insist(run.no_room, store.drop_update, *key, why)
 

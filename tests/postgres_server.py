@@ -20,6 +20,9 @@ PATIENCE_S = 60.0
 UNTIL_WE_ARE_GONE = 'postgres "$@" & server=$!; read -r never; kill -INT $server; wait $server'
 """The server ends when its stdin does, so also when the tests are killed. INT is PostgreSQL's fast shutdown."""
 
+CUT = """SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+
 
 class PostgresServer:
     """A running server, for as many ledgers as are asked for: each in a schema of its own."""
@@ -34,20 +37,27 @@ class PostgresServer:
         self.execute(f"CREATE SCHEMA {name}")
         return f"postgresql://postgres@/postgres?{self._at}&options=-csearch_path%3D{name}"
 
-    def execute(self, statement: str) -> list[Any]:
+    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
         """Run a statement beside the ledgers; the rows that came of it."""
         import psycopg  # noqa: PLC0415 - an extra
 
-        with psycopg.connect(f"{self._at} user=postgres dbname=postgres", autocommit=True) as connection:
+        with psycopg.connect(f"{self._at} user=postgres dbname={database}", autocommit=True) as connection:
             done = connection.execute(statement.encode())
             return done.fetchall() if done.description else []
 
     def cut_connections(self) -> None:
         """End all other connections, as a restart of the server would."""
-        self.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-            "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
+        self.execute(CUT, "template1")
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """No ledger can be reached within the block."""
+        self.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false", "template1")
+        try:
+            self.cut_connections()
+            yield
+        finally:
+            self.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true", "template1")
 
 
 @contextmanager

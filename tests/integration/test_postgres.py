@@ -47,12 +47,25 @@ def test_a_killed_coordinator_goes_on_in_the_same_round(pg_fleet, undisturbed):
     assert not (server.folder / "server-state" / "ledger.sqlite").exists()
 
 
-def test_a_database_that_restarts_in_mid_round_costs_nothing(pg_fleet, undisturbed, postgres):
-    """All connections are ended while an update is on its way: the run goes on with the same models."""
+def test_a_database_that_restarts_again_and_again_costs_nothing(pg_fleet, undisturbed, postgres):
+    """All connections are ended while an update is on its way, and ever again: the run has the same models."""
     _, slow = pg_fleet.half_delivered("cut")
     postgres.cut_connections()
     slow.hold.unlink()
+    for _ in range(20):
+        postgres.cut_connections()
     assert undisturbed == pg_fleet.server.digests("cut")
+
+
+def test_a_database_that_is_away_is_waited_for(pg_fleet, undisturbed, postgres):
+    """Whoever would deliver an update is told to come again, and has the same part in the model when it can be counted."""
+    server = pg_fleet.server
+    _, slow = pg_fleet.half_delivered("away")
+    with postgres.away():
+        slow.hold.unlink()
+        refused = server.logged("rpc_refused", code="UNAVAILABLE")
+    assert "see that PostgreSQL runs where `ledger` says" in refused["error"]
+    assert undisturbed == server.digests("away")
 
 
 def test_a_second_coordinator_is_refused(pg_fleet, url):

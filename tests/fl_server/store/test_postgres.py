@@ -152,6 +152,16 @@ def test_a_lost_connection_is_made_anew(postgres: PostgresServer, store: SqlStor
     assert levels[0] == "off"
 
 
+def test_a_database_that_is_away_is_waited_for(postgres: PostgresServer, store: SqlStore) -> None:
+    """Reads and writes are StoreAway, which is tried again, and go on when it is back."""
+    with postgres.away():
+        with pytest.raises(StoreAway, match="could not read runs: .*not currently accepting connections"):
+            store.runs()
+        with pytest.raises(StoreAway, match="could not write history: "):
+            store.add_history(why())
+    assert store.runs() == [a_run()]
+
+
 @pytest.mark.usefixtures("impatient")
 def test_who_lost_the_lock_cannot_write(postgres: PostgresServer, url: str, store: SqlStore, tmp_path: Path) -> None:
     """Another took the ledger while the connection was gone: the first is told, until the other has ended."""
