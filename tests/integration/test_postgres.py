@@ -58,7 +58,7 @@ def test_a_database_that_restarts_again_and_again_costs_nothing(pg_fleet, undist
 
 
 def test_a_database_that_is_away_is_waited_for(pg_fleet, undisturbed, postgres):
-    """Whoever would deliver an update is told to come again, and has the same part in the model when it can be counted."""
+    """Whoever would deliver an update is told to come again, and counts as ever once it can be written down."""
     server = pg_fleet.server
     _, slow = pg_fleet.half_delivered("away")
     with postgres.away():
