@@ -18,7 +18,6 @@ from fl_server.config import LimitsConfig
 from fl_server.errors import (
     Forbidden,
     InvalidInput,
-    NoCommonProtocol,
     NoSuchClient,
     NotNow,
     UnknownSessionError,
@@ -26,11 +25,11 @@ from fl_server.errors import (
 from fl_server.identity import require_name
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
+from fl_server.registration import checked_id, common_protocol, fits, is_of, record_of, unregistered
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
 from fl_server.store.base import ClientRecord, HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN, check_id
 
 log = structlog.get_logger()
 
@@ -79,7 +78,7 @@ class Fleet:
 
     async def register(self, request: pb.RegisterRequest) -> tuple[Session, int]:
         """Open a session; returns it and the protocol version to speak."""
-        client_id = _checked(request.client_id)
+        client_id = checked_id(request.client_id)
         require_name(client_id)
         protocol = common_protocol(request.protocol)
         if not request.tasks:
@@ -192,7 +191,7 @@ class Fleet:
         """Clients with held-out examples of the task, whatever they work for now, in the order of id bytes."""
 
         def examples(client_id: str) -> int:
-            return max(each["eval_examples"] for each in self._records[client_id].tasks if _is(each, task))
+            return max(each["eval_examples"] for each in self._records[client_id].tasks if is_of(each, task))
 
         return tuple(client_id for client_id in self._able(task, labels) if examples(client_id))
 
@@ -201,7 +200,7 @@ class Fleet:
         return tuple(
             client_id
             for client_id in self._roster.present()
-            if self._availability.get(client_id, _MAY_TRAIN).may_train and _fits(self._records[client_id], task, labels)
+            if self._availability.get(client_id, _MAY_TRAIN).may_train and fits(self._records[client_id], task, labels)
         )
 
     def work_for(self, run_id: str, clients: frozenset[str]) -> None:
@@ -249,7 +248,7 @@ class Fleet:
 
     async def ban(self, client_id: str, reason: str, actor: str) -> None:
         """Refuse the client from now on, and end what it is doing. It need not have registered yet."""
-        known = self._records.get(client_id) or _unregistered(client_id)
+        known = self._records.get(client_id) or unregistered(client_id)
         record = replace(known, banned=True, note=reason, present=False)
         await self._remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
         self._sessions.close(client_id, Forbidden(f"client:{client_id}", f"to be unbanned (banned: {reason})"))
@@ -324,59 +323,6 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
-
-
-def _checked(client_id: str) -> str:
-    """The id, if it is one. Raises InvalidInput."""
-    try:
-        return check_id("client_id", client_id)
-    except ValueError as error:
-        raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
-
-
-def _unregistered(client_id: str) -> ClientRecord:
-    now = time.time()
-    return ClientRecord(_checked(client_id), registered_at=now, last_seen=now)
-
-
-def common_protocol(client: pb.ProtocolRange) -> int:
-    """The highest version that both speak. Raises NoCommonProtocol."""
-    highest = min(client.max, PROTOCOL_MAX)
-    if highest < max(client.min, PROTOCOL_MIN) or client.min > client.max:
-        raise NoCommonProtocol((client.min, client.max), (PROTOCOL_MIN, PROTOCOL_MAX))
-    return highest
-
-
-def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> ClientRecord:
-    """What a registration says of a client, beside what operators have said of it before."""
-    now = time.time()
-    base = known or ClientRecord(request.client_id, registered_at=now, last_seen=now)
-    return replace(
-        base,
-        last_seen=now,
-        instance_id=request.instance_id,
-        software=request.software,
-        labels=dict(request.labels),
-        device={
-            "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
-        },
-        tasks=[
-            {
-                "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
-                "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
-            }
-            for offer in request.tasks
-        ],
-    )  # fmt: skip
-
-
-def _fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    offers = any(_is(offer, task) for offer in record.tasks)
-    return offers and not record.draining and not record.banned and labels.items() <= record.labels.items()
-
-
-def _is(offer: Mapping[str, Any], task: Mapping[str, str]) -> bool:
-    return all(offer.get(key) == value for key, value in task.items())
 
 
 def _history(client_id: str, event: str, detail: str) -> HistoryRecord:

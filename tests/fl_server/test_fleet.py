@@ -17,8 +17,8 @@ from fl_server.errors import (
     NotNow,
     UnknownSessionError,
 )
-from fl_server.fleet import common_protocol
 from fl_server.identity import Identity, caller
+from fl_server.registration import common_protocol
 from protos.fl.v1 import coordinator_pb2 as pb
 from tasks import fingerprint, load_task
 from tests.fl_server.devices import Device

@@ -1,0 +1,69 @@
+"""What a registration says of a client, as the roster keeps it, and what it must be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fl_server.errors import InvalidInput, NoCommonProtocol
+from fl_server.store.base import ClientRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN, check_id
+
+
+def checked_id(client_id: str) -> str:
+    """The id, if it is one. Raises InvalidInput."""
+    try:
+        return check_id("client_id", client_id)
+    except ValueError as error:
+        raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
+
+
+def unregistered(client_id: str) -> ClientRecord:
+    """A client that operators speak of before it ever came. Raises InvalidInput."""
+    now = time.time()
+    return ClientRecord(checked_id(client_id), registered_at=now, last_seen=now)
+
+
+def common_protocol(client: pb.ProtocolRange) -> int:
+    """The highest version that both speak. Raises NoCommonProtocol."""
+    highest = min(client.max, PROTOCOL_MAX)
+    if highest < max(client.min, PROTOCOL_MIN) or client.min > client.max:
+        raise NoCommonProtocol((client.min, client.max), (PROTOCOL_MIN, PROTOCOL_MAX))
+    return highest
+
+
+def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> ClientRecord:
+    """What a registration says of a client, beside what operators have said of it before."""
+    now = time.time()
+    base = known or ClientRecord(request.client_id, registered_at=now, last_seen=now)
+    return replace(
+        base,
+        last_seen=now,
+        instance_id=request.instance_id,
+        software=request.software,
+        labels=dict(request.labels),
+        device={
+            "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
+        },
+        tasks=[
+            {
+                "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
+                "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+            }
+            for offer in request.tasks
+        ],
+    )  # fmt: skip
+
+
+def fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether the client may be drawn for a task of that name, version and source, and has these labels."""
+    offers = any(is_of(offer, task) for offer in record.tasks)
+    return offers and not record.draining and not record.banned and labels.items() <= record.labels.items()
+
+
+def is_of(offer: Mapping[str, Any], task: Mapping[str, str]) -> bool:
+    """Whether an offer has these values."""
+    return all(offer.get(key) == value for key, value in task.items())
