@@ -14,7 +14,7 @@ from fl_server.errors import InvalidInput
 from fl_server.robust import centre_updates
 from protos.codec import Layout, LayoutError, pack
 from tasks import load_task
-from tests.fl_server.harness import TASK, run_config
+from tests.fl_server.harness import TASK, World, run_config
 
 NAMES = ("A", "B", "a", "b", "c")
 REDUCERS = [
@@ -236,3 +236,12 @@ def test_krum_takes_methods_that_send_deltas_alone(algorithm):
     with pytest.raises(InvalidInput, match="updates are chosen by their deltas, and its clients send more"):
         engine(algorithm, reducer="krum")
     assert engine(algorithm, reducer="median").algorithm.name == algorithm
+
+
+async def test_a_run_that_its_reducer_would_break_is_not_made(tmp_path):
+    """The refusal comes before anything is written."""
+    robust_round = {"clients_per_round": 3, "quorum": 3, "reducer": "median"}
+    async with World(tmp_path) as world:
+        with pytest.raises(InvalidInput, match='round.reducer: expected "mean" with scaffold'):
+            await world.create(algorithm={"name": "scaffold"}, population=3, round=robust_round)
+        assert (list(world.coordinator.runs()), world.store.runs()) == ([], [])
