@@ -16,7 +16,7 @@ from fl_server.recovery import recover_round
 from fl_server.round_committing import awaited_evaluations, clients_due, evaluation_due
 from fl_server.round_compute import accepted_updates, update_paths
 from fl_server.round_state import Phase
-from fl_server.round_work import let_go, start_deadline, start_evaluation
+from fl_server.round_work import let_go, start_evaluation
 from fl_server.run import Run
 from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, StoreError, UpdateRecord
@@ -31,6 +31,7 @@ async def read_back(run: Run) -> None:
     store = run.parts.ledger.store
     for commit in await run.parts.ledger.do(store.commits, run.id):
         run.log.add(commit)
+        run.state = replace(run.state, over_selection=commit.over_selection)
     if run.record.state in _ENDED:
         await _read_back_ended(run)
         return
@@ -43,8 +44,9 @@ async def read_back(run: Run) -> None:
         return
     run.begin()
     if run.state.phase is Phase.COLLECTING:
-        run.round_began = (await run.parts.ledger.do(store.attempts, run.id, run.state.round))[0].opened_at
-        start_deadline(run)
+        attempts = await run.parts.ledger.do(store.attempts, run.id, run.state.round)
+        run.round_began = attempts[0].opened_at
+        run.deadline.take_up(attempts[-1].seconds_left)
         run.post(ev.PickedUp())
 
 
@@ -98,6 +100,7 @@ async def _load_model(run: Run) -> None:
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await run.parts.ledger.do(store.commit, commit, why)
         run.log.add(commit)
+        run.state = replace(run.state, over_selection=commit.over_selection)
     done = run.model.snapshot.round + 1
     if done != len(run.log.commits):
         raise StoreError(

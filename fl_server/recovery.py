@@ -36,7 +36,8 @@ def recover_round(store: Store, run_id: str, fresh: RoundState, is_whole: IsWhol
     fixed = store.accepted(run_id, state.round, exchange)
     if fixed is not None:
         # The list was fixed and the step had begun: the exchange is these updates, and no others.
-        state = replace(state, goal=len(fixed), drawn=frozenset(client for client, _ in fixed))
+        members = frozenset(client for client, _ in fixed)
+        state = replace(state, goal=len(fixed), drawn=members, fixed=tuple(fixed))
         admitted = [entry for entry in fixed if entry in admitted]
     state = replace(state, admitted=tuple(admitted))
     log.info(

@@ -16,6 +16,7 @@ from fl_server.events import (
     Step,
     UpdateAdmitted,
 )
+from fl_server.over_selection import adapted
 from fl_server.round_drawing import cancel, draw_replacements, restart_round, select
 from fl_server.round_rule import Result, UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
@@ -58,12 +59,32 @@ def client_returns(state: RoundState, event: ClientBack) -> Result:
 
 def close_if_done(state: RoundState) -> Result:
     """Close at the goal; or when nobody can deliver any more, with the quorum; else try again."""
+    if state.fixed:
+        return close_as_fixed(state)
     count = len(state.admitted)
     if count >= state.goal:
         return close(state)
     if state.outstanding:
         return state, ()
     return close(state) if count >= state.quorum else next_attempt(state)
+
+
+def close_as_fixed(state: RoundState) -> Result:
+    """Once all that the list names is there again; where it cannot come any more, the round is drawn anew.
+
+    The step that the list was fixed for has not been committed, so nobody has heard of it.
+    """
+    if set(state.admitted) == set(state.fixed):
+        return close(state)
+    return (state, ()) if state.outstanding else give_up_fixed(state)
+
+
+def give_up_fixed(state: RoundState) -> Result:
+    """An update of the fixed list is lost for good."""
+    missing = len(set(state.fixed) - set(state.admitted))
+    return restart_round(
+        state, f"the bytes of {missing} of its {len(state.fixed)} accepted updates are lost, and did not come again"
+    )
 
 
 def picked_up(state: RoundState, event: PickedUp) -> Result:
@@ -75,6 +96,8 @@ def picked_up(state: RoundState, event: PickedUp) -> Result:
 def deadline(state: RoundState, event: DeadlinePassed) -> Result:
     """Close with the quorum; else try again."""
     del event
+    if state.fixed:
+        return give_up_fixed(state)
     if len(state.admitted) >= state.quorum:
         return close(state)
     # A client that hangs must not keep those who failed from another try for ever.
@@ -110,10 +133,25 @@ def close(state: RoundState) -> Result:
     """
     accepted = tuple(sorted(state.admitted[: state.goal], key=lambda entry: entry[0].encode()))
     told = cancel(state)
-    state = replace(state, accepted=accepted, out=state.out | state.outstanding)
+    state = replace(learn(state), accepted=accepted, out=state.out | state.outstanding, fixed=())
     if state.exchange + 1 < state.policy.exchanges:
         return replace(state, phase=Phase.REDUCING), (ReduceExchange(accepted), *told)
     return replace(state, phase=Phase.STEPPING), (Step(accepted), *told)
+
+
+def learn(state: RoundState) -> RoundState:
+    """What the closing exchange says of drop-outs, where more clients than wanted were drawn for it.
+
+    Whoever is still at work when the goal is reached at the first attempt was only slower. A list that was fixed before
+    a restart says nothing: who was out is forgotten.
+    """
+    if state.policy.close == "cohort" or state.exchange or state.fixed:
+        return state
+    quick = len(state.admitted) >= state.goal and state.attempt == state.first_attempt
+    dropped = len(state.out) + (0 if quick else len(state.outstanding))
+    start = state.policy.over_selection
+    factor = adapted(state.draws_per_update, start, len(state.admitted), dropped)
+    return replace(state, over_selection=factor)
 
 
 def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:

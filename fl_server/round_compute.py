@@ -103,6 +103,7 @@ async def _write_commit(run: Run) -> None:
         bytes_up=run.log.bytes_up,
         model_digest="",
         state_epoch=run.record.state_epoch,
+        over_selection=state.over_selection,
     )
     why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
     record = await run.model.commit(record, why, run.no_room)

@@ -24,7 +24,7 @@ def select(state: RoundState) -> Result:
     if policy.sampling == "bernoulli":
         cohort = draw_bernoulli(candidates, policy.rate, draw)
     else:
-        cohort = draw_fixed(candidates, _cohort_size(policy, policy.clients_per_round), draw)
+        cohort = draw_fixed(candidates, _cohort_size(state, policy.clients_per_round), draw)
     state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
 
@@ -34,18 +34,16 @@ def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
     return len(cohort) if policy.sampling == "bernoulli" else min(policy.clients_per_round, len(cohort))
 
 
-def _cohort_size(policy: RoundPolicy, wanted: int) -> int:
-    if policy.close == "cohort":
-        return wanted
+def _cohort_size(state: RoundState, wanted: int) -> int:
     # 50 * 1.1 is 55.00000000000001 in floating point, and means 55.
-    return math.ceil(round(wanted * policy.over_selection, 6))
+    return math.ceil(round(wanted * state.draws_per_update, 6))
 
 
 def draw_replacements(state: RoundState) -> Result:
     """The next attempt of a round below quorum: what was admitted stays, stragglers go on, replacements are drawn."""
     pool = set(state.candidates) - state.drawn if state.settled else set()
     missing = state.goal - len(state.admitted)
-    cohort = draw_fixed(pool, _cohort_size(state.policy, missing), Draw(state.policy.seed, state.round, state.attempt))
+    cohort = draw_fixed(pool, _cohort_size(state, missing), Draw(state.policy.seed, state.round, state.attempt))
     if not cohort and not state.outstanding:
         waiting = replace(state, phase=Phase.SELECTING)
         return waiting, (AwaitClients(missing, len(pool)), RetryLater())
@@ -57,7 +55,7 @@ def next_round(state: RoundState) -> RoundState:
     """Nothing is drawn yet."""
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
-        drawn=frozenset(), out=frozenset(), admitted=(), accepted=(),
+        drawn=frozenset(), out=frozenset(), admitted=(), accepted=(), fixed=(),
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class RoundPolicy:
     """Fewest updates that may close a round; a smaller cohort needs all of itself."""
     deadline_s: float = 600.0
     over_selection: float = 1.3
-    """Clients drawn for each update wanted, with close = "goal"."""
+    """Clients drawn for each update wanted, with close = "goal", before any drop-out was seen."""
     exchanges: int = 1
     """Collections in a round."""
     population: int = 0
@@ -77,6 +77,8 @@ class RoundState:
     """False after a start until the roster is back, or was waited for: nothing is drawn before."""
     members: frozenset[str] = frozenset()
     """Clients that have a place in the population: their updates counted since client states began."""
+    over_selection: float = 0.0
+    """As learned from the drop-outs of earlier rounds; 0: nothing was learned, and the policy's holds."""
     goal: int = 0
     """Updates wanted in this round; 0 before its first draw."""
     drawn: frozenset[str] = frozenset()
@@ -87,6 +89,8 @@ class RoundState:
     """(client, digest) in order of arrival."""
     accepted: Accepted = ()
     """What closed the last exchange, in the order of id bytes."""
+    fixed: Accepted = ()
+    """After a restart: the list that was fixed for this exchange. These updates close it, and no others can."""
     awaited: frozenset[Source] = frozenset()
     """Whose evaluations of the round before are waited for, in EVALUATING."""
     states_lost: str = ""
@@ -100,6 +104,11 @@ class RoundState:
         if not self.policy.population:
             return self.eligible
         return within_population(self.eligible, self.members | self.drawn, self.policy.population)
+
+    @property
+    def draws_per_update(self) -> float:
+        """Clients drawn for each update wanted."""
+        return (self.over_selection or self.policy.over_selection) if self.policy.close == "goal" else 1.0
 
     @property
     def outstanding(self) -> frozenset[str]:

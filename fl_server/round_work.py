@@ -38,8 +38,10 @@ RETRY_S = 10.0
 
 async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
     """Write the cohort down, push its assignments, start the deadline."""
-    record = AttemptRecord(run.id, command.round, command.exchange, command.attempt, command.cohort, time.time())
-    store = run.parts.ledger.store
+    deadline_s, store = run.config.round.deadline_s, run.parts.ledger.store
+    record = AttemptRecord(
+        run.id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
+    )
     await run.parts.ledger.insist(run.no_room, store.open_attempt, record)
     if command.exchange == 0 and not run.round_began:
         run.round_began = record.opened_at
@@ -51,15 +53,9 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
         "attempt_opened", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,
         clients=len(command.cohort),
     )  # fmt: skip
-    start_deadline(run)
+    run.deadline.start(deadline_s)
     for client in command.cohort:
         push_assignment(run, client)
-
-
-def start_deadline(run: Run) -> None:
-    """The attempt under way has its whole time from now."""
-    run.attempt_ends = time.monotonic() + run.config.round.deadline_s
-    run.set_timer(run.config.round.deadline_s, ev.DeadlinePassed())
 
 
 def push_assignment(run: Run, client: str) -> None:
@@ -68,7 +64,7 @@ def push_assignment(run: Run, client: str) -> None:
         run.id, run.config, run.behaviour.algorithm, run.behaviour.fingerprint, run.model.broadcasts,
         run.parts.config.limits.max_update_mib << 20, run.record.state_epoch,
     )  # fmt: skip
-    place = Place(run.state.round, run.state.exchange, run.state.attempt, run.attempt_ends - time.monotonic())
+    place = Place(run.state.round, run.state.exchange, run.state.attempt, run.deadline.seconds_left)
     work = assignment(order, place, client, run.client_states.of(client))
     run.parts.fleet.push(client, pb.AttendResponse(assignment=work))
 

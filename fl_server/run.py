@@ -24,6 +24,7 @@ from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
 from fl_server.client_evaluation import ClientEvaluations
 from fl_server.client_states import ClientStates
+from fl_server.deadline import Deadline
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
@@ -70,7 +71,7 @@ class Run:
         self.norms = NormHistory()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
-        self.attempt_ends = 0.0
+        self.deadline = Deadline(self)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
         self.client_evaluations = ClientEvaluations(self)
@@ -122,7 +123,11 @@ class Run:
 
     def begin(self) -> None:
         """Start taking events, and counting time where it is limited; what runs already goes on."""
-        for name, work in (("events", self._live), ("time", self._watch_wall_time)):
+        for name, work in (
+            ("events", self._live),
+            ("time", self._watch_wall_time),
+            ("deadline", self.deadline.keep_up),
+        ):
             if name not in self._running or self._running[name].done():
                 self._running[name] = self.spawn(work())
         self.fleet_changed()
@@ -135,6 +140,7 @@ class Run:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.watchers.end()
+        await self.deadline.keep()
 
     def hold(self) -> None:
         """Draw nobody new: the coordinator is going to stop."""

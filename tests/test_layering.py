@@ -29,6 +29,7 @@ ONLY_STDLIB = [
     "fl_server/round_rule.py",
     "fl_server/round_state.py",
     "fl_server/round_steering.py",
+    "fl_server/over_selection.py",
     "fl_server/stop_rules.py",
     "fl_server/sampling.py",
     "fl_server/roster.py",

@@ -34,6 +34,16 @@ _RUNS = (
         )
         for exchanges in (1, 2)
     ),
+    # Picked up with a list that was fixed, and bytes that are gone.
+    RoundState(
+        RoundPolicy(seed=0),
+        rounds=1,
+        phase=Phase.COLLECTING,
+        goal=1,
+        drawn=frozenset("a"),
+        out=frozenset("a"),
+        fixed=(("a", b""),),
+    ),
 )
 _EVENTS: tuple[e.Event, ...] = (
     *(e.RosterChanged(clients, settled=True) for clients in ((), ("a", "b"), ("a", "b", "c"))),

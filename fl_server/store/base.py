@@ -44,6 +44,8 @@ class AttemptRecord:
     cohort: tuple[str, ...]
     """Clients newly drawn for this attempt, in the order of their id bytes."""
     opened_at: float
+    seconds_left: float | None = None
+    """Until its deadline, up to the last write; None where an older version wrote the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class CommitRecord:
     """Of the server's evaluation and the clients'; empty until it is done."""
     state_epoch: int = 0
     """Of the client states that its updates were made from."""
+    over_selection: float = 0.0
+    """Clients that the next round draws for each update wanted; 0: as the run's configuration says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,13 @@ class Store(Protocol):
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""
+        ...
+
+    def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
+        """Write down how long an attempt, named by (round, exchange, attempt), still has; no change of state.
+
+        An attempt that is not there is passed over: its round may have been drawn anew.
+        """
         ...
 
     def record_update(self, update: UpdateRecord) -> UpdateRecord:

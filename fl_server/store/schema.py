@@ -98,6 +98,7 @@ attempts = Table(
     _number("attempt", primary=True),
     Column("cohort", JsonText, nullable=False),
     Column("opened_at", Double, nullable=False),
+    Column("seconds_left", Double),
 )
 
 updates = Table(
@@ -146,6 +147,7 @@ commits = Table(
     _text("model_digest"),
     Column("metrics", JsonText, nullable=False),
     Column("state_epoch", Integer, autoincrement=False, nullable=False, server_default="0"),
+    Column("over_selection", Double, nullable=False, server_default="0"),
 )
 
 client_evaluations = Table(

@@ -122,6 +122,12 @@ class SqlStore:
         query = _of(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.attempt)
         return [rows.attempt(row) for row in self._read("attempts", query)]
 
+    def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
+        """Write down how long an attempt, named by (round, exchange, attempt), still has; pass over one that is not."""
+        key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
+        with self._transaction(f"write down the time left to run {run_id!r}") as db:
+            db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
+
     def record_update(self, update: UpdateRecord) -> UpdateRecord:
         """Write the first word on an update and return it; if there is one already, change nothing and return that.
 

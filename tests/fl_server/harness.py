@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,7 +91,7 @@ class Journal:
 
 WRITES = {
     "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "restart_round",
-    "commit", "set_metrics", "record_evaluation", "put_client", "add_history", "seal", "save",
+    "commit", "set_metrics", "set_seconds_left", "record_evaluation", "put_client", "add_history", "seal", "save",
 }  # fmt: skip
 """What leaves something on the disk: of the ledger, of the spool, and of the checkpoints."""
 
@@ -168,7 +169,8 @@ class World:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.coordinator.close()
+        with suppress(Killed):
+            await self.coordinator.close()
         for pool in (self.parts.compute, self.parts.io):
             pool.shutdown(wait=True, cancel_futures=True)
         self.parts.ledger.close()

@@ -84,6 +84,17 @@ def test_the_list_was_fixed(store):
     store.fix_accepted("r1", 0, 0, [("a", A), ("b", B)])
     state = recovered(store)
     assert (state.goal, state.drawn, set(state.admitted)) == (2, {"a", "b"}, {("a", A), ("b", B)})
+    assert state.fixed == (("a", A), ("b", B))
+
+
+def test_a_fixed_list_with_a_torn_update_is_not_whole(store):
+    """Nothing but the list can close the exchange, and the client of the torn update is asked for the same again."""
+    store.open_attempt(an_attempt(cohort=("a", "b")))
+    store.record_update(an_update("a", digest=A))
+    store.record_update(an_update("b", digest=B))
+    store.fix_accepted("r1", 0, 0, [("a", A), ("b", B)])
+    state = recovered(store, torn={"a"})
+    assert (state.fixed, state.admitted, state.outstanding) == ((("a", A), ("b", B)), (("b", B),), {"a"})
 
 
 def test_a_torn_update_is_dropped(store):

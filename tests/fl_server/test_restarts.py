@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from fl_server.events import DeadlinePassed
 from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_NOT_FINITE
@@ -170,6 +171,62 @@ async def test_an_update_whose_bytes_are_damaged_is_asked_for_again(tmp_path, un
     async with World(tmp_path) as world:
         assert await a_run(world, devices) == undisturbed[0][0]
         assert [entry.event for entry in world.store.history("r")].count("update_dropped") == 1
+
+
+async def a_fixed_list_with_a_torn_update(folder, devices):
+    """The coordinator died when it had fixed round 0's list; then the power tore one of its updates. Whose it was."""
+    async with World(folder, Journal("fix_accepted")) as world:
+        world.spawn(a_run(world, devices))
+        await until(lambda: world.journal.dead, "it dies")
+        client, digest = world.store.accepted("r", 0, 0)[0]
+    world.parts.spool._inner.path(SpoolKey("r", 0, 0, client), digest).write_bytes(b"torn")
+    return devices[NAMES.index(client)]
+
+
+async def test_a_fixed_list_is_made_whole_by_its_client(tmp_path, undisturbed):
+    """It sends the same bytes again, and the models are as if nothing had been."""
+    devices = [Device(name) for name in NAMES]
+    await a_fixed_list_with_a_torn_update(tmp_path, devices)
+    async with World(tmp_path) as world:
+        assert await a_run(world, devices) == undisturbed[0][0]
+        assert "round_restarted" not in [entry.event for entry in world.store.history("r")]
+
+
+async def test_a_fixed_list_that_stays_torn_restarts_the_round(tmp_path):
+    """Its client is gone for good: the round is drawn anew, with a line in the history, and the run is completed."""
+    devices = [Device(name) for name in NAMES]
+    torn = await a_fixed_list_with_a_torn_update(tmp_path, devices)
+    others = [device for device in devices if device is not torn]
+    async with World(tmp_path, reattach_grace_s=0.3) as world:
+        assert len(await a_run(world, others)) == 2
+        (told,) = [entry for entry in world.store.history("r") if entry.event == "round_restarted"]
+        assert told.detail == "round 0: the bytes of 1 of its 2 accepted updates are lost, and did not come again"
+        assert {client for client, _ in world.store.accepted("r", 0, 0)} == {device.name for device in others}
+
+
+async def test_a_fixed_list_that_is_torn_at_the_deadline_restarts_the_round(tmp_path):
+    """Its client is here and silent: the list is forgotten, and nobody's update of it is left in the ledger."""
+    devices = [Device(name) for name in NAMES]
+    torn = await a_fixed_list_with_a_torn_update(tmp_path, devices)
+    torn.works = False
+    async with World(tmp_path) as world:
+        await torn.come(world)
+        run = world.coordinator.run("r")
+        run.post(DeadlinePassed())
+        await until(lambda: run.state.attempt, "the round is drawn anew")
+        assert (world.store.accepted("r", 0, 0), world.store.updates("r", 0, 0)) == (None, [])
+
+
+async def test_an_over_selecting_run_keeps_what_it_learned(tmp_path):
+    """The factor after a committed round is in the ledger: 1.5 + 0.2 * (1.1 - 1.5) = 1.42 with nobody dropped out."""
+    devices = [Device(name) for name in NAMES]
+    over = {"round": {"clients_per_round": 2, "close": "goal", "over_selection": 1.5, "min_clients": 3}}
+    async with World(tmp_path) as world:
+        await a_run(world, devices, **over, stop={"rounds": 1})
+    async with World(tmp_path) as world:
+        run = world.coordinator.run("r")
+        assert run.state.over_selection == pytest.approx(1.42)
+        assert run.state.over_selection == run.log.commits[0].over_selection
 
 
 async def test_an_end_that_was_cut_short_is_finished_at_the_next_start(tmp_path):

@@ -295,6 +295,92 @@ def test_over_selection_takes_the_first_and_cancels_the_rest() -> None:
     assert play(state, *arrive("hbge"))[1] == [Step(accepted("begh")), Cancel(("a", "c", "d", "f"), 0)]
 
 
+OVER = {"clients_per_round": 4, "quorum": 2, "close": "goal", "over_selection": 1.5}
+"""Six of eight are drawn for four."""
+
+
+@pytest.mark.parametrize(
+    ("out", "came", "timed_out", "factor"),
+    [(0, 4, False, 1.42), (2, 4, False, 1.5), (1, 4, False, 1.45), (0, 3, True, 1.6), (3, 2, True, 1.6)],
+    ids=["nobody dropped out", "two did", "one did, one was slow", "three were late", "most dropped out"],
+)
+def test_over_selection_follows_the_drop_out(out: int, came: int, timed_out: bool, factor: float) -> None:
+    """Worked by hand, 1.5 + 0.2 (r - 1.5): r = 1.1, the least; 6 / 4; 5 / 4; 6 / 3 = 2; and 2, the most, for 6 / 2."""
+    state = collecting("abcdefgh", **OVER)
+    drawn = "".join(sorted(state.drawn))
+    state = play(state, *leave(drawn[:out]), *arrive(drawn[out : out + came]))[0]
+    state = play(state, DeadlinePassed())[0] if timed_out else state
+    assert state.phase is Phase.STEPPING
+    assert state.over_selection == pytest.approx(factor)
+    assert play(state, *COMMIT)[0].over_selection == state.over_selection
+
+
+def test_what_was_learned_decides_how_many_are_drawn() -> None:
+    """Factor 1.42 after a round without drop-outs: ceil(4 * 1.42) = 6; after ten of them ceil(4 * 1.143) = 5."""
+    state, sizes = collecting("abcdefgh", rounds=11, evaluate_every=0, **OVER), []
+    while state.phase is not Phase.ENDED:
+        sizes.append(len(state.drawn))
+        state = play(state, *arrive("".join(sorted(state.drawn)[:4])), *COMMIT)[0]
+    assert (sizes[:2], sizes[-1]) == ([6, 6], 5)
+
+
+def test_another_attempt_makes_drop_outs_of_those_still_at_work() -> None:
+    """Four of six came, in two attempts: a was drawn in the first, hung beyond its deadline, and dropped out."""
+    state = collecting("abcdefgh", **{**OVER, "quorum": 4, "over_selection": 1.0})
+    first = "".join(sorted(state.drawn))
+    state = play(state, *arrive(first[1:]), DeadlinePassed())[0]
+    new = "".join(sorted(state.drawn - set(first)))
+    state = play(state, *arrive(new))[0]
+    assert (len(new), state.phase) == (1, Phase.STEPPING)
+    assert state.over_selection == pytest.approx(1.0 + 0.2 * (5 / 4 - 1.0))
+
+
+def test_nothing_is_learned_where_nobody_is_over_selected() -> None:
+    """close = "cohort" draws whom it wants, and the exchanges behind the first ask those who were accepted."""
+    assert play(collecting(), *leave("a"), *arrive("bc"))[0].over_selection == 0
+    state = collecting("abcdefgh", exchanges=2, **OVER)
+    state = play(state, *arrive("".join(sorted(state.drawn)[:4])))[0]
+    state = play(state, ExchangeReduced())[0]
+    learned = state.over_selection
+    state = play(state, *leave(min(state.drawn)), *arrive("".join(sorted(state.drawn)[1:])))[0]
+    assert (state.phase, state.over_selection) == (Phase.STEPPING, learned)
+
+
+def as_fixed(came: str, out: str = "") -> RoundState:
+    """After a restart: the list of a, b and c was fixed, and the bytes of those who came are there."""
+    state = replace(collecting(quorum=1), fixed=accepted("abc"), out=frozenset(out))
+    return replace(state, admitted=accepted(came))
+
+
+def test_a_fixed_list_closes_when_it_is_whole() -> None:
+    """Not before, although the quorum holds; and a restart later it is a list like another."""
+    state, commands = play(as_fixed("b"), PickedUp(), *arrive("a"))
+    assert (state.phase, commands) == (Phase.COLLECTING, [])
+    state, commands = play(state, *arrive("c"))
+    assert (commands, state.fixed) == ([Step(accepted("abc"))], ())
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "missing"),
+    [
+        (as_fixed("ab"), DeadlinePassed(), 1),
+        (as_fixed("ab"), ClientOut("c"), 1),
+        (as_fixed("a", out="bc"), PickedUp(), 2),
+        (as_fixed("ab"), UpdateAdmitted("c", b"other bytes"), 1),
+    ],
+    ids=["deadline", "lost", "nobody left", "another update"],
+)
+def test_a_fixed_list_that_cannot_be_made_whole_draws_the_round_anew(
+    state: RoundState, event: Event, missing: int
+) -> None:
+    """Never a shorter or another list under its name: all of the round is forgotten, and it is drawn again."""
+    after, commands = play(state, event)
+    lost = f"the bytes of {missing} of its 3 accepted updates are lost, and did not come again"
+    assert commands[0] == RestartRound(0, lost, states=False)
+    assert commands[-1] == OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c"))
+    assert (after.admitted, after.fixed, after.first_attempt) == ((), (), 1)
+
+
 def test_an_update_of_a_client_that_was_given_up_counts() -> None:
     """A client that was out and delivers after all is admitted, and is out no more."""
     state = play(collecting(), *leave("a"), *arrive("a"))[0]

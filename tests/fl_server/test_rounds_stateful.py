@@ -36,6 +36,7 @@ from fl_server.events import (
     Stepped,
     UpdateAdmitted,
 )
+from fl_server.over_selection import bounds
 from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundPolicy, RoundState
 from fl_server.rounds import RULES, advance
@@ -115,6 +116,20 @@ class AnyOrder(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(by_id(self.state.outstanding)))
         self.tell(ClientOut(client) if kind is ClientOut else UpdateAdmitted(client, client.encode()))
 
+    @rule(data=st.data())
+    @precondition(lambda self: self.state.phase in (Phase.REDUCING, Phase.STEPPING))
+    def the_power_is_cut(self, data: st.DataObject) -> None:
+        """The coordinator comes back with the list that it had fixed, and some of the bytes."""
+        fixed = self.state.accepted
+        whole = data.draw(st.lists(st.sampled_from(fixed), unique=True).map(tuple))
+        present = data.draw(st.sets(st.sampled_from(fixed)))
+        out = {client for client, _ in set(fixed) - set(whole) - present}
+        self.state = replace(
+            self.state, phase=Phase.COLLECTING, goal=len(fixed), drawn=frozenset(client for client, _ in fixed),
+            out=frozenset(out), admitted=whole, accepted=(), fixed=fixed, states_lost="", ending=None,
+        )  # fmt: skip
+        self.tell(PickedUp())
+
     @rule()
     def go_on(self) -> None:
         self.tell(expected_next(self.state))
@@ -145,6 +160,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert not self.state.admitted or self.state.phase is P.ENDED
             assert not command.states or not self.state.members
         elif isinstance(command, ReduceExchange | Step):
+            assert before.fixed in ((), command.accepted)
             self.stepped = command.accepted
         elif isinstance(command, Commit):
             self.committing.append(before.round)
@@ -169,6 +185,16 @@ class AnyOrder(RuleBasedStateMachine):
     def no_round_is_committed_twice(self) -> None:
         assert self.announced == list(range(self.state.round))
         assert self.committing in (self.announced, [*self.announced, self.state.round])
+
+    @invariant()
+    def over_selection_keeps_to_its_bounds(self) -> None:
+        factor, start = self.state.over_selection, self.state.policy.over_selection
+        lowest, highest = bounds(start)
+        assert not factor or lowest - 1e-12 <= factor <= highest + 1e-12
+
+    @invariant()
+    def a_fixed_list_is_closed_as_it_is_or_not_at_all(self) -> None:
+        assert not self.state.fixed or self.state.phase in (Phase.COLLECTING, Phase.ENDED)
 
     @invariant()
     def everybody_drawn_is_in_one_place(self) -> None:

@@ -88,6 +88,18 @@ def test_an_attempt_opens_once(store: Store) -> None:
     assert store.attempts("r1", 0) == [an_attempt()]
 
 
+def test_the_time_left_is_that_of_one_attempt(store: Store) -> None:
+    """What is written last stands, without a line of history; an attempt that is not there is passed over."""
+    first, second = an_attempt(0), replace(an_attempt(1, cohort=("c",)), seconds_left=600.0)
+    for attempt in (first, second):
+        store.open_attempt(attempt)
+    for seconds in (595.0, 12.25):
+        store.set_seconds_left("r1", (0, 0, 1), seconds)
+    store.set_seconds_left("r1", (7, 0, 0), 3.0)
+    assert store.attempts("r1", 0) == [first, replace(second, seconds_left=12.25)]
+    assert events(store) == ["created"]
+
+
 def test_an_attempt_needs_its_run(store: Store) -> None:
     """The ledger has no rounds of runs that it does not know."""
     with pytest.raises(StoreError, match="its run is unknown"):
@@ -199,7 +211,7 @@ def test_another_accepted_list_is_refused(store: Store, other: list[tuple[str, b
 
 def test_a_commit_comes_back_as_it_was_written(store: Store) -> None:
     """Commits come in order of round, each with all its fields."""
-    second, first = a_commit(1, training_loss=None, metrics={"accuracy": 0.5}), a_commit(0)
+    second, first = a_commit(1, training_loss=None, metrics={"accuracy": 0.5}), a_commit(0, over_selection=1.25)
     for commit in (second, first):
         store.commit(commit, why("committed"))
     assert store.commits("r1") == [first, second]
