@@ -12,6 +12,7 @@ from pathlib import Path
 import blake3
 import torch
 
+from fl_server.norms import NO_LIMIT, RelativeNorm
 from fl_server.shapes import PayloadShape, UpdateShape
 from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text, unpack
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
@@ -50,6 +51,8 @@ class Gate:
     clip_norm: float
     """Norm to which a longer delta is scaled down; 0: none is scaled."""
     state_epoch: int
+    relative: RelativeNorm = NO_LIMIT
+    """Beside earlier updates; another reason to refuse a longer delta, or to scale it down."""
 
     def check_header(self, header: UpdateHeader) -> None:
         """All that can be refused before a byte of tensors is sent. Raises Refused."""
@@ -92,7 +95,9 @@ class Gate:
 
     def clip_factor(self, norm: float) -> float:
         """By what a delta of this norm is multiplied before it counts."""
-        return min(1.0, self.clip_norm / norm) if self.clip_norm and norm else 1.0
+        clips = self.relative.clips and self.shape.trains
+        limits = [limit for limit in (self.clip_norm, self.relative.limit if clips else 0.0) if limit]
+        return min(1.0, min(limits) / norm) if limits and norm else 1.0
 
     def check_file(self, path: Path, digest: bytes) -> float:
         """Check a whole update on disk; returns the L2 norm of its first payload's trainable part.
@@ -104,12 +109,20 @@ class Gate:
             raise WrongDigest(digest, came)
         with _opened(path) as descriptor:
             norms = [self._norm(descriptor, shape) for shape in self.shape.payloads]
-        if self.max_norm and self.shape.trains and norms[0] > self.max_norm:
-            raise Refused(
-                RefusalReason.REFUSAL_REASON_NORM,
-                f"expected an update of norm {self.max_norm:g} at most, got {norms[0]:g}",
-            )
+        if self.shape.trains:
+            self._check_norm(norms[0])
         return norms[0]
+
+    def _check_norm(self, norm: float) -> None:
+        """Raises Refused for a delta that is too long."""
+        relative = self.relative
+        beside = f" ({relative.times:g} times the median of those that counted)"
+        for limit, why in ((self.max_norm, ""), (0.0 if relative.clips else relative.limit, beside)):
+            if limit and norm > limit:
+                raise Refused(
+                    RefusalReason.REFUSAL_REASON_NORM,
+                    f"expected an update of norm {limit:g} at most{why}, got {norm:g}",
+                )
 
     def _norm(self, descriptor: int, shape: PayloadShape) -> float:
         """Of a payload's trainable part. Raises Refused for a value that is not finite, also in a buffer."""

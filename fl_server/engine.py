@@ -20,7 +20,8 @@ import algorithms as fl
 from algorithms import tree
 from fl_server.broadcast import Outgoing
 from fl_server.errors import InvalidInput
-from fl_server.reduce import average_buffers, sum_payloads
+from fl_server.reduce import average_buffers
+from fl_server.robust import Collected, chosen, reduce_payloads, refuse_unfit
 from fl_server.run_config import RunConfig
 from fl_server.sampling import initial_model_seed
 from fl_server.shapes import UpdateShape
@@ -58,6 +59,8 @@ class StepNorms:
     """L2 norm of what was sent beside the model; 0 without."""
     cosine: float
     """Between the movement and minus the direction (both point downhill then); 0 where one of them is zero."""
+    left_out: tuple[str, ...] = ()
+    """Clients whose accepted updates a choosing reducer did not take."""
 
 
 class Engine:
@@ -121,9 +124,17 @@ class Engine:
     def reduce(
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], paths: Sequence[Path]
     ) -> dict[str, fl.Tensors]:
-        """The sums that the method wants of an exchange's accepted updates, in the order of client id bytes."""
+        """The sums that the method wants of an exchange's accepted updates, in the order of client id bytes.
+
+        With the run's reducer in the place of the mean.
+        """
+        return self._reduce(snapshot, exchange, Collected(cohort, paths, self.shape(exchange)))
+
+    def _reduce(self, snapshot: Snapshot, exchange: int, collected: Collected) -> dict[str, fl.Tensors]:
+        cohort = collected.cohort
         info = self._round_info(snapshot.round + 1, len(cohort))
-        return sum_payloads(paths, self.shape(exchange), self.algorithm.exchanges[exchange].sums(cohort, info))
+        wanted = self.algorithm.exchanges[exchange].sums(cohort, info)
+        return reduce_payloads(self.config.round, collected, wanted, self.algorithm.weights(cohort))
 
     def step(
         self,
@@ -137,8 +148,9 @@ class Engine:
         before: the sums of the round's earlier exchanges.
         """
         round_, last = snapshot.round + 1, len(self.algorithm.exchanges) - 1
-        sums = {**before, **self.reduce(snapshot, last, cohort, paths)}
-        info = self._round_info(round_, len(cohort))
+        taken = chosen(self.config.round, Collected(cohort, paths, self.shape(last)))
+        sums = {**before, **self._reduce(snapshot, last, taken)}
+        info = self._round_info(round_, len(taken.cohort))
         try:
             state = self.algorithm.server_step(snapshot.state, sums, info)
         except RuntimeError as error:
@@ -148,9 +160,10 @@ class Engine:
             raise Diverged(
                 f"the model of round {round_} is not finite: its step overflows; the model of round {round_ - 1} stays"
             ) from error
-        deltas = self.shape(last).layout_of("delta")
-        buffers = average_buffers(paths, deltas, self.algorithm.weights(cohort))
+        deltas = taken.shape.layout_of("delta")
+        buffers = average_buffers(taken.paths, deltas, self.algorithm.weights(taken.cohort))
         norms = _norms(snapshot.state, state, self.algorithm.exchanges[last].direction(snapshot.state, before))
+        norms = replace(norms, left_out=_missing(cohort, taken.cohort))
         if not all(bool(torch.isfinite(tree.norm(part))) for part in (state.x, *state.memory.values())):
             raise Diverged(
                 f"the model of round {round_} is not finite; the model of round {round_ - 1} stays. Lower the learning "
@@ -189,9 +202,10 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
 
     Raises:
         AlgorithmError: the method or its parameters are not to be had.
-        InvalidInput: the run does not say what the method needs.
+        InvalidInput: the run does not say what the method needs, or its reducer does not go with it.
     """
     algorithm = fl.build(config.algorithm.name, **config.algorithm.parameters)
+    refuse_unfit(config.round, algorithm)
     smallest = config.round.clients_per_round if config.round.sampling == "fixed" else 1
     if algorithm.needs_population and config.population < smallest:
         raise InvalidInput(
@@ -232,6 +246,11 @@ def _from_file(model: nn.Module, path: Path) -> fl.ModelState:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error
     return fl.read_state(model)
+
+
+def _missing(cohort: Sequence[fl.UpdateInfo], taken: Sequence[fl.UpdateInfo]) -> tuple[str, ...]:
+    ids = {info.client_id for info in taken}
+    return tuple(info.client_id for info in cohort if info.client_id not in ids)
 
 
 def _norms(before: fl.ServerState, after: fl.ServerState, direction: fl.Tensors | None) -> StepNorms:

@@ -52,8 +52,16 @@ async def read_back(run: Run) -> None:
         run.post(ev.PickedUp())
 
 
+async def _read_norms(run: Run) -> None:
+    """How long updates were, where a limit looks at it."""
+    if run.config.round.max_relative_norm:
+        commits = [run.log.commits[round_] for round_ in sorted(run.log.commits)]
+        await run.parts.ledger.do(run.norms.read_back, run.parts.ledger.store, commits)
+
+
 async def _read_back_ended(run: Run) -> None:
     """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
+    await _read_norms(run)
     done, ending = len(run.log.commits), (run.record.state, run.record.reason)
     attempts = await run.parts.ledger.do(run.parts.ledger.store.attempts, run.id, done)
     run.state = replace(
@@ -72,6 +80,7 @@ async def _load(run: Run) -> None:
     """Tensors, the round under way, evaluations that are missing. Raises StoreError."""
     store = run.parts.ledger.store
     await _load_model(run)
+    await _read_norms(run)
     await _sweep(run)
     if run.behaviour.algorithm.keeps_client_state:
         commits, epoch = run.log.commits.values(), run.record.state_epoch

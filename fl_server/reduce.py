@@ -46,7 +46,7 @@ def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[f
     sums: list[fl.Tensors] = [{} for _ in rows]
     for entry in layout.entries:
         if entry.trainable:
-            pieces = _by_block(paths, entry, lambda blocks: fl.weighted_sums(blocks, rows))
+            pieces = by_block(paths, entry, lambda blocks: fl.weighted_sums(blocks, rows))
             for total, parts in zip(sums, zip(*pieces, strict=True), strict=True):
                 total[entry.name] = torch.cat(parts).view(entry.shape)
     return sums
@@ -64,16 +64,22 @@ def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[flo
     averaged: fl.Tensors = {}
     for entry in layout.entries:
         if not entry.trainable:
-            pieces = _by_block(paths, entry, mean if entry.dtype.is_floating_point else largest)
+            pieces = by_block(paths, entry, mean if entry.dtype.is_floating_point else largest)
             averaged[entry.name] = torch.cat([piece for (piece,) in pieces]).view(entry.shape)
     return averaged
 
 
-def _by_block(
-    paths: Sequence[Path], entry: Entry, reduce: Callable[[Iterator[torch.Tensor]], list[torch.Tensor]]
+def by_block(
+    paths: Sequence[Path],
+    entry: Entry,
+    reduce: Callable[[Iterator[torch.Tensor]], list[torch.Tensor]],
+    entries: int = 0,
 ) -> list[list[torch.Tensor]]:
-    """`reduce` of each block of a tensor over all updates. An empty tensor has one empty block."""
-    per_block = max(1, BLOCK_BYTES // entry.dtype.itemsize)
+    """`reduce` of each block of a tensor over all updates. An empty tensor has one empty block.
+
+    entries: of a block; 0: BLOCK_BYTES of them.
+    """
+    per_block = entries or max(1, BLOCK_BYTES // entry.dtype.itemsize)
     starts = range(0, max(entry.numel, 1), per_block)
     return [
         reduce(_read(path, entry, start, min(per_block, entry.numel - start)) for path in paths) for start in starts

@@ -52,6 +52,8 @@ async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
         log.error("run_diverged", run=run.id, round=run.state.round, error=str(error))
         run.fail(str(error))
         return
+    if norms.left_out:
+        log.info("updates_left_out", run=run.id, round=run.state.round, clients=norms.left_out)
     _observe(run, norms, updates)
     run.post(ev.Stepped())
 
@@ -110,6 +112,7 @@ async def _write_commit(run: Run) -> None:
     run.round_began = 0.0
     run.forget_failures()
     run.log.add(record)
+    run.norms.add(state.round, [update.norm for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
     run.post(ev.Committed())

@@ -28,6 +28,7 @@ from fl_server.deadline import Deadline
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
+from fl_server.norms import NormHistory
 from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
 from fl_server.round_rule import UnexpectedEvent
@@ -67,6 +68,7 @@ class Run:
         population = config.population if algorithm.needs_population else 0
         self.state = RoundState(config.policy(len(algorithm.exchanges), population), config.stop.rounds)
         self.client_states = ClientStates()
+        self.norms = NormHistory()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
         self.deadline = Deadline(self)
@@ -349,7 +351,10 @@ class Run:
         limit = self.parts.config.limits.max_update_mib << 20
         norms = self.config.round
         shape = self.model.engine.shape(self.state.exchange)
-        return Gate(shape, limit, norms.max_update_norm, norms.clip_update_norm, self.record.state_epoch)
+        return Gate(
+            shape, limit, norms.max_update_norm, norms.clip_update_norm, self.record.state_epoch,
+            self.norms.limit(norms),
+        )  # fmt: skip
 
     async def enter(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
         """Write the first word on an update down and act on it, with nothing in between; None if it came too late.

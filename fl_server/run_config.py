@@ -78,6 +78,12 @@ class RoundSection(_Section):
     over_selection: float = Field(default=1.3, ge=1, le=4)
     max_update_norm: float = Field(default=0.0, ge=0)
     clip_update_norm: float = Field(default=0.0, ge=0)
+    max_relative_norm: float = Field(default=0.0, ge=0)
+    over_relative_norm: Literal["refuse", "clip"] = "refuse"
+    reducer: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
+    trim: float = Field(default=0.2, gt=0, lt=0.5)
+    krum_byzantine: int = Field(default=1, ge=1)
+    krum_keep: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -90,7 +96,38 @@ class RoundSection(_Section):
                 f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
                 f"got {self.min_clients}"
             )
+        if 0 < self.max_relative_norm < 1:
+            raise ValueError(
+                "expected max_relative_norm to be 0 or at least 1, for half of all updates reach the median, "
+                f"got {self.max_relative_norm:g}"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _reducer_has_enough(self) -> Self:
+        """Every round that closes must have updates enough for what the reducer promises."""
+        if self.reducer == "mean":
+            return self
+        if self.sampling != "fixed":
+            raise ValueError(f'expected sampling = "fixed" with reducer = "{self.reducer}": a cohort may be too small')
+        krum = self.reducer == "krum"
+        least = 2 * self.krum_byzantine + 3 if krum else 3
+        if self.fewest < least:
+            raise ValueError(
+                f'expected quorum to be at least {least} with reducer = "{self.reducer}"'
+                f"{' (2 krum_byzantine + 3)' if krum else ''}, got {self.fewest}"
+            )
+        if krum and self.krum_keep > self.fewest - self.krum_byzantine - 2:
+            raise ValueError(
+                "expected krum_keep to be at most quorum - krum_byzantine - 2 "
+                f"({self.fewest - self.krum_byzantine - 2}), got {self.krum_keep}"
+            )
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Updates that may close a round."""
+        return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
 
 
 class StopSection(_Section):
@@ -166,7 +203,7 @@ class RunConfig(_Section):
             rate=section.rate,
             min_clients=section.min_clients or floor,
             close=section.close,
-            quorum=section.quorum or max(1, (floor + 1) // 2),
+            quorum=section.fewest,
             deadline_s=section.deadline_s,
             over_selection=section.over_selection,
             exchanges=exchanges,

@@ -27,6 +27,7 @@ from fl_server.admission import Gate
 from fl_server.assignments import Order, Place, assignment
 from fl_server.client_metrics import ClientMetrics
 from fl_server.engine import Engine, Snapshot
+from fl_server.norms import NormHistory
 from fl_server.run_config import RunConfig
 from protos.codec import digest_bytes, digest_text, pack
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, ResourceKind
@@ -47,6 +48,8 @@ class Contribution:
     training_loss: float | None
     """None from an exchange without training."""
     path: Path
+    norm: float
+    """Of its first payload's trainable part, as it came."""
 
 
 class Federation:
@@ -65,6 +68,7 @@ class Federation:
         self.snapshot: Snapshot = self.engine.first()
         self.state_epoch = 0
         self.wire = Wire()
+        self._norms = NormHistory()
         self._model = _new_model(task)
         self._states: dict[str, fl.Memory] = {}
         self._next_states: dict[str, NextState] = {}
@@ -117,15 +121,18 @@ class Federation:
         """Through the coordinator's gate into the spool. Raises Refused."""
         header, digest = update.header, digest_bytes(update.header.digest)
         shape, limits = self.engine.shape(exchange), self.config.round
-        gate = Gate(shape, shape.size_bytes, limits.max_update_norm, limits.clip_update_norm, self.state_epoch)
+        gate = Gate(
+            shape, shape.size_bytes, limits.max_update_norm, limits.clip_update_norm, self.state_epoch,
+            self._norms.limit(limits),
+        )  # fmt: skip
         gate.check_header(header)
         self.wire.up(header.size_bytes)
         path = Path(self._spool.name) / f"{exchange}-{client}"
         path.write_bytes(update.data)
-        clip_factor = gate.clip_factor(gate.check_file(path, digest))
-        info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
+        norm = gate.check_file(path, digest)
+        info = fl.UpdateInfo(client, header.num_examples, header.num_steps, gate.clip_factor(norm))
         loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path)
+        return Contribution(info, digest, loss, path, norm)
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Sum up an exchange that is not the last, and make what the next one sends."""
@@ -151,6 +158,7 @@ class Federation:
             if one.info.client_id in self._next_states:
                 self._states[one.info.client_id] = self._next_states[one.info.client_id].at(one.info.clip_factor)
         self.snapshot, self._stepped = self._stepped, None
+        self._norms.add(self.snapshot.round, [one.norm for one in done])
         self.give_up()
         return done
 

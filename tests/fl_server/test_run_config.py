@@ -49,6 +49,30 @@ def test_defaults():
         ({"round": {"over_selection": 0.9}}, "round.over_selection: expected greater than or equal to 1, got 0.9"),
         ({"round": {"quorum": 3}}, "round: expected quorum to be at most clients_per_round .2., got 3"),
         ({"round": {"min_clients": 1}}, "round: expected min_clients to be at least clients_per_round .2., got 1"),
+        ({"round": {"max_relative_norm": 0.5}}, "round: expected max_relative_norm to be 0 or at least 1, .* got 0.5"),
+        (
+            {"round": {"over_relative_norm": "keep"}},
+            "round.over_relative_norm: expected 'refuse' or 'clip', got",
+        ),
+        ({"round": {"reducer": "mode"}}, "round.reducer: expected 'mean', 'median', 'trimmed_mean' or 'krum', got"),
+        ({"round": {"trim": 0.5}}, "round.trim: expected less than 0.5, got 0.5"),
+        ({"round": {"krum_byzantine": 0}}, "round.krum_byzantine: expected greater than or equal to 1, got 0"),
+        (
+            {"round": {"reducer": "median", "sampling": "bernoulli"}},
+            'round: expected sampling = "fixed" with reducer = "median": a cohort may be too small',
+        ),
+        (
+            {"round": {"reducer": "trimmed_mean", "clients_per_round": 4}},
+            'round: expected quorum to be at least 3 with reducer = "trimmed_mean", got 2',
+        ),
+        (
+            {"round": {"reducer": "krum", "krum_byzantine": 2, "clients_per_round": 12}},
+            r'round: expected quorum to be at least 7 with reducer = "krum" .2 krum_byzantine . 3., got 6',
+        ),
+        (
+            {"round": {"reducer": "krum", "krum_keep": 3, "clients_per_round": 10}},
+            r"round: expected krum_keep to be at most quorum - krum_byzantine - 2 .2., got 3",
+        ),
         ({"round": {"deadline_s": 0}}, "round.deadline_s: expected greater than 0, got 0"),
         ({"stop": {"rounds": 0}}, "stop.rounds: expected greater than or equal to 1, got 0"),
         (
@@ -133,6 +157,13 @@ def test_over_the_wire_and_back(values):
     assert from_spec(spec) == run
     assert from_values(run.model_dump(exclude_none=True)) == run
     assert spec.stop.rounds == run.stop.rounds
+
+
+def test_a_robust_round_over_the_wire_and_back():
+    """Every key of it."""
+    krum = {"clients_per_round": 9, "quorum": 8, "reducer": "krum", "krum_byzantine": 2, "krum_keep": 4, "trim": 0.1}
+    run = config(round={**krum, "max_relative_norm": 3.0, "over_relative_norm": "clip"})
+    assert from_spec(admin_pb2.RunSpec.FromString(to_spec(run).SerializeToString())) == run
 
 
 def test_a_target_of_zero_is_a_target():

@@ -67,6 +67,7 @@ def test_a_simulated_run_is_the_networked_run(fleet, method):
             id="weighted-objective",
         ),
         pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="out-of-patience"),
+        pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
     ],
 )
 def test_so_it_is_with_other_settings(fleet, request, sections):
@@ -74,6 +75,20 @@ def test_so_it_is_with_other_settings(fleet, request, sections):
     name = f"wire-{request.node.callspec.id}"
     fleet.server.create(name, **sections)
     assert simulated(name, **sections) == over_the_wire(fleet.server, name)
+
+
+def test_a_limit_beside_earlier_norms_is_simulated_and_replayed(fleet, tmp_path):
+    """Who is clipped by how much depends on earlier rounds, and is the same here, there and again; it does clip."""
+    plain = {"clients_per_round": 3}
+    sections = {"algorithm": {"name": "fedavg"}, "stop": {"rounds": 6}}
+    limited = {**sections, "round": {**plain, "max_relative_norm": 1.0, "over_relative_norm": "clip"}}
+    fleet.server.create("wire-relative", **limited)
+    came = simulated("wire-relative", **limited)
+    assert came == over_the_wire(fleet.server, "wire-relative")
+    unlimited = simulated("wire-relative", **sections, round=plain)
+    assert (came[:3] == unlimited[:3], came[-1] == unlimited[-1]) == (True, False)
+    result = replayed(fleet, "wire-relative", tmp_path)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("model", ["batchnorm", "frozen"])
