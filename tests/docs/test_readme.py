@@ -36,7 +36,8 @@ def test_every_make_target_that_is_named_exists():
 def test_every_dependency_has_its_reason():
     """What pyproject.toml installs for users is in the README's table, and nothing else is."""
     project = tomllib.loads(read_page("pyproject.toml"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["demo"], *extras["postgres"]]
     table = README[README.index("| package | reason |") : README.index("`constraints.txt`")]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
     assert {Requirement(text).name for text in wanted} == {name for row in rows for name in row.split(", ")}
