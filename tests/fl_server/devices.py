@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 
-from fl_server.errors import UploadBroken
+from fl_server.errors import NotNow, UploadBroken
 from protos.chunks import chunk_spans, make_chunk
 from protos.codec import Layout, digest_message, digest_of, pack, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -133,9 +132,15 @@ class Device:
             await self.fails(world, assignment, pb.FAILURE_REASON_STATE_LOST)
             return None
         header, data = await self.update(world, assignment)
-        for _ in range(3):
-            with suppress(UploadBroken):
+        broken = 0
+        while broken < 3:
+            try:
                 self.receipts.append(await self._send(world, header, data))
+            except UploadBroken:
+                broken += 1
+            except NotNow:  # what was sent before the round was drawn anew is still on its way
+                await asyncio.sleep(0.01)
+            else:
                 return self.receipts[-1]
         raise AssertionError(f"{self.name} sent its update three times, and each time it broke")
 
