@@ -38,9 +38,13 @@ def metrics(world, round_=0):
 
 
 async def over(world, round_=0):
-    """The clients' evaluation of a round has come to its end."""
-    log = world.coordinator.run("r").log
-    return await until(lambda: "clients_evaluated" in log.commits[round_].metrics and log.commits[round_], "it is over")
+    """The clients' evaluation of a round has come to its end, and stands in the ledger."""
+
+    def probe():
+        commit = world.store.commits("r")[round_]
+        return "clients_evaluated" in commit.metrics and commit
+
+    return await until(probe, "it is over")
 
 
 async def test_what_clients_find_stands_beside_what_the_server_finds(world):
