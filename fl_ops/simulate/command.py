@@ -14,6 +14,7 @@ from fl_ops.errors import Exit, Misused
 from fl_ops.options import Context, command
 
 if TYPE_CHECKING:
+    from fl_ops.simulate.again import Replayed
     from fl_ops.simulate.seeds import Job
 
 
@@ -53,20 +54,38 @@ def simulate(
     """
     # Here and not above: torch takes seconds, for which no other command waits.
     from fl_client.allocator import keep_freed_memory
-    from fl_ops.simulate import again, shown
+    from fl_ops.simulate.again import Replayed
 
     keep_freed_memory()
-    console = Console(stderr=context.as_json, highlight=False)
     if replay is not None:
         place = ledger if state_dir is None else state_dir
         if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
             raise Misused("--replay RUN goes with --state-dir DIR or --ledger URL, and with neither --seeds nor --out")
-        facts = again.replay(again.Replayed(replay, place, config, client_configs), console)
-        output.show(facts, again.verdict(facts), context.as_json)
-        raise typer.Exit(Exit.OK if facts["same"] else Exit.REFUSED)
+        _do_again(context, Replayed(replay, place, config, client_configs))
+        return
     if any(option is not None for option in (state_dir, ledger, client_configs)):
         raise Misused("--state-dir, --ledger and --client-configs belong to --replay RUN")
-    results = shown.simulate(_jobs(config, seeds, out), processes, console)
+    _do_runs(context, _jobs(config, seeds, out), processes)
+
+
+def _console(context: Context) -> Console:
+    """For progress: stdout is for the result where that is JSON."""
+    return Console(stderr=context.as_json, highlight=False)
+
+
+def _do_again(context: Context, replayed: Replayed) -> None:
+    from fl_ops.simulate import again
+
+    facts = again.replay(replayed, _console(context))
+    output.show(facts, again.verdict(facts), context.as_json)
+    if not facts["same"]:
+        raise typer.Exit(Exit.REFUSED)
+
+
+def _do_runs(context: Context, jobs: list[Job], processes: int) -> None:
+    from fl_ops.simulate import shown
+
+    results = shown.simulate(jobs, processes, _console(context))
     facts = {"seeds": [result.as_json() for result in results]}
     output.show(facts, shown.table(results), context.as_json)
     if any(result.status == "failed" for result in results):
