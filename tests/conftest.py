@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,11 @@ from tests.postgres_server import PostgresServer
 
 # Results are promised for a fixed number of threads, and test workers would fight for the cores.
 torch.set_num_threads(1)
+
+# A suite that a script started in the background has SIGINT ignored, and its processes would inherit that: a process
+# under test must hear an interrupt as it does under an operator's hands.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no failure. All else stays as it is, also that CI draws the same examples every time.
 settings.register_profile("impetus", settings(), deadline=None)
