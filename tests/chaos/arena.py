@@ -64,6 +64,7 @@ class Arena(Fleet):
         shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
         options = {"model": "broad", "step_s": STEP_S}
         daemon = Daemon(self.place, self.server, f"edge-{index}", shard=shard, options=options)
+        daemon._module = "tests.chaos.daemon"
         proxy = self.proxies[daemon.client_id] = Proxy(lambda: split_address(self.server.address))
         daemon.settings["server"] = proxy.address
         write_toml(daemon.config, daemon.settings)
