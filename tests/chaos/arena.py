@@ -28,11 +28,15 @@ class MortalCoordinator(Coordinator):
         super().__init__(place, settings=settings)
         self._module = "tests.chaos.server"
         self.orders = Orders(order_beside(self.config))
+        self.lives = 0
+        """Times that it came to serve."""
 
     def serve(self) -> Self:
         """Start it, and wait until it serves; the log of earlier lives may have been cut."""
         self._starts = len(self.events("serving"))
-        return super().serve()
+        super().serve()
+        self.lives += 1
+        return self
 
 
 class Arena(Fleet):

@@ -98,6 +98,12 @@ def check_replay(arena: Arena) -> None:
                 assert done.same, f"round {done.round}: the replay's model is {done.digest}, not {done.expected}{whose}"
 
 
+def check_history(arena: Arena, restarts: int) -> None:
+    """`fl run history` tells of every restart under the run: one line each, unless it died before it could."""
+    told = arena.server.history(arena.run_id).count("run_recovered")
+    assert told >= restarts, f"the coordinator was started {restarts} times under the run, its history tells of {told}"
+
+
 def check_spool(arena: Arena) -> None:
     """Nothing is left of the run's updates, whole or not."""
     folder = _state(arena) / "spool" / f"run-{arena.run_id}"

@@ -9,8 +9,10 @@ from random import Random
 from tests.chaos import faults
 from tests.chaos.fault import Fault
 from tests.chaos.jobs import JOBS, Job
+from tests.chaos.points import AT_THE_END, points
 
 Make = Callable[[Random], Fault]
+LAST = {f"death {point}" for point in points(*AT_THE_END)}
 MOST = 4
 """Faults of a seed."""
 ROUNDS_BESIDE = 3
@@ -63,8 +65,8 @@ def plan(seed: int) -> Plan:
 
 
 def made(seed: int, names: Sequence[str], draw: Random) -> Plan:
-    """A plan of these faults, on a job that has what they break."""
-    drawn = tuple(FAULTS[name](draw) for name in names)
+    """A plan of these faults, on a job that has what they break; what comes when the run ends comes last."""
+    drawn = tuple(FAULTS[name](draw) for name in sorted(names, key=LAST.__contains__))
     possible = set(JOBS)
     for fault in drawn:
         possible &= set(getattr(fault, "jobs", JOBS))

@@ -24,6 +24,8 @@ class Trial:
     """Names of the faults that did."""
     missed: list[str] = field(default_factory=list)
     """Faults that found nothing to break, and why."""
+    restarts: int = 0
+    """Times that the coordinator was started again under the run."""
     states_checked: bool = False
     seconds: float = 0.0
 
@@ -45,6 +47,7 @@ def play(arena: Arena, trial: Trial) -> None:
         else:
             checks.check_replay(arena)
         checks.check_ledger(arena, before)
+        checks.check_history(arena, trial.restarts)
         checks.check_spool(arena)
         checks.check_alive(arena)
     finally:
@@ -53,6 +56,7 @@ def play(arena: Arena, trial: Trial) -> None:
 
 def _disturb(arena: Arena, trial: Trial) -> None:
     for round_, fault in enumerate(trial.plan.faults):
+        lives = arena.server.lives
         try:
             if arena.until_round(round_).HasField("ended"):
                 raise DidNotHappen("the run was over")
@@ -60,11 +64,14 @@ def _disturb(arena: Arena, trial: Trial) -> None:
             trial.happened.append(fault.name)
         except DidNotHappen as why:
             trial.missed.append(f"{fault.name}: {why}")
+        if arena.server.lives > lives and not arena.over():
+            trial.restarts += arena.server.lives - lives
 
 
 def _compare_states(arena: Arena) -> bool:
-    """Let the run stand still between two rounds, and compare c with the c_i; False if it was over before."""
-    run_id = arena.run_id
+    """Let the run stand still behind the next commit, and compare c with the c_i; False if it was over before."""
+    run_id, done = arena.run_id, arena.server.run(arena.run_id).rounds_done
+    arena.until_round(done + 1)
     try:
         with arena.server.admin() as admin:
             admin.pause_run(run_id)
@@ -91,4 +98,5 @@ def summed_up(trials: list[Trial]) -> dict[str, object]:
     """Faults by name, over all trials."""
     happened = Counter(name for trial in trials for name in trial.happened)
     missed = Counter(each.partition(":")[0] for trial in trials for each in trial.missed)
-    return {"faults": dict(sorted(happened.items())), "missed": dict(sorted(missed.items()))}
+    restarts = sum(trial.restarts for trial in trials)
+    return {"faults": dict(sorted(happened.items())), "missed": dict(sorted(missed.items())), "restarts": restarts}
