@@ -1,4 +1,4 @@
-"""Which bytes of a TCP connection belong to which large gRPC message: HTTP/2 (RFC 9113), read only as far as needed.
+"""Which bytes of a TCP connection belong to which gRPC message: HTTP/2 (RFC 9113), read only as far as needed.
 
 A connection is a row of frames; a stream's DATA frames, put together, are messages, each behind a prefix of five bytes
 (compressed or not, then its length). Neither ends where the other does. A chunk of an update or of a model is told
@@ -20,11 +20,11 @@ _DATA, _PADDED = 0, 0x8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a piece lies in a large message."""
+    """Where a piece lies in a message."""
 
     stream: int
     number: int
-    """Of the large messages of its stream, from 1."""
+    """Of the large messages of its stream, from 1. 0: it is a small one."""
     start: int
     """Offset of the piece's first byte; 0 is the first byte of the prefix."""
     end: int
@@ -32,10 +32,15 @@ class Place:
     size: int
     """Bytes of the message with its prefix."""
 
+    @property
+    def ends(self) -> bool:
+        """Whether the message ends with the piece."""
+        return self.end == self.size
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes as they came. Without a place: no part of a large message."""
+    """Bytes as they came. Without a place: no message, or the first bytes of a prefix that came in parts."""
 
     data: bytes
     place: Place | None = None
@@ -60,7 +65,8 @@ class _Stream:
     size: int = 0
     """Of the message under way, with its prefix; 0 while that is not known."""
     at: int = 0
-    number: int = 0
+    large: int = 0
+    """Large messages so far."""
 
 
 class Reader:
@@ -134,9 +140,9 @@ class Reader:
         if len(stream.prefix) < PREFIX:
             return None
         stream.size = PREFIX + int.from_bytes(stream.prefix[1:])
-        stream.number += stream.size >= self._large
+        stream.large += stream.size >= self._large
         return self._place(stream, PREFIX - taken, PREFIX)
 
-    def _place(self, stream: _Stream, start: int, end: int) -> Place | None:
+    def _place(self, stream: _Stream, start: int, end: int) -> Place:
         stream.at = end
-        return Place(self._stream, stream.number, start, end, stream.size) if stream.size >= self._large else None
+        return Place(self._stream, stream.large if stream.size >= self._large else 0, start, end, stream.size)

@@ -10,11 +10,10 @@ import termios
 from typing import Literal
 
 from tests.chaos.grpc_bytes import Piece, Reader
+from tests.chaos.passages import Log
 from tests.chaos.traps import Direction, Stop, Traps
 
 End = Literal["reset", "end"]
-Chunks = dict[Direction, list[int]]
-"""Bytes of the large messages that passed whole, in order."""
 _READ_BYTES = 1 << 16
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST."""
@@ -23,10 +22,10 @@ _RESET = struct.pack("ii", 1, 0)
 class Connection:
     """A client's connection and the one to the target that goes with it; lives in the proxy's event loop."""
 
-    def __init__(self, client: socket.socket, traps: Traps, chunks: Chunks, large: int) -> None:
+    def __init__(self, client: socket.socket, traps: Traps, log: Log, large: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._client, self._target = client, socket.socket()
-        self._traps, self._chunks, self._large = traps, chunks, large
+        self._traps, self._log, self._large = traps, log, large
         self._ending: asyncio.Future[End] = self._loop.create_future()
         self.passing = asyncio.Event()
         """What a trap holds waits for it."""
@@ -54,6 +53,7 @@ class Connection:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        self._log.closed(id(self))
         for each in (self._client, self._target):
             await _close(each, how)
 
@@ -71,8 +71,7 @@ class Connection:
         """Send a piece on, unless a trap stops it."""
         passes, rest, stop = self._traps.met(direction, piece)
         await self._loop.sock_sendall(sink, passes.data)
-        if (place := passes.place) is not None and place.end == place.size:
-            self._chunks[direction].append(place.size)
+        self._log.passed(id(self), direction, passes)
         if stop is not None:
             await self._stop(stop)
             await self._pass(rest, sink, direction)

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from tests.chaos.proxied import Chunks, Connection
+from tests.chaos.proxied import Connection
+from tests.chaos.passages import Log, Upload
 from tests.chaos.traps import Action, Damage, Direction, Stop, Trap, Traps, Where
 
 Target = str | Callable[[], tuple[str, int]]
@@ -29,7 +30,7 @@ class Proxy:
         self._port = int(self._keeper.getsockname()[1])
         self._traps = Traps()
         self._open: dict[Connection, asyncio.Task[None]] = {}
-        self._chunks: Chunks = {"up": [], "down": []}
+        self._log = Log()
         self._listener: socket.socket | None = None
         self.absences = 0
         """Times that nobody listened."""
@@ -60,7 +61,16 @@ class Proxy:
 
     def chunks(self, direction: Direction) -> list[int]:
         """Bytes of each large message that passed whole, in order."""
-        return list(self._chunks[direction])
+        return list(self._log.chunks[direction])
+
+    def uploads(self) -> list[Upload]:
+        """The latest updates that passed whole, the oldest first, as far as each stream had it."""
+        return list(self._log.uploads)
+
+    @property
+    def session_id(self) -> str:
+        """The session that was attended last; empty when none was."""
+        return self._log.session_id
 
     def cut(self, direction: Direction, message: int = 1, where: Where = "before", action: Action = "reset") -> Stop:
         """Cut the connection at the `message`th chunk of the next stream that comes so far; later ones pass on.
@@ -142,7 +152,7 @@ class Proxy:
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
-            connection = Connection(listener.accept()[0], self._traps, self._chunks, self._large)
+            connection = Connection(listener.accept()[0], self._traps, self._log, self._large)
             self._open[connection] = self._loop.create_task(self._run(connection))
 
     async def _run(self, connection: Connection) -> None:

@@ -41,7 +41,7 @@ def test_pieces_are_the_bytes_that_came_and_know_their_messages(data, messages):
     assert b"".join(piece.data for piece in pieces) == wire
     found = {}
     for piece in pieces:
-        if (place := piece.place) is not None and place.end > 5:
+        if (place := piece.place) is not None and place.number and place.end > 5:
             found.setdefault((place.stream, place.number), bytearray()).extend(piece.data)
             assert len(found[place.stream, place.number]) == place.end - 5
     large = {stream: [each for of, each in messages if of == stream and len(each) >= LARGE] for stream in (1, 3)}
