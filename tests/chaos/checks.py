@@ -98,15 +98,26 @@ def check_replay(arena: Arena) -> None:
                 assert done.same, f"round {done.round}: the replay's model is {done.digest}, not {done.expected}{whose}"
 
 
-def check_history(arena: Arena, restarts: int) -> None:
-    """`fl run history` tells of every restart under the run: one line each, unless it died before it could."""
-    told = arena.server.history(arena.run_id).count("run_recovered")
+def check_history(arena: Arena, restarts: int, *, takes_away: bool) -> None:
+    """`fl run history` tells of every restart under the run. Nothing that was acknowledged was lost on the way."""
+    events = arena.server.history(arena.run_id)
+    told = events.count("run_recovered")
     assert told >= restarts, f"the coordinator was started {restarts} times under the run, its history tells of {told}"
+    assert "update_dropped" not in events, "an update was acknowledged, and then its bytes were not there"
+    again = {"round_restarted", "states_restarted"} & set(events)
+    assert takes_away or not again, f"all updates could come, and yet: {again}"
+
+
+def check_rounds_removed(arena: Arena) -> None:
+    """In a run under way nothing is left of earlier rounds but the latest, which may be under removal."""
+    done = arena.server.run(arena.run_id).rounds_done
+    kept = [path.name for path in _spool(arena).glob("round-*") if int(path.name.removeprefix("round-")) < done - 1]
+    assert not kept, f"{done} rounds are committed, and of these there is still something in the spool: {kept}"
 
 
 def check_spool(arena: Arena) -> None:
-    """Nothing is left of the run's updates, whole or not."""
-    folder = _state(arena) / "spool" / f"run-{arena.run_id}"
+    """Nothing is left of an ended run's updates, whole or not."""
+    folder = _spool(arena)
     eventually(lambda: not folder.exists(), f"the spool lets go of {sorted(folder.rglob('*'))}", 10.0)
 
 
@@ -163,3 +174,7 @@ def check_completed(run: admin_pb2.RunStatus) -> None:
 
 def _state(arena: Arena) -> Path:
     return Path(arena.server.settings["state_dir"])
+
+
+def _spool(arena: Arena) -> Path:
+    return _state(arena) / "spool" / f"run-{arena.run_id}"

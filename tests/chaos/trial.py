@@ -47,7 +47,7 @@ def play(arena: Arena, trial: Trial) -> None:
         else:
             checks.check_replay(arena)
         checks.check_ledger(arena, before)
-        checks.check_history(arena, trial.restarts)
+        checks.check_history(arena, trial.restarts, takes_away=plan.takes_away)
         checks.check_spool(arena)
         checks.check_alive(arena)
     finally:
@@ -66,6 +66,7 @@ def _disturb(arena: Arena, trial: Trial) -> None:
             trial.missed.append(f"{fault.name}: {why}")
         if arena.server.lives > lives and not arena.over():
             trial.restarts += arena.server.lives - lives
+    checks.check_rounds_removed(arena)
 
 
 def _compare_states(arena: Arena) -> bool:
