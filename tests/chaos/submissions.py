@@ -252,11 +252,13 @@ def answer(arena: Arena, daemon: int, upload: Upload) -> training_pb2.Receipt:
 
 
 def code_of(client: RawClient, upload: Sequence[pb.SubmitUpdateRequest]) -> Any:
-    """The status of an upload."""
+    """The status of an upload. Raises DidNotHappen when its round is closed: then nobody looks at its chunks."""
     try:
-        _submitted(client, upload)
+        receipt = _submitted(client, upload)
     except grpc.RpcError as error:
         return error.code()
+    if receipt.reason == training_pb2.REFUSAL_REASON_LATE:
+        raise DidNotHappen(f"it came too late: {receipt.detail}")
     return grpc.StatusCode.OK
 
 
