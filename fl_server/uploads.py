@@ -67,8 +67,10 @@ class Uploads:
             self._count_conflict(run, header, client, first)
             return first
         reason = run.refusal_of(header, client)
+        if reason == _LATE:
+            return await self._too_late(run, header, client, "the round is closed")
         if reason is not None:
-            return _refusal(header, reason, "the round is closed" if reason == _LATE else "not of this round's cohort")
+            return _refusal(header, reason, "not of this round's cohort")
         gate = run.gate()
         try:
             gate.check_header(header)
@@ -102,8 +104,11 @@ class Uploads:
                 raise UploadBroken(header.key, part.kept_bytes, f"the upload ended short of {header.size_bytes} bytes")
             return await self._finish(upload)
         except Refused as refusal:
-            await self._parts.in_io(part.discard)
-            return await self._refuse(run, header, client, refusal)
+            first = await self.receipt(run, header.key, client)
+            if first is None or not first.admitted or first.digest != header.digest:
+                await self._parts.in_io(part.discard)
+            # else an older stream of the update was faster, and the file is what its word is about
+            return first or await self._refuse(run, header, client, refusal)
         finally:
             gauge.dec(header.size_bytes)
             await self._let_go(part)
@@ -187,7 +192,7 @@ class Uploads:
     async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
         """Enter a refusal, unless it is only for coming late, and stop waiting for the client."""
         if refusal.reason == _LATE:
-            return _refusal(header, refusal.reason, str(refusal))
+            return await self._too_late(run, header, client, str(refusal))
         reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
         self._parts.metrics.updates_refused.labels(run.id, reason).inc()
         log.warning(
@@ -203,7 +208,13 @@ class Uploads:
     async def _enter(self, run: Run, header: UpdateHeader, record: UpdateRecord) -> Receipt:
         """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
         stands = await asyncio.shield(run.enter(record, header))
-        return _refusal(header, _LATE, "the round is closed") if stands is None else _receipt(header.key, stands)
+        if stands is None:
+            return await self._too_late(run, header, record.client_id, "the round is closed")
+        return _receipt(header.key, stands)
+
+    async def _too_late(self, run: Run, header: UpdateHeader, client: str, why: str) -> Receipt:
+        """For a closed round: the first word, if an older stream of the update got it in time. No other will follow."""
+        return await self.receipt(run, header.key, client) or _refusal(header, _LATE, why)
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:
