@@ -130,9 +130,9 @@ async def _load_round(run: Run) -> None:
         run.state = fresh
     state = run.state
     updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
-    run.refused = {update.client_id for update in updates if not update.admitted}
+    run.intake.refused = {update.client_id for update in updates if not update.admitted}
     # Who was lost before the restart, or refused, is not waited for.
-    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.refused))
+    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
 
 
 async def _sum_up_again(run: Run) -> bool:
