@@ -66,7 +66,10 @@ class Intake:
         async with run.turn:
             if self.refusal_of(header, update.client_id) is not None:
                 return None
-            stands = await run.parts.ledger.do(run.parts.ledger.store.record_update, update)
+            standing, why = run.parts.fleet.quarantine.weigh(update)
+            stands = await run.parts.ledger.do(run.parts.ledger.store.record_update, update, standing, why)
+            if standing is not None and stands == update:
+                run.parts.fleet.keep_standing(standing, why)
             event = ev.UpdateAdmitted(stands.client_id, stands.digest)
             if stands.admitted and stands.digest == update.digest and run.applies(event):
                 run.parts.metrics.assignments.labels(run.id, "admitted").inc()

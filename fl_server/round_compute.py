@@ -112,6 +112,7 @@ async def _write_commit(run: Run) -> None:
     run.round_began = 0.0
     run.intake.forget_failures()
     run.log.add(record)
+    run.parts.fleet.quarantine.counted((update.client_id for update in updates), record.committed_at)
     run.norms.add(state.round, [update.norm for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
