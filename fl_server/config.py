@@ -48,7 +48,7 @@ class LimitsConfig(Section):
     reattach_grace_s: float = Field(default=20.0, gt=0)
     """How long a lost stream is waited for, and the roster after a start."""
     stall_s: float = Field(default=60.0, gt=0)
-    """An upload that brings nothing for so long is ended."""
+    """An upload that brings less than `chunk_bytes` in so long is ended, and goes on later where it stopped."""
     max_clients: int = Field(default=20_000, ge=1)
     """Sessions open at once."""
 

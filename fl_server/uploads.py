@@ -18,6 +18,7 @@ import structlog
 from fl_server.admission import Gate, Refused, WrongDigest
 from fl_server.errors import InvalidInput, NotNow, UploadBroken
 from fl_server.parts import Parts
+from fl_server.patience import Patience
 from fl_server.run import Run
 from fl_server.spool import PartBusy, SpoolKey
 from fl_server.spool_parts import PartFile
@@ -135,8 +136,10 @@ class Uploads:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
         offset = upload.header.resume_offset
         sent = self._parts.metrics.bytes.labels("up", "update")
+        patience = Patience(self._parts.config.limits)
         while True:
-            request = await self._next(requests, upload)
+            request = await _next(requests, upload, patience)
+            self._parts.fleet.session(upload.header.session_id)  # it may be banned by now, or here in a newer one
             kind = request.WhichOneof("part")
             if kind == "trailer":
                 return request.trailer
@@ -144,21 +147,12 @@ class Uploads:
                 raise InvalidInput("part", "a chunk or a trailer behind the header", kind or "nothing")
             await self._parts.in_io(_write, upload, request.chunk, offset)
             offset += len(request.chunk.data)
+            patience.came(len(request.chunk.data))
             sent.inc(len(request.chunk.data))
             upload.run.log.bytes_up += len(request.chunk.data)
             reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, "the round was closed while the update was on its way")
-
-    async def _next(self, requests: Requests, upload: _Upload) -> pb.SubmitUpdateRequest:
-        stall_s = self._parts.config.limits.stall_s
-        try:
-            return await asyncio.wait_for(anext(requests), stall_s)
-        except TimeoutError:
-            raise NotNow(f"nothing came for {stall_s:g} s; what came is kept", BUSY_WAIT_S) from None
-        except StopAsyncIteration:
-            why = "the stream ended before the trailer"
-            raise UploadBroken(upload.key, upload.part.kept_bytes, why) from None
 
     async def _finish(self, upload: _Upload) -> Receipt:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
@@ -210,6 +204,15 @@ class Uploads:
 _LATE = RefusalReason.REFUSAL_REASON_LATE
 _LARGEST = 2**63 - 1
 """Integer that a database holds."""
+
+
+async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.SubmitUpdateRequest:
+    try:
+        return await patience.wait(anext(requests))
+    except TimeoutError:
+        raise NotNow(f"{patience}; what came is kept", BUSY_WAIT_S) from None
+    except StopAsyncIteration:
+        raise UploadBroken(upload.key, upload.part.kept_bytes, "the stream ended before the trailer") from None
 
 
 def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
