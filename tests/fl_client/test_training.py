@@ -7,13 +7,13 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
-from fl_client.answers import KINDS
 from fl_client.bundles import Bundle
 from fl_client.errors import WorkFailed
 from fl_client.training import Interrupted, Trainer
 from protos.codec import Layout, digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import payload_kind
 from tasks.batches import batches, seed_everything, whole
 from tests.fl_client.devices import METHODS, assignment, bundles, local_task, payloads, start
 
@@ -70,10 +70,10 @@ def test_an_update_holds_what_the_method_answers(name, exchange):
     _, expected = answered(name, exchange, state)
     update = train(name, exchange, state).update
     got = payloads(update)
-    assert list(got) == [KINDS[payload] for payload in expected.payloads]
+    assert list(got) == [payload_kind(payload) for payload in expected.payloads]
     for payload, tensors in expected.payloads.items():
         laid_out = {**tensors, **expected.buffers} if payload == "delta" else tensors
-        assert equal(got[KINDS[payload]], laid_out), payload
+        assert equal(got[payload_kind(payload)], laid_out), payload
     assert update.header.digest == digest_message(digest_of(update.data))
     assert (update.header.num_examples, update.header.num_steps) == (8, expected.steps)
     assert update.header.HasField("training_loss") is (expected.loss is not None)
