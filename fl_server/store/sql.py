@@ -13,6 +13,7 @@ from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
 from fl_server.store.base import (
+    LEFT_OUT,
     AttemptRecord,
     ClientEvaluation,
     ClientRecord,
@@ -235,21 +236,24 @@ class SqlStore:
             _explain(db, why)
 
     # commits
-    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
 
-        Nothing stands against them any more, but what keeps one from being drawn at that time. Those of a round with
-        several exchanges are the accepted of the last one. Entering the same round again with the same model digest
-        changes nothing; with another it is a StoreError.
+        Those of a round with several exchanges are the accepted of the last one, without those whom the reducer left
+        out: the lines of their updates say so. Nothing stands against those who count any more, but what keeps one from
+        being drawn at that time. Entering the same round again with the same model digest changes nothing; with another
+        it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
             if entered is None:
                 db.execute(insert(schema.commits).values(rows.to_row(commit)))
-                clients = _clients_of(db, commit)
-                _count(db, clients, "updates_counted")
+                counted = [each for each in _clients_of(db, commit) if each not in left_out]
+                _count(db, counted, "updates_counted")
+                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 table = schema.standings
-                db.execute(delete(table).where(table.c.client_id.in_(clients), table.c.until <= commit.committed_at))
+                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 _explain(db, why)
             elif entered["model_digest"] != commit.model_digest:
                 raise StoreError(
