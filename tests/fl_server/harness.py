@@ -28,6 +28,7 @@ from fl_server.service import CoordinatorService
 from fl_server.spool import Spool
 from fl_server.spool_parts import PartFile
 from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.files import Durability
 from fl_server.store.sql import open_sqlite
 from fl_server.uploads import Uploads
 
@@ -126,19 +127,24 @@ def _pass_over_the_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 class World:
     """One coordinator on a folder, from its start to its end."""
 
-    def __init__(self, folder: Path, journal: Journal | None = None, **limits: Any) -> None:
+    def __init__(
+        self, folder: Path, journal: Journal | None = None, *, durability: Durability = "process", **limits: Any
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.journal = journal or Journal()
         self.config = ServerConfig(
-            state_dir=folder, insecure=True, limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits})
+            state_dir=folder,
+            insecure=True,
+            limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
+            durability=durability,
         )
         metrics = Metrics(CollectorRegistry())
-        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite"), self.journal))  # type: ignore[arg-type]
+        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite", durability), self.journal))  # type: ignore[arg-type]
         self.parts = Parts(
             config=self.config,
             ledger=ledger,
             checkpoints=Mortal(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]
-            spool=Mortal(Spool(folder / "spool"), self.journal),  # type: ignore[arg-type]
+            spool=Mortal(Spool(folder / "spool", durability), self.journal),  # type: ignore[arg-type]
             fleet=Fleet(ledger, self.config.limits, metrics),
             metrics=metrics,
             compute=ThreadPoolExecutor(1),
