@@ -130,7 +130,6 @@ class Facts:
 
 
 async def _live(folder: Path, job: Job) -> tuple[list[Operation], Facts]:
-    folder.mkdir()
     recorder = Recorder(folder)
     with recorder.recording():
         fleet = Fleet(recorder=recorder)
