@@ -196,11 +196,11 @@ class Store(Protocol):
 
     # runs
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
-        """Add a run. Raises StoreError if the id is taken."""
+        """Add a run; fsynced. Raises StoreError if the id is taken."""
         ...
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is stored for run.run_id."""
+        """Replace what is stored for run.run_id; fsynced."""
         ...
 
     def runs(self) -> list[RunRecord]:
@@ -246,7 +246,7 @@ class Store(Protocol):
         ...
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange.
+        """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
         Another list for the same exchange is a StoreError.
         """

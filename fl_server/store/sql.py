@@ -79,8 +79,8 @@ def open_ledger(url: str | None, state_dir: Path, durability: Durability = "proc
 class SqlStore:
     """`Store` over a SQLAlchemy engine or database URL; opening it brings an older schema to this version's.
 
-    Each method is one transaction, durable against SIGKILL when it returns. `commit` is fsynced; with durability
-    "power" every write is.
+    Each method is one transaction, durable against SIGKILL when it returns. What an operator says of a run, accepted
+    lists and commits are fsynced; with durability "power" every write is.
     """
 
     def __init__(self, url_or_engine: str | Engine, durability: Durability = "process") -> None:
@@ -118,16 +118,16 @@ class SqlStore:
 
     # runs
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
-        """Add a run. Raises StoreError if the id is taken."""
-        with self._transaction(f"create run {run.run_id!r}") as db:
+        """Add a run; fsynced. Raises StoreError if the id is taken."""
+        with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
             if db.execute(_of(schema.runs, run_id=run.run_id)).first():
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
             db.execute(insert(schema.runs).values(rows.to_row(run)))
             _explain(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is stored for run.run_id. Raises StoreError if there is no such run."""
-        with self._transaction(f"update run {run.run_id!r}") as db:
+        """Replace what is stored for run.run_id; fsynced. Raises StoreError if there is no such run."""
+        with self._transaction(f"update run {run.run_id!r}", fsynced=True) as db:
             _replace_run(db, run)
             _explain(db, why)
 
@@ -200,13 +200,13 @@ class SqlStore:
                 _explain(db, why)
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange.
+        """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
-        The same list again changes nothing; a different one is a StoreError.
+        Without that a power cut might leave a checkpoint and not the list that it was made of. The same list again changes nothing; a different one is a StoreError.
         """
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}
-        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}") as db:
+        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
             fixed = db.execute(_of(schema.accepted, **key)).mappings().first()
             if fixed is None:
                 db.execute(insert(schema.accepted).values(**key, entries=entries))
