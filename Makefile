@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+SEEDS ?= 20
 BIN := .venv/bin
 ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks)
 
-.PHONY: install demo test test-all lint lint-style lint-types lint-protos format protos baseline bench clean
+.PHONY: install demo test test-all chaos lint lint-style lint-types lint-protos format protos baseline bench clean
 
 install: .venv/installed
 
@@ -27,6 +28,10 @@ test: .venv/installed
 # Also what is marked slow.
 test-all: .venv/installed
 	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+
+# Real processes that are killed, cut off and lied to: SEEDS seeds, or SEED=17 again.
+chaos: .venv/installed
+	$(BIN)/python -m tests.chaos --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
 lint: lint-style lint-types lint-protos
 
