@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from tests.chaos.proxied import Connection
 from tests.chaos.passages import Log, Upload
+from tests.chaos.proxied import Connection
 from tests.chaos.traps import Action, Damage, Direction, Stop, Trap, Traps, Where
 
 Target = str | Callable[[], tuple[str, int]]

@@ -99,7 +99,6 @@ def test_a_cut_at_every_chunk_costs_a_chunk_at_most(pair):
         pair.one_round(run, before)
         assert all(trap.snapped.is_set() for trap in traps), f"nothing was cut {where} chunk {number}"
         up_again, down_again = (now - then for now, then in zip(pair.bytes(), (up, down), strict=True))
-        print(where, number, up_again - 2 * SIZE, down_again - each_round)
         assert 0 <= up_again - 2 * SIZE <= CHUNK
         assert 0 <= down_again - each_round <= CHUNK
     with pair.server.admin() as admin:
