@@ -2,10 +2,13 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+MINUTES ?= 30
+DAEMONS ?= 20
+SEED ?= 1
 BIN := .venv/bin
 ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks)
 
-.PHONY: install demo test test-all lint lint-style lint-types lint-protos format protos baseline bench clean
+.PHONY: install demo test test-all lint lint-style lint-types lint-protos format protos baseline bench soak clean
 
 install: .venv/installed
 
@@ -57,6 +60,10 @@ baseline: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.round_overhead
 	$(BIN)/python -m benchmarks.local_step
+
+# Daemons come and go while runs go on; says whether the coordinator leaks. Linux only.
+soak: .venv/installed
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --daemons $(DAEMONS) --seed $(SEED)
 
 clean:
 	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
