@@ -333,7 +333,7 @@ async def test_a_repeat_that_is_on_its_way_when_the_round_closes_changes_nothing
         for part in parts[came:]:
             yield part
 
-    async with bench.run._turn:
+    async with bench.run.turn:
         first = asyncio.create_task(bench.send())
         await until(spool.path(key, bench.header.digest.value).exists, "it waits for its word")
         second = asyncio.create_task(bench.world.service.SubmitUpdate(repeated(), None))
