@@ -11,7 +11,7 @@ import structlog
 from fl_server import events as ev
 from fl_server.admission import file_digest
 from fl_server.client_metrics import PREFIX, has_evaluation
-from fl_server.evaluation import reason_to_stop
+from fl_server.evaluation import prune, reason_to_stop
 from fl_server.recovery import recover_round
 from fl_server.round_committing import awaited_evaluations, clients_due, evaluation_due
 from fl_server.round_compute import accepted_updates, update_paths
@@ -74,6 +74,8 @@ async def _read_back_ended(run: Run) -> None:
     )
     await let_go(run)
     await run.client_evaluations.make_up()
+    if run.status == "completed":
+        await prune(run)
 
 
 async def _load(run: Run) -> None:
