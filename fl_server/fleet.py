@@ -99,7 +99,16 @@ class Fleet:
         await self._remember(record_of(request, known), self._registration(session, older))
         self._availability[client_id] = request.availability if request.HasField("availability") else _MAY_TRAIN
         self._metrics.sessions.set(len(self._sessions))
+        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         return session, protocol
+
+    def _close_unattended(self, session: Session) -> None:
+        """Whoever registered and never attended has no stream to lose, so nobody else gives it up."""
+        client_id = session.client_id
+        waited_for = client_id in self._roster.present()
+        if self._sessions.of(client_id) is session and session.stream is None and not waited_for:
+            self._sessions.close(client_id, UnknownSessionError())
+            self._count()
 
     def _registration(self, session: Session, older: Session | None) -> HistoryRecord | None:
         client_id = session.client_id
@@ -313,6 +322,7 @@ class Fleet:
         self._sessions.close(client_id, Forbidden(f"client:{client_id}", "to register again: it was forgotten here"))
         self._roster.forget(client_id)
         self._records.pop(client_id, None)
+        self._availability.pop(client_id, None)
         self.quarantine.drop(client_id)
         self._wait_out(client_id)
         self._gone(client_id, "forgotten")

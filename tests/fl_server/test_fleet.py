@@ -306,3 +306,23 @@ async def test_counters_are_the_ledgers(world):
     await world.fleet.note("a", "a word")
     assert [record.updates_counted for record in await world.fleet.records()] == [1, 1]
     assert [len(device.receipts) for device in devices] == [1, 1]
+
+
+async def test_a_session_that_nobody_attends_is_closed(tmp_path):
+    """Its client died between two calls: behind the grace its place is free. Who came before it and attends stays."""
+    async with World(tmp_path, reattach_grace_s=0.05, max_clients=2) as world:
+        await Device("a").come(world)
+        dead = await world.service.Register(Device("dead").registration(), None)
+        await until(lambda: world.metric("fl_sessions") == 1, "its session is closed")
+        with pytest.raises(UnknownSessionError):
+            world.fleet.session(dead.session_id)
+        assert world.fleet.attached("a")
+
+
+async def test_a_forgotten_client_said_nothing(world):
+    """What it said of itself goes with it."""
+    a = await Device("a").come(world)
+    no = pb.Availability(may_train=False)
+    await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=no), None)
+    await world.fleet.forget("a", "admin")
+    assert world.fleet.availability("a").may_train
