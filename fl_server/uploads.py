@@ -57,7 +57,8 @@ class Uploads:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._digest_faults: set[tuple[str, bytes]] = set()
+        self._digest_faults: dict[str, bytes] = {}
+        """Client -> digest that the bytes of its latest upload did not have, until one of its uploads has it."""
         self.in_flight = 0
         """Streams that are being taken now."""
 
@@ -161,12 +162,13 @@ class Uploads:
             norm = await self._parts.in_io(upload.gate.check_file, upload.part.path, digest)
         except WrongDigest:
             # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
-            if (fault := (upload.client, digest)) in self._digest_faults:
-                self._digest_faults.discard(fault)
+            if self._digest_faults.get(upload.client) == digest:
+                del self._digest_faults[upload.client]
                 raise
-            self._digest_faults.add(fault)
+            self._digest_faults[upload.client] = digest
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
+        self._digest_faults.pop(upload.client, None)
         reason = upload.run.intake.refusal_of(upload.header, upload.client)
         if reason is not None:
             raise Refused(reason, "the round was closed while the update was on its way")

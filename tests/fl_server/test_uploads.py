@@ -203,6 +203,17 @@ async def test_a_wrong_digest_is_forgiven_once(bench):
     assert "expected bytes with the digest blake3:000000" in receipt.detail
 
 
+async def test_wrong_digests_are_remembered_one_a_client(bench):
+    """However many different ones it sends, and none once an upload was right."""
+    for number in range(3):
+        header, data = bench.changed(digest=digest_message(bytes([number]) * 32))
+        with pytest.raises(UploadBroken, match="have not the digest"):
+            await bench.send(header, data)
+    assert len(bench.world.uploads._digest_faults) == 1
+    assert (await bench.send()).admitted
+    assert not bench.world.uploads._digest_faults
+
+
 async def test_a_repeat_gets_the_first_answer(bench):
     """Word for word, from its header alone."""
     first = await bench.send()
