@@ -76,6 +76,7 @@ async def _read_back_ended(run: Run) -> None:
     await run.client_evaluations.make_up()
     if run.status == "completed":
         await prune(run)
+    run.parts.metrics.run_over(run.id)
 
 
 async def _load(run: Run) -> None:

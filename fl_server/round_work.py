@@ -189,6 +189,7 @@ async def end(run: Run, command: ev.End) -> None:
     await let_go(run)
     if run.model.loaded:  # one that could not be read keeps what there is, for whoever repairs it
         await prune(run)
+    run.parts.metrics.run_over(run.id)
     run.model.unload()
     if run.behaviour.algorithm.keeps_client_state:
         for client in run.parts.fleet.present():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from fl_server import deadline
+from fl_server import deadline, metrics
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 
@@ -39,6 +40,36 @@ async def test_a_run_that_is_over_has_no_tasks(world, monkeypatch, how):
     await until(
         lambda: {task for task in asyncio.all_tasks() - before if not task.done()} <= world.tasks, "none is left"
     )
+
+
+def told_of(world):
+    """The runs that metrics are told of."""
+    samples = [sample for metric in world.parts.metrics.registry.collect() for sample in metric.samples]
+    return {sample.labels["run"] for sample in samples if "run" in sample.labels}
+
+
+async def test_metrics_are_told_of_the_runs_that_ended_last(world, monkeypatch):
+    """With one kept: of the second run that is over, and of the one that waits; before, of all three."""
+    monkeypatch.setattr(metrics, "RUNS_KEPT", 1)
+    runs = [await world.create(name=name) for name in ("first", "second", "third")]
+    for run in runs:
+        world.parts.metrics.rounds.labels(run.id, "committed").inc()
+    assert told_of(world) == {"first", "second", "third"}
+    for run in runs[:2]:
+        await world.coordinator.stop(run, "enough", "admin")
+    await until(lambda: told_of(world) == {"second", "third"}, "the first one's are gone")
+
+
+def test_metrics_of_a_run_that_was_extended_stay(monkeypatch):
+    """It ended, goes on, and is no run that ended long ago when another one ends."""
+    monkeypatch.setattr(metrics, "RUNS_KEPT", 1)
+    all_ = metrics.Metrics(CollectorRegistry())
+    for run in "ab":
+        all_.round.labels(run).set(1)
+    all_.run_over("a")
+    all_.run_goes_on("a")
+    all_.run_over("b")
+    assert [all_.registry.get_sample_value("fl_round", {"run": run}) for run in "ab"] == [1, 1]
 
 
 ASKED = {
