@@ -96,10 +96,10 @@ class Fleet:
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
         session, older = self._sessions.open(client_id, request.instance_id)
+        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self._remember(record_of(request, known), self._registration(session, older))
         self._availability[client_id] = request.availability if request.HasField("availability") else _MAY_TRAIN
         self._metrics.sessions.set(len(self._sessions))
-        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         return session, protocol
 
     def _close_unattended(self, session: Session) -> None:
