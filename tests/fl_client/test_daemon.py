@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from fl_client import daemon
 from fl_client.errors import Fenced
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -239,3 +240,22 @@ async def test_a_task_that_raises_does_not_end_the_daemon(fleet, coordinator):
         await coordinator.until(lambda: 1 in coordinator.updates)
     (failure,) = coordinator.calls["ReportStatus"][0].failures
     assert (failure.reason, failure.message) == (pb.FAILURE_REASON_TASK_ERROR, "RuntimeError: no such sensor")
+
+
+async def test_work_that_comes_while_the_daemon_says_goodbye_is_not_begun(fleet, coordinator, monkeypatch):
+    """Nobody would end it: without a connection it would wait for one, and the daemon for it."""
+    monkeypatch.setattr(daemon, "GOODBYE_SECONDS", 0.5)
+    first, second, note = coordinator.assignment(0), coordinator.assignment(1), coordinator._note
+
+    async def push_and_say_nothing(method, request):
+        await note(method, request)
+        if method == "ReportStatus":
+            coordinator.push(assignment=second)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(coordinator, "_note", push_and_say_nothing)
+    async with fleet.daemon():
+        coordinator.assign(first)
+        await coordinator.until(lambda: coordinator.updates)
+    assert coordinator.calls["ReportStatus"]
+    assert list(coordinator.updates) == [0]
