@@ -204,6 +204,8 @@ class Uploads:
 _LATE = RefusalReason.REFUSAL_REASON_LATE
 _LARGEST = 2**63 - 1
 """Integer that a database holds."""
+_LARGEST_SMALL = 2**31 - 1
+"""In its columns for small numbers."""
 
 
 async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.SubmitUpdateRequest:
@@ -250,7 +252,7 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refus
         num_steps=header.num_steps,
         training_loss=loss if math.isfinite(loss) else None,
         norm=norm,
-        attempt=header.attempt,
+        attempt=min(header.attempt, _LARGEST_SMALL),
         received_at=time.time(),
     )
 

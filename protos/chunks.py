@@ -24,7 +24,7 @@ class ChunkError(ValueError):
 def crc32c(buffer: Buffer) -> int:
     """CRC-32C (Castagnoli) of the bytes, uncopied: the one checksum of pieces, on the wire and on disk."""
     # google_crc32c takes no memoryview, but an array over the same memory.
-    return google_crc32c.value(np.frombuffer(buffer, np.uint8))
+    return int(google_crc32c.value(np.frombuffer(buffer, np.uint8)))
 
 
 def make_chunk(buffer: Buffer, offset: int, length: int) -> tensor_pb2.Chunk:

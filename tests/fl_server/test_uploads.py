@@ -95,6 +95,7 @@ def wrong(field, **values):
         wrong("HEADER", num_examples=2**64 - 1),
         wrong("HEADER", num_steps=0),
         wrong("STATE_EPOCH", state_epoch=1),
+        wrong("HEADER", num_steps=0, attempt=2**32 - 1),
         wrong("LAYOUT", payloads=[]),
         wrong("LAYOUT", payloads=[messages.Payload(kind=messages.PAYLOAD_KIND_FULL_GRADIENT)]),
         wrong("LAYOUT", payloads=[messages.Payload(kind=messages.PAYLOAD_KIND_DELTA)]),
@@ -112,6 +113,7 @@ async def test_a_header_is_refused_before_its_bytes(bench, values, reason):
     assert (receipt.admitted, receipt.reason) == (False, reason)
     assert (await bench.send()).reason == reason
     assert len(bench.line().digest) in {0, 32}
+    assert bench.line().attempt < 2**31
     assert bench.world.parts.spool.sweep() == []
     await until(lambda: bench.run.state.out == {"a"}, "it is out")
     assert bench.world.fleet.record("a").note.startswith("update refused (")
