@@ -119,6 +119,35 @@ async def test_who_was_refused_before_the_death_is_not_waited_for(tmp_path):
         assert devices[0].outcomes["r", 0, 0].counted is False
 
 
+async def test_a_repeat_gets_the_first_answer_for_ever(tmp_path):
+    """Admitted or refused, before and after a death, and once the round is committed, word for word."""
+    devices = a, b, c = [Device(name, works=False) for name in NAMES]
+    assignment, first = None, {}
+
+    async def again(world, device):
+        header, data = await device.update(world, assignment)
+        return (await world.service.SubmitUpdate(stream(*upload(header, data, device.session)), None)).receipt
+
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        await world.create(round={"clients_per_round": 3, "quorum": 2}, stop={"rounds": 1})
+        assignment = await a.assigned()
+        await refused(world, b)
+        first = {"a": await again(world, a), "b": await again(world, b)}
+        assert (first["a"].admitted, first["b"].admitted) == (True, False)
+        world.journal.dead = True
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        assert {"a": await again(world, a), "b": await again(world, b)} == first
+        await again(world, c)
+        await world.completed()
+        assert {"a": await again(world, a), "b": await again(world, b)} == first
+        assert world.metric("fl_update_conflicts_total", run="r") == 2
+        assert world.store.commits("r")[0].accepted == 2
+
+
 async def test_who_was_refused_is_not_waited_for_when_it_attaches_again(tmp_path):
     """The refusal stands for the round, whatever becomes of the connection."""
     a, b = Device("a", works=False), Device("b", works=False)
