@@ -57,7 +57,8 @@ class Uploads:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._digest_faults: set[tuple[str, bytes]] = set()
+        self._digest_faults: dict[str, bytes] = {}
+        """By client: the latest work of which an update had not its digest. One for each, or liars would fill it."""
         self.in_flight = 0
         """Streams that are being taken now."""
 
@@ -161,10 +162,10 @@ class Uploads:
             norm = await self._parts.in_io(upload.gate.check_file, upload.part.path, digest)
         except WrongDigest:
             # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
-            if (fault := (upload.client, digest)) in self._digest_faults:
-                self._digest_faults.discard(fault)
+            work = upload.key.SerializeToString(deterministic=True)
+            if self._digest_faults.pop(upload.client, None) == work:
                 raise
-            self._digest_faults.add(fault)
+            self._digest_faults[upload.client] = work
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
         reason = upload.run.refusal_of(upload.header, upload.client)
