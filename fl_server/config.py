@@ -53,6 +53,17 @@ class LimitsConfig(Section):
     """Sessions open at once."""
 
 
+class QuarantineConfig(Section):
+    """Clients whose updates are refused again and again."""
+
+    after: int = Field(default=3, ge=0)
+    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. 0: never."""
+    first_s: float = Field(default=600.0, gt=0)
+    """How long at first; each further refusal, with no update that counted in between, costs twice the time."""
+    longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
+    """How long at most."""
+
+
 class ServerConfig(Section):
     """All that a coordinator is told; runs are created later, by `fl run create`."""
 
@@ -73,6 +84,7 @@ class ServerConfig(Section):
     insecure_remote: bool = False
     """Speak plain text over a network where everyone can read and change it."""
     limits: LimitsConfig = LimitsConfig()
+    quarantine: QuarantineConfig = QuarantineConfig()
     durability: Literal["process", "power"] = "process"
     """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)

@@ -130,14 +130,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await self._fleet.note(client_id, words[:300])
             run = self._coordinator.run(failure.key.run_id)
             run.client_evaluations.failed(failure.key, client_id)
-            if run.refusal(failure.key, client_id) is not None:
+            if run.intake.refusal(failure.key, client_id) is not None:
                 continue
             if failure.reason == pb.FAILURE_REASON_STATE_LOST:
                 await state_lost(run, client_id, failure.message[:1000])
                 continue
             if failure.reason == pb.FAILURE_REASON_NOT_FINITE:
-                run.not_finite_from(client_id)
-            run.client_out(client_id, "failed", words)
+                run.intake.not_finite_from(client_id)
+            run.intake.client_out(client_id, "failed", words)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(

@@ -68,10 +68,10 @@ class Uploads:
         if first is not None:
             self._count_conflict(run, header, client, first)
             return first
-        reason = run.refusal_of(header, client)
+        reason = run.intake.refusal_of(header, client)
         if reason is not None:
             return _refusal(header, reason, "the round is closed" if reason == _LATE else "not of this round's cohort")
-        gate = run.gate()
+        gate = run.intake.gate()
         try:
             gate.check_header(header)
         except Refused as refusal:
@@ -93,7 +93,7 @@ class Uploads:
         return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
 
     async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
-        gate = run.gate()
+        gate = run.intake.gate()
         part = await self._open(header, client)
         upload = _Upload(run, header, client, gate, part)
         gauge = self._parts.metrics.uploads_in_flight
@@ -108,7 +108,7 @@ class Uploads:
             return await self._refuse(run, header, client, refusal)
         finally:
             gauge.dec(header.size_bytes)
-            await self._parts.in_io(part.close)
+            await self._let_go(part)
 
     async def _open(self, header: UpdateHeader, client: str) -> PartFile:
         """The part file; it must have what the sender believes to be there."""
@@ -126,12 +126,16 @@ class Uploads:
             raise
         if header.resume_offset > part.kept_bytes:
             kept = part.kept_bytes
-            await self._parts.in_io(part.close)
+            await self._let_go(part)
             raise UploadBroken(header.key, kept, f"expected a start at {kept} or before, got {header.resume_offset}")
         if header.resume_offset:
             self._parts.metrics.uploads_resumed.inc()
             log.info("upload_resumed", run=header.key.run_id, client=client, offset=header.resume_offset)
         return part
+
+    async def _let_go(self, part: PartFile) -> None:
+        """Close a part file, also when the stream is cut in between: left open it would be a writer that never ends."""
+        await asyncio.shield(self._parts.in_io(part.close))
 
     async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
@@ -151,7 +155,7 @@ class Uploads:
             patience.came(len(request.chunk.data))
             sent.inc(len(request.chunk.data))
             upload.run.log.bytes_up += len(request.chunk.data)
-            reason = upload.run.refusal_of(upload.header, upload.client)
+            reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, "the round was closed while the update was on its way")
 
@@ -168,7 +172,7 @@ class Uploads:
             self._digest_faults[upload.client] = work
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
-        reason = upload.run.refusal_of(upload.header, upload.client)
+        reason = upload.run.intake.refusal_of(upload.header, upload.client)
         if reason is not None:
             raise Refused(reason, "the round was closed while the update was on its way")
         await self._parts.in_io(upload.part.seal)
@@ -187,13 +191,13 @@ class Uploads:
         record = _record(header, client, refusal=refusal)
         receipt = await self._enter(run, header, record)
         if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
-            run.not_finite_from(client)
+            run.intake.not_finite_from(client)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 
     async def _enter(self, run: Run, header: UpdateHeader, record: UpdateRecord) -> Receipt:
         """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
-        stands = await asyncio.shield(run.enter(record, header))
+        stands = await asyncio.shield(run.intake.enter(record, header))
         return _refusal(header, _LATE, "the round is closed") if stands is None else _receipt(header.key, stands)
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:

@@ -121,7 +121,7 @@ async def test_nobody_is_left_to_draw(world):
     (a,) = await fleet(world, "a")
     run = await world.create(round={"clients_per_round": 1}, **ONE_ROUND)
     await a.assigned()
-    run.client_out("a", "failed", "no memory")
+    run.intake.client_out("a", "failed", "no memory")
     await until(lambda: run.status == "waiting", "it waits")
     assert run.waiting_for == "0 of 1 clients are here that could be drawn"
     run.post(ev.RetryDue())

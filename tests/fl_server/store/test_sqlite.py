@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_commit_is_fsynced_and_an_update_is_not(store: SqlStore) -> None:
     assert levels == ["NORMAL", "FULL", "NORMAL"]
 
 
+def test_what_defines_a_run_and_its_rounds_is_fsynced(store: SqlStore) -> None:
+    """What an operator said of a run, and the list that a checkpoint is made of, do not wait for the next commit."""
+    levels = synchronous_levels(store)
+    store.create_run(replace(a_run(), run_id="r2"), why())
+    store.update_run(a_run(), why())
+    store.fix_accepted("r1", 0, 0, [("a", b"digest")])
+    assert levels == ["FULL"] * 3
+
+
 def test_durability_power_fsyncs_every_write(path: Path) -> None:
     """Where a power cut must lose nothing, each transaction is fsynced."""
     store = open_sqlite(path, durability="power")
@@ -135,6 +145,7 @@ def test_an_older_ledger_is_brought_up_to_date(path: Path, store: SqlStore) -> N
     store.close()
     run_sql(
         path,
+        "DROP TABLE standings",
         "ALTER TABLE attempts DROP COLUMN seconds_left",
         "ALTER TABLE commits DROP COLUMN over_selection",
         "UPDATE alembic_version SET version_num = '0002'",
@@ -142,6 +153,7 @@ def test_an_older_ledger_is_brought_up_to_date(path: Path, store: SqlStore) -> N
     again = open_sqlite(path)
     assert (again.attempts("r1", 0), again.commits("r1")) == ([an_attempt()], [a_commit()])
     assert (again.attempts("r1", 0)[0].seconds_left, again.commits("r1")[0].over_selection) == (None, 0.0)
+    assert again.standings() == []
     again.close()
 
 
@@ -150,7 +162,7 @@ def test_an_unknown_schema_version_is_refused(path: Path, store: SqlStore) -> No
     store.close()
     run_sql(path, "UPDATE alembic_version SET version_num = '9999'")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"has schema version 9999; this program knows versions up to 0003: start the"):
+    with pytest.raises(StoreError, match=r"has schema version 9999; this program knows versions up to 0004: start the"):
         open_sqlite(path)
     assert path.read_bytes() == before
 
