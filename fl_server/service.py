@@ -71,6 +71,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
         sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
+        if broadcast.kind == "model":
+            run.log.fetches(self._fleet.session(request.session_id).client_id, request.offset)
         # Each message is looked up in its turn: a reader that is slow or silent keeps no model of an earlier round.
         del broadcast
         for place in places:

@@ -140,6 +140,7 @@ class Uploads:
     async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
         offset = upload.header.resume_offset
+        upload.run.log.sends(upload.client, offset)
         sent = self._parts.metrics.bytes.labels("up", "update")
         patience = Patience(self._parts.config.limits)
         while True:
@@ -176,6 +177,7 @@ class Uploads:
         if reason is not None:
             raise Refused(reason, "the round was closed while the update was on its way")
         await self._parts.in_io(upload.part.seal)
+        upload.run.log.delivers(upload.client)
         record = _record(upload.header, upload.client, norm=norm)
         return await self._enter(upload.run, upload.header, replace(record, clip_factor=upload.gate.clip_factor(norm)))
 
