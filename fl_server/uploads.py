@@ -270,7 +270,9 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refus
 
 
 def _receipt(key: ExchangeKey, record: UpdateRecord) -> Receipt:
-    receipt = Receipt(key=key, admitted=record.admitted, reason=record.reason or None, detail=record.detail)
+    # What was admitted and then left out of the model gets the first answer again, too.
+    reason = None if record.admitted else record.reason or None
+    receipt = Receipt(key=key, admitted=record.admitted, reason=reason, detail=record.detail)
     if len(record.digest) == 32:
         receipt.digest.CopyFrom(digest_message(record.digest))
     return receipt

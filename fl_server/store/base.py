@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+LEFT_OUT = "REFUSAL_REASON_LEFT_OUT"
+"""`UpdateRecord.reason` of an update that was admitted and accepted, and that its round's reducer did not choose."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -61,7 +64,7 @@ class UpdateRecord:
     size_bytes: int
     admitted: bool
     reason: str = ""
-    """Name of the RefusalReason when not admitted."""
+    """Name of the RefusalReason when not admitted, or when it was admitted and its round's reducer left it out."""
     detail: str = ""
     num_examples: int = 0
     num_steps: int = 0
@@ -71,6 +74,11 @@ class UpdateRecord:
     clip_factor: float = 1.0
     attempt: int = 0
     received_at: float = 0.0
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it was accepted and is no part of the committed model all the same."""
+        return self.admitted and bool(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +196,11 @@ class Store(Protocol):
 
     # runs
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
-        """Add a run. Raises StoreError if the id is taken."""
+        """Add a run; fsynced. Raises StoreError if the id is taken."""
         ...
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is stored for run.run_id."""
+        """Replace what is stored for run.run_id; fsynced."""
         ...
 
     def runs(self) -> list[RunRecord]:
@@ -238,7 +246,7 @@ class Store(Protocol):
         ...
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange.
+        """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
         Another list for the same exchange is a StoreError.
         """
@@ -256,11 +264,12 @@ class Store(Protocol):
         ...
 
     # commits
-    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
 
-        Nothing stands against them any more, but what keeps one from being drawn at that time. Entering the same
-        round again with the same model digest changes nothing; with another it is a StoreError.
+        But for those that its reducer left out: the lines of their updates say so from now on. Nothing stands against
+        those who count any more, but what keeps one from being drawn at that time. Entering the same round again with
+        the same model digest changes nothing; with another it is a StoreError.
         """
         ...
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fl_server.store.base import StoreError
-from fl_server.store.files import fsync_path, write_durably
+from fl_server.store.files import fsync_path, make_folders, write_durably
 
 LOCK = "lock"
 MARKER = "impetus-state.json"
@@ -78,7 +78,7 @@ def lock_directory(path: Path | str) -> DirectoryLock:
     """
     folder = Path(path).absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder, durable=True)
         _check_ours(folder)
         lock = _lock(folder)
         try:

@@ -13,6 +13,7 @@ from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
 from fl_server.store.base import (
+    LEFT_OUT,
     AttemptRecord,
     ClientEvaluation,
     ClientRecord,
@@ -78,8 +79,8 @@ def open_ledger(url: str | None, state_dir: Path, durability: Durability = "proc
 class SqlStore:
     """`Store` over a SQLAlchemy engine or database URL; opening it brings an older schema to this version's.
 
-    Each method is one transaction, durable against SIGKILL when it returns. `commit` is fsynced; with durability
-    "power" every write is.
+    Each method is one transaction, durable against SIGKILL when it returns. What an operator says of a run, accepted
+    lists and commits are fsynced; with durability "power" every write is.
     """
 
     def __init__(self, url_or_engine: str | Engine, durability: Durability = "process") -> None:
@@ -117,16 +118,16 @@ class SqlStore:
 
     # runs
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
-        """Add a run. Raises StoreError if the id is taken."""
-        with self._transaction(f"create run {run.run_id!r}") as db:
+        """Add a run; fsynced. Raises StoreError if the id is taken."""
+        with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
             if db.execute(_of(schema.runs, run_id=run.run_id)).first():
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
             db.execute(insert(schema.runs).values(rows.to_row(run)))
             _explain(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is stored for run.run_id. Raises StoreError if there is no such run."""
-        with self._transaction(f"update run {run.run_id!r}") as db:
+        """Replace what is stored for run.run_id; fsynced. Raises StoreError if there is no such run."""
+        with self._transaction(f"update run {run.run_id!r}", fsynced=True) as db:
             _replace_run(db, run)
             _explain(db, why)
 
@@ -199,13 +200,13 @@ class SqlStore:
                 _explain(db, why)
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange.
+        """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
-        The same list again changes nothing; a different one is a StoreError.
+        Without that a power cut might leave a checkpoint and not the list that it was made of. The same list again changes nothing; a different one is a StoreError.
         """
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}
-        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}") as db:
+        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
             fixed = db.execute(_of(schema.accepted, **key)).mappings().first()
             if fixed is None:
                 db.execute(insert(schema.accepted).values(**key, entries=entries))
@@ -235,21 +236,24 @@ class SqlStore:
             _explain(db, why)
 
     # commits
-    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
 
-        Nothing stands against them any more, but what keeps one from being drawn at that time. Those of a round with
-        several exchanges are the accepted of the last one. Entering the same round again with the same model digest
-        changes nothing; with another it is a StoreError.
+        Those of a round with several exchanges are the accepted of the last one, without those whom the reducer left
+        out: the lines of their updates say so. Nothing stands against those who count any more, but what keeps one from
+        being drawn at that time. Entering the same round again with the same model digest changes nothing; with another
+        it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
             if entered is None:
                 db.execute(insert(schema.commits).values(rows.to_row(commit)))
-                clients = _clients_of(db, commit)
-                _count(db, clients, "updates_counted")
+                counted = [each for each in _clients_of(db, commit) if each not in left_out]
+                _count(db, counted, "updates_counted")
+                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 table = schema.standings
-                db.execute(delete(table).where(table.c.client_id.in_(clients), table.c.until <= commit.committed_at))
+                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 _explain(db, why)
             elif entered["model_digest"] != commit.model_digest:
                 raise StoreError(

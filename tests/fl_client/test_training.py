@@ -130,18 +130,22 @@ def test_the_state_of_another_model_is_lost():
     assert failed.value.reason == pb.FAILURE_REASON_STATE_LOST
 
 
-def test_an_exchange_without_steps_can_be_ended():
-    """Each of the three batches of a full gradient is told of, and what is raised there ends the work."""
+@pytest.mark.parametrize(
+    ("name", "last", "batches"),
+    [("mime", 2, 3), ("mimelite", 2, 9), ("mimelite", 5, 9), ("scaffold-I", 2, 9), ("fedavg", 5, 6)],
+)
+def test_work_can_be_ended_at_every_batch(name, last, batches):
+    """Three batches of a full gradient, where there is one, and two epochs of three steps, where there are any."""
     told = []
 
     def on_step(step, steps):
         told.append((step, steps))
-        if step == 2:
+        if step == last:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        train("mime", on_step=on_step)
-    assert told == [(1, 3), (2, 3)]
+        train(name, on_step=on_step)
+    assert told == [(step, batches) for step in range(1, last + 1)]
 
 
 def test_trainers_may_share_a_model():

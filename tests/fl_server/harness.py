@@ -28,6 +28,7 @@ from fl_server.service import CoordinatorService
 from fl_server.spool import Spool
 from fl_server.spool_parts import PartFile
 from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.files import Durability
 from fl_server.store.sql import open_sqlite
 from fl_server.uploads import Uploads
 
@@ -128,7 +129,13 @@ class World:
     """One coordinator on a folder, from its start to its end."""
 
     def __init__(
-        self, folder: Path, journal: Journal | None = None, quarantine: Mapping[str, float] | None = None, **limits: Any
+        self,
+        folder: Path,
+        journal: Journal | None = None,
+        *,
+        quarantine: Mapping[str, float] | None = None,
+        durability: Durability = "process",
+        **limits: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.journal = journal or Journal()
@@ -137,14 +144,15 @@ class World:
             insecure=True,
             limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
             quarantine=QuarantineConfig(**(quarantine or {})),
+            durability=durability,
         )
         metrics = Metrics(CollectorRegistry())
-        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite"), self.journal))  # type: ignore[arg-type]
+        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite", durability), self.journal))  # type: ignore[arg-type]
         self.parts = Parts(
             config=self.config,
             ledger=ledger,
             checkpoints=Mortal(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]
-            spool=Mortal(Spool(folder / "spool"), self.journal),  # type: ignore[arg-type]
+            spool=Mortal(Spool(folder / "spool", durability), self.journal),  # type: ignore[arg-type]
             fleet=Fleet(ledger, self.config, metrics),
             metrics=metrics,
             compute=ThreadPoolExecutor(1),

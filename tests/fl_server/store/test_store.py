@@ -247,6 +247,16 @@ def test_a_commit_counts_each_accepted_client_once(store: Store) -> None:
     assert (counters(store, "a"), counters(store, "b")) == ((1, 0), (0, 0))
 
 
+def test_who_was_left_out_of_a_commit_did_not_count(store: Store) -> None:
+    """Of two accepted updates the reducer took "a"'s: "b"'s line says so, and its counter stays; nothing else moves."""
+    store.fix_accepted("r1", 0, 0, [("a", b"\1"), ("b", b"\1")])
+    taken, left = [store.record_update(an_update(name)) for name in "ab"]
+    store.commit(a_commit(), why("committed"), ["b"])
+    assert (counters(store, "a")[0], counters(store, "b")[0]) == (1, 0)
+    assert store.updates("r1", 0, 0) == [taken, replace(left, reason="REFUSAL_REASON_LEFT_OUT")]
+    assert [update.left_out for update in store.updates("r1", 0, 0)] == [False, True]
+
+
 def test_the_same_commit_twice_changes_nothing(store: Store) -> None:
     """A commit that is repeated after a crash counts nobody again and adds no history."""
     store.fix_accepted("r1", 0, 0, [("a", b"\1")])
