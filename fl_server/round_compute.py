@@ -112,8 +112,9 @@ async def _write_commit(run: Run) -> None:
     run.round_began = 0.0
     run.intake.forget_failures()
     run.log.add(record)
-    run.parts.fleet.quarantine.counted((update.client_id for update in updates), record.committed_at)
     run.norms.add(state.round, [update.norm for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
+    standings = await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.standings)
+    run.parts.fleet.quarantine.read_back(standings)
     run.post(ev.Committed())

@@ -84,17 +84,6 @@ def test_it_ends_by_the_clock(clock):
     assert refuse(quarantine) == 1200
 
 
-def test_an_update_that_counts_ends_the_row(clock):
-    """Behind it three refusals cost 10 min again; during a quarantine nothing is taken back."""
-    quarantine = Quarantine(QuarantineConfig())
-    refuse(quarantine, 3)
-    quarantine.counted(["a", "b"], clock.now)
-    assert quarantine.of("a").refusals == 3
-    clock.now += 600
-    quarantine.counted(["a"], clock.now)
-    assert (refuse(quarantine, 2), refuse(quarantine)) == (0, 600)
-
-
 def test_the_history_says_why(clock):
     """How long, until when by everybody's clock, how often and for what."""
     _, why = Quarantine(QuarantineConfig(after=1)).weigh(refused())
@@ -195,13 +184,23 @@ async def test_behind_its_end_a_client_is_drawn_by_itself(tmp_path, restarts):
         await world.completed()
 
 
-async def test_an_update_that_counts_between_two_refusals(tmp_path):
-    """Refused, counted, refused: that is one in a row, for this coordinator and for the next."""
+@pytest.mark.parametrize("dies_at", [None, "save", "commit"])
+async def test_an_update_that_counts_between_two_refusals(tmp_path, dies_at):
+    """Refused, counted, refused: that is one in a row, also for a coordinator that was killed at the commit between."""
+    a, b = Device("a", works=False), Device("b", works=False)
     async with World(tmp_path, quarantine={"after": 2}) as world:
-        a, _ = await Device("a", works=False).come(world), await Device("b").come(world)
-        await world.create(**PAIR, stop={"rounds": 3})
+        await a.come(world), await b.come(world)
+        run = await world.create(**PAIR, stop={"rounds": 3})
         await bad(world, a, 0)
+        await good(world, b, 0)
+        await b.assigned(1)
+        world.journal.dies_at = dies_at
         await good(world, a, 1)
+        await good(world, b, 1)
+        await until(lambda: world.journal.dead or run.state.round == 2, "it dies or goes on")
+    async with World(tmp_path, quarantine={"after": 2}) as world:
+        await a.come(world), await b.come(world)
+        await good(world, b, 2)
         await bad(world, a, 2)
         await world.completed()
         assert [standing.refusals for standing in world.store.standings()] == [1]
