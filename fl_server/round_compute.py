@@ -115,6 +115,7 @@ async def _write_commit(run: Run) -> None:
     run.norms.add(state.round, [update.norm for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
+    run.post(ev.Committed())
+    # The ledger takes one thing after the other: this is known before the next round's first update can be refused.
     standings = await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.standings)
     run.parts.fleet.quarantine.read_back(standings)
-    run.post(ev.Committed())
