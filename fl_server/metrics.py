@@ -45,6 +45,9 @@ class Metrics:
         self.quarantines = self._counter("fl_quarantines", "Times that a client was quarantined.")
         self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")
+        self.over_selection = self._gauge(
+            "fl_over_selection", "Clients drawn for each update wanted, at the latest draw.", "run"
+        )
         self.last_commit = self._gauge("fl_last_commit_timestamp_seconds", "Time of the last commit.", "run")
         self.evaluation = self._gauge(
             "fl_evaluation", "Latest evaluation on held-out data, by metric.", "run", "metric"

@@ -117,6 +117,7 @@ async def _load_model(run: Run) -> None:
         # The crash came between the checkpoint and the ledger's line on it.
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await run.parts.ledger.do(store.commit, commit, why, done.left_out)
+        run.parts.fleet.quarantine.read_back(await run.parts.ledger.do(store.standings))
         run.log.add(commit)
         run.state = replace(run.state, over_selection=commit.over_selection)
     rounds = run.model.snapshot.round + 1

@@ -49,6 +49,7 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
         run.waiting_for = ""
         await run.save_status("run_goes_on")
     run.parts.metrics.attempts.labels(run.id).inc()
+    run.parts.metrics.over_selection.labels(run.id).set(run.state.draws_per_update)
     log.info(
         "attempt_opened", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,
         clients=len(command.cohort),

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 import structlog
 
 from fl_server.admission import Gate, Refused, WrongDigest
-from fl_server.errors import InvalidInput, NotNow, UploadBroken
+from fl_server.errors import Forbidden, InvalidInput, NotNow, UploadBroken
 from fl_server.parts import Parts
 from fl_server.patience import Patience
 from fl_server.run import Run
 from fl_server.spool import PartBusy, SpoolKey
 from fl_server.spool_parts import PartFile
 from fl_server.store.base import UpdateRecord
+from fl_server.transfers import Transfer
 from protos.chunks import ChunkError, check_chunk
 from protos.codec import digest_bytes, digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -62,15 +63,16 @@ class Uploads:
         self.in_flight = 0
         """Streams that are being taken now."""
 
-    async def submit(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
-        """Take one upload whose header came; returns what is to be answered."""
+    async def submit(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
+        """Take one upload whose header came; returns what is to be answered. Raises what the transfer is ended with."""
+        client = transfer.client_id
         first = await self.receipt(run, header.key, client)
         if first is not None:
             self._count_conflict(run, header, client, first)
             return first
         reason = run.intake.refusal_of(header, client)
         if reason is not None:
-            return _refusal(header, reason, "the round is closed" if reason == _LATE else "not of this round's cohort")
+            return _refusal(header, reason, _WORDS[reason])
         gate = run.intake.gate()
         try:
             gate.check_header(header)
@@ -78,7 +80,7 @@ class Uploads:
             return await self._refuse(run, header, client, refusal)
         self.in_flight += 1
         try:
-            return await self._take(run, header, client, requests)
+            return await self._take(run, header, transfer, requests)
         finally:
             self.in_flight -= 1
 
@@ -92,20 +94,24 @@ class Uploads:
         """Where an upload of that digest goes on."""
         return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
 
-    async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
-        gate = run.intake.gate()
+    async def _take(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
+        client, gate = transfer.client_id, run.intake.gate()
         part = await self._open(header, client)
         upload = _Upload(run, header, client, gate, part)
         gauge = self._parts.metrics.uploads_in_flight
         gauge.inc(header.size_bytes)
         try:
-            trailer = await self._receive(upload, requests)
+            trailer = await transfer.unless_ended(self._receive(upload, requests))
             if trailer.size_bytes != header.size_bytes or part.kept_bytes != header.size_bytes:
                 raise UploadBroken(header.key, part.kept_bytes, f"the upload ended short of {header.size_bytes} bytes")
             return await self._finish(upload)
         except Refused as refusal:
             await self._parts.in_io(part.discard)
+            transfer.check()
             return await self._refuse(run, header, client, refusal)
+        except Forbidden:
+            await self._parts.in_io(part.discard)
+            raise
         finally:
             gauge.dec(header.size_bytes)
             await self._let_go(part)
@@ -158,7 +164,7 @@ class Uploads:
             upload.run.log.bytes_up += len(request.chunk.data)
             reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
-                raise Refused(reason, "the round was closed while the update was on its way")
+                raise Refused(reason, _WORDS[reason])
 
     async def _finish(self, upload: _Upload) -> Receipt:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
@@ -175,15 +181,15 @@ class Uploads:
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
         reason = upload.run.intake.refusal_of(upload.header, upload.client)
         if reason is not None:
-            raise Refused(reason, "the round was closed while the update was on its way")
+            raise Refused(reason, _WORDS[reason])
         await self._parts.in_io(upload.part.seal)
         upload.run.log.delivers(upload.client)
         record = _record(upload.header, upload.client, norm=norm)
         return await self._enter(upload.run, upload.header, replace(record, clip_factor=upload.gate.clip_factor(norm)))
 
     async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
-        """Enter a refusal, unless it is only for coming late, and stop waiting for the client."""
-        if refusal.reason == _LATE:
+        """Enter a refusal, unless the update would not be taken whatever it is, and stop waiting for the client."""
+        if refusal.reason in _WORDS:
             return _refusal(header, refusal.reason, str(refusal))
         reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
         self._parts.metrics.updates_refused.labels(run.id, reason).inc()
@@ -200,7 +206,10 @@ class Uploads:
     async def _enter(self, run: Run, header: UpdateHeader, record: UpdateRecord) -> Receipt:
         """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
         stands = await asyncio.shield(run.intake.enter(record, header))
-        return _refusal(header, _LATE, "the round is closed") if stands is None else _receipt(header.key, stands)
+        if stands is None:
+            reason = run.intake.refusal_of(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
+            return _refusal(header, reason, _WORDS[reason])
+        return _receipt(header.key, stands)
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:
@@ -208,7 +217,12 @@ class Uploads:
             log.warning("update_conflict", run=run.id, round=header.key.round, client=client)
 
 
-_LATE = RefusalReason.REFUSAL_REASON_LATE
+_WORDS = {
+    RefusalReason.REFUSAL_REASON_LATE: "the round is closed",
+    RefusalReason.REFUSAL_REASON_NOT_ASSIGNED: "not of this round's cohort",
+    RefusalReason.REFUSAL_REASON_BANNED: "the client is banned",
+}
+"""Why an update is not taken, whatever it is: no word on it, and it is not entered."""
 _LARGEST = 2**63 - 1
 """Integer that a database holds."""
 _LARGEST_SMALL = 2**31 - 1

@@ -340,6 +340,33 @@ async def test_what_operators_said_survives_a_registration(world):
     assert (record.draining, record.note, record.labels) == (True, "move", {"site": "south"})
 
 
+async def test_what_operators_said_holds_over_a_restart(tmp_path):
+    """Banned, drained and forgotten stay so, each with its line of history, and so does what was undone."""
+    async with World(tmp_path) as world:
+        for name in ("banned", "drained", "forgotten", "free"):
+            await Device(name).come(world)
+        await world.fleet.ban("banned", "smoke", "admin:eve")
+        await world.fleet.drain("drained", "move", undo=False, actor="admin:eve")
+        await world.fleet.forget("forgotten", "admin:eve")
+        await world.fleet.ban("free", "a mistake", "admin:eve")
+        await world.fleet.unban("free", "admin:eve")
+        await world.fleet.drain("free", "a mistake", undo=False, actor="admin:eve")
+        await world.fleet.drain("free", "", undo=True, actor="admin:eve")
+    async with World(tmp_path) as world:
+        for name in ("drained", "free"):
+            await Device(name).come(world)
+        with pytest.raises(Forbidden, match="banned: smoke"):
+            await Device("banned").come(world)
+        assert (eligible(world), world.fleet.record("drained").note) == (("free",), "move")
+        assert [record.client_id for record in await world.fleet.records()] == ["banned", "drained", "free"]
+        assert {name: history(world, name)[1:] for name in ("banned", "drained", "forgotten", "free")} == {
+            "banned": ["client_banned"],
+            "drained": ["client_drained"],
+            "forgotten": ["client_forgotten"],
+            "free": ["client_banned", "client_unbanned", "client_drained", "client_undrained"],
+        }
+
+
 async def test_counters_are_the_ledgers(world):
     """Counted and refused updates are seen by operators, though the fleet itself never writes them."""
     devices = [await Device(name).come(world) for name in "ab"]

@@ -10,6 +10,7 @@ from fl_server.errors import UploadBroken
 from fl_server.events import DeadlinePassed
 from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
+from fl_server.views import run_status
 from protos.codec import pack, unpack
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_LEFT_OUT, REFUSAL_REASON_NOT_FINITE
 from tests.fl_server.devices import Device, announced, stream, upload, work_of
@@ -337,8 +338,10 @@ async def test_an_over_selecting_run_keeps_what_it_learned(tmp_path):
     over = {"round": {"clients_per_round": 2, "close": "goal", "over_selection": 1.5, "min_clients": 3}}
     async with World(tmp_path) as world:
         await a_run(world, devices, **over, stop={"rounds": 1})
+        assert world.metric("fl_over_selection", run="r") == 1.5
     async with World(tmp_path) as world:
         run = world.coordinator.run("r")
+        assert run_status(run).over_selection == pytest.approx(1.42)
         assert run.state.over_selection == pytest.approx(1.42)
         assert run.state.over_selection == run.log.commits[0].over_selection
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from fl_server import events as ev
-from fl_server.errors import InvalidInput, NotNow, UnknownSessionError, UploadBroken
+from fl_server.errors import Forbidden, InvalidInput, NotNow, UploadBroken
 from fl_server.spool import SpoolKey
 from fl_server.spool_parts import PartFile
 from protos.codec import digest_message
@@ -57,6 +57,10 @@ class Bench:
     def parts(self, **start):
         """The messages of a good upload."""
         return list(upload(self.header, self.data, self.a.session, **start))
+
+    def files(self):
+        """Names of what lies in the spool."""
+        return sorted(path.name for path in (self.world.config.state_dir / "spool").rglob("*") if path.is_file())
 
     def line(self):
         """The ledger's line on device a."""
@@ -319,9 +323,48 @@ async def test_a_banned_clients_upload_ends(bench):
         yield chunks[1]
         raise AssertionError("no more is wanted")
 
-    with pytest.raises(UnknownSessionError):
+    with pytest.raises(Forbidden, match="to be unbanned .banned: it sends too much"):
         await bench.world.service.SubmitUpdate(banned_meanwhile(), None)
     assert bench.line() is None
+
+
+@pytest.mark.parametrize(
+    ("leave", "words"), [("ban", "to be unbanned .banned: noise"), ("forget", "to register again: it was forgotten")]
+)
+async def test_a_silent_upload_of_a_client_that_has_to_go_ends_at_once(bench, leave, words):
+    """Nothing of it stays on disk or in the ledger, and the round goes on without it."""
+    sending = bench.world.spawn(bench.submit(*bench.parts()[:3], hangs=True))
+    await until(lambda: "a.part" in bench.files(), "it has begun")
+    await getattr(bench.world.fleet, leave)("a", *{"ban": ("noise", "admin"), "forget": ("admin",)}[leave])
+    with pytest.raises(Forbidden, match=words):
+        await sending
+    assert (bench.files(), bench.line()) == ([], None)
+    await bench.b.contribute(bench.world, await bench.b.assigned())
+    await bench.world.completed()
+    assert (bench.run.log.commits[0].accepted, bench.run.log.commits[0].dropped) == (1, 1)
+
+
+async def test_a_ban_just_before_an_update_is_entered(bench):
+    """All of it has come, and it waits for the run's turn: it does not count, and says why."""
+    async with bench.run.turn:
+        sending = bench.world.spawn(bench.send())
+        await until(lambda: any(name.endswith(".update") for name in bench.files()), "it is in the spool")
+        await bench.world.fleet.ban("a", "noise", "admin")
+    receipt = await sending
+    assert (receipt.admitted, receipt.reason, receipt.detail) == (
+        False, messages.REFUSAL_REASON_BANNED, "the client is banned"
+    )  # fmt: skip
+    assert bench.line() is None
+
+
+async def test_a_draining_client_finishes_what_it_has(bench):
+    """Its upload under way counts."""
+    sending = bench.world.spawn(bench.submit(*bench.parts()[:3], hangs=True))
+    await until(lambda: "a.part" in bench.files(), "it has begun")
+    await bench.world.fleet.drain("a", "move", undo=False, actor="admin")
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    assert (await bench.send(start=await bench.kept())).admitted
 
 
 async def test_two_streams_for_one_update_do_not_mix(bench):
