@@ -72,7 +72,7 @@ class Uploads:
             return first
         reason = run.intake.refusal_of(header, client)
         if reason is not None:
-            return _refusal(header, reason, _WORDS[reason])
+            return await self._not_taken(run, header, client, reason)
         gate = run.intake.gate()
         try:
             gate.check_header(header)
@@ -106,9 +106,12 @@ class Uploads:
                 raise UploadBroken(header.key, part.kept_bytes, f"the upload ended short of {header.size_bytes} bytes")
             return await self._finish(upload)
         except Refused as refusal:
-            await self._parts.in_io(part.discard)
+            first = await self.receipt(run, header.key, client)
+            if first is None or not first.admitted or first.digest != header.digest:
+                await self._parts.in_io(part.discard)
+            # else an older stream of the update was faster, and the file is what its word is about
             transfer.check()
-            return await self._refuse(run, header, client, refusal)
+            return first or await self._refuse(run, header, client, refusal)
         except Forbidden:
             await self._parts.in_io(part.discard)
             raise
@@ -190,7 +193,7 @@ class Uploads:
     async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
         """Enter a refusal, unless the update would not be taken whatever it is, and stop waiting for the client."""
         if refusal.reason in _WORDS:
-            return _refusal(header, refusal.reason, str(refusal))
+            return await self._not_taken(run, header, client, refusal.reason)
         reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
         self._parts.metrics.updates_refused.labels(run.id, reason).inc()
         log.warning(
@@ -208,8 +211,12 @@ class Uploads:
         stands = await asyncio.shield(run.intake.enter(record, header))
         if stands is None:
             reason = run.intake.refusal_of(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
-            return _refusal(header, reason, _WORDS[reason])
+            return await self._not_taken(run, header, record.client_id, reason)
         return _receipt(header.key, stands)
+
+    async def _not_taken(self, run: Run, header: UpdateHeader, client: str, reason: RefusalReason) -> Receipt:
+        """The first word, if an older stream of the update got it in time; else why there will never be one."""
+        return await self.receipt(run, header.key, client) or _refusal(header, reason, _WORDS[reason])
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:

@@ -229,4 +229,3 @@ PROCESSES: dict[str, Callable[[Random], Fault]] = {
         for name, point in ((f"lost state and death {point}", point) for point in NOT_ALWAYS)
     },
 }
-FAULTS: dict[str, Callable[[Random], Fault]] = {**DEATHS, **PROCESSES}

@@ -14,6 +14,8 @@ POPULATION = 5
 """Daemons, and one place for a client that sends nonsense."""
 SHORT_S = 5.0
 """Deadline of a round that may have to go on without somebody."""
+LONGEST_UPDATE = 1e6
+"""Norm that no honest update has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Job:
                 "min_clients": 4 if waits else 3,
                 "close": self.close,
                 "deadline_s": 600.0 if waits else SHORT_S,
+                "max_update_norm": LONGEST_UPDATE,
             },
             "stop": {"rounds": rounds},
             "population": POPULATION if self.keeps_states else 0,

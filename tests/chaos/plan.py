@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tests.chaos import faults
+from tests.chaos import bad_updates, faults, wire_faults
 from tests.chaos.fault import Fault
 from tests.chaos.jobs import JOBS, Job
 from tests.chaos.points import AT_THE_END, points
@@ -21,6 +21,8 @@ ROUNDS_BESIDE = 3
 FAMILIES: Mapping[str, Mapping[str, Make]] = {
     "deaths": faults.DEATHS,
     "processes": faults.PROCESSES,
+    "wire": wire_faults.FAULTS,
+    "updates": bad_updates.FAULTS,
 }
 FAULTS: dict[str, Make] = {name: make for family in FAMILIES.values() for name, make in family.items()}
 

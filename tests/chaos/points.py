@@ -42,7 +42,7 @@ EVERY_ROUND = (
     Write("part file", f"{SPOOL}.open_part", 3),
     Write("chunk", f"{PARTS}:PartFile.write", 12),
     # Its checksum is taken when the bytes are written and their note is not.
-    Write("chunk's note", f"{PARTS}:crc32", 12, ("before",)),
+    Write("chunk's note", f"{PARTS}:crc32c", 12, ("before",)),
     Write("seal", f"{PARTS}:PartFile.seal", 3),
     Write("ledger line", f"{STORE}.record_update", 3),
     Write("accepted list", f"{STORE}.fix_accepted"),

@@ -391,6 +391,33 @@ def held(monkeypatch, owner, name):
     return begun, go_on
 
 
+@pytest.mark.parametrize("came", [1, -1], ids=["at its first chunk", "at its trailer"])
+async def test_a_repeat_that_is_on_its_way_when_the_round_closes_changes_nothing(bench, monkeypatch, came):
+    """Begun before the first stream's word was in the ledger: it gets the same word, and the round has its bytes."""
+    begun, go_on = held(monkeypatch, bench.run.model.engine, "step")
+    await bench.b.contribute(bench.world, await bench.b.assigned())
+    parts, closed, key = bench.parts(), asyncio.Event(), SpoolKey("r", 0, 0, "a")
+    spool = bench.world.parts.spool._inner
+
+    async def repeated():
+        for part in parts[:came]:
+            yield part
+        await closed.wait()
+        for part in parts[came:]:
+            yield part
+
+    async with bench.run.turn:
+        first = asyncio.create_task(bench.send())
+        await until(spool.path(key, bench.header.digest.value).exists, "it waits for its word")
+        second = asyncio.create_task(bench.world.service.SubmitUpdate(repeated(), None))
+        await until(lambda: not spool._parts[key].closed, "the repeat is under way")
+    await until(begun.is_set, "the round is closed")
+    closed.set()
+    assert (await second).receipt == await first
+    go_on.set()
+    await bench.world.completed()
+
+
 @pytest.mark.parametrize("good", [True, False], ids=["admitted", "refused"])
 async def test_a_stream_that_is_cut_while_its_answer_is_written(bench, monkeypatch, good):
     """What the ledger says the run knows: the round neither waits for the client nor loses its update."""
