@@ -18,7 +18,7 @@ import pytest
 from fl_server.store.base import StoreError
 from tests.power.drives import Cut, Rest
 from tests.power.lives import Job, Life, Wreck
-from tests.power.recorder import Ended, Operation, Synced
+from tests.power.recorder import Ended, Named, Operation, Synced
 
 METHODS = {
     "fedcm": Job("process"),
@@ -73,6 +73,33 @@ def test_a_cut_of_the_power_changes_nothing(tmp_path, lives, job, how):
 def test_a_cut_of_the_power_after_any_operation_changes_nothing(tmp_path, lives, job, how):
     """All of them."""
     recover_all(lives(job).wrecks(HOWS[how]), tmp_path)
+
+
+def cut_after_kills(life: Life, kills: Sequence[int], cuts: int, folder) -> None:
+    """Kill the coordinator after each of these operations, start another, and cut that one's power a few times."""
+    for at in kills:
+        wrecks = life.killed(at, folder / f"killed-{at}").wrecks(NOTHING_MORE)
+        recover_all(Random(at).sample(wrecks, min(cuts, len(wrecks))), folder / f"after-{at}")
+
+
+def name_changes(life: Life) -> list[int]:
+    """Numbers of the operations that a sync of a folder has to follow."""
+    return [at for at, each in enumerate(life.record, 1) if isinstance(each, Named)]
+
+
+def test_what_a_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives):
+    """It may have been killed between a rename and its sync: the next one believes the name, and so it must last."""
+    life = lives("power-fedcm")
+    cut_after_kills(life, Random(3).sample(name_changes(life), 4), 4, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("job", ["power-fedcm", "process-scaffold"])
+def test_what_any_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, job):
+    """After every change of a name."""
+    life = lives(job)
+    cut_after_kills(life, name_changes(life), 8, tmp_path)
 
 
 def without(record: Sequence[Operation], what: str) -> list[Operation]:
