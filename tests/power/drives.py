@@ -83,7 +83,6 @@ class Drive:
         """What is there when the power is back."""
         return _Loss(self, how).below(ROOT, "")
 
-
     def paths(self) -> dict[str, Node]:
         """What has a name now, as a program sees it: folders before what is in them."""
         return _Loss(self, ALL).paths(ROOT, "")

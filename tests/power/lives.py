@@ -12,7 +12,7 @@ from typing import Any
 from fl_server.store.files import Durability
 from fl_server.store.lock import lock_directory
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import World, until
+from tests.fl_server.harness import World
 from tests.power.drives import ALL, Cut, Tree, after_each, put
 from tests.power.recorder import Operation, Recorder
 

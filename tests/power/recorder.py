@@ -82,6 +82,12 @@ Operation = Named | Written | Synced | Ended | Told
 ROOT = Node(0, is_folder=True)
 
 
+def renames(record: Sequence[Operation]) -> list[int]:
+    """Numbers of the operations, from 1, that gave a file or folder another name."""
+    changes = {at: each.changes.values() for at, each in enumerate(record, 1) if isinstance(each, Named)}
+    return [at for at, to in changes.items() if None in to and any(to)]
+
+
 class Recorder:
     """The record of one folder, which is empty at first and whose own name is taken for durable."""
 

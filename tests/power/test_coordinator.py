@@ -18,7 +18,7 @@ import pytest
 from fl_server.store.base import StoreError
 from tests.power.drives import Cut, Rest
 from tests.power.lives import Job, Life, Wreck
-from tests.power.recorder import Ended, Named, Operation, Synced
+from tests.power.recorder import Ended, Named, Operation, Synced, renames
 
 METHODS = {
     "fedcm": Job("process"),
@@ -38,7 +38,7 @@ HOWS = {
     "ledger-ahead-of-the-files": Cut(Rest.LOST, Rest.LOST, Rest.KEPT),
     **{f"drawn-{seed}": Cut(Rest.DRAWN, Rest.DRAWN, Rest.DRAWN, seed) for seed in (1, 2)},
 }
-SPREAD = 5
+SPREAD = 3
 """Cuts of each kind and job that are always tried; all the others are slow."""
 
 
@@ -75,22 +75,18 @@ def test_a_cut_of_the_power_after_any_operation_changes_nothing(tmp_path, lives,
     recover_all(lives(job).wrecks(HOWS[how]), tmp_path)
 
 
-def cut_after_kills(life: Life, kills: Sequence[int], cuts: int, folder) -> None:
-    """Kill the coordinator after each of these operations, start another, and cut that one's power a few times."""
-    for at in kills:
-        wrecks = life.killed(at, folder / f"killed-{at}").wrecks(NOTHING_MORE)
-        recover_all(Random(at).sample(wrecks, min(cuts, len(wrecks))), folder / f"after-{at}")
+def cut_after_kill(life: Life, at: int, cuts: int, folder) -> None:
+    """Kill the coordinator after an operation, start another, and cut that one's power at its first chances."""
+    wrecks = life.killed(at, folder / f"killed-{at}").wrecks(NOTHING_MORE)
+    recover_all(wrecks[:cuts], folder / f"after-{at}")
 
 
-def name_changes(life: Life) -> list[int]:
-    """Numbers of the operations that a sync of a folder has to follow."""
-    return [at for at, each in enumerate(life.record, 1) if isinstance(each, Named)]
-
-
-def test_what_a_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives):
-    """It may have been killed between a rename and its sync: the next one believes the name, and so it must last."""
+@pytest.mark.parametrize("name", [".update", "round-000000"])
+def test_what_a_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, name):
+    """It was killed between a rename and its sync: the next one believes the name, and so the name must last."""
     life = lives("power-fedcm")
-    cut_after_kills(life, Random(3).sample(name_changes(life), 4), 4, tmp_path)
+    at = next(at for at in renames(life.record) if any(each.endswith(name) for each in life.record[at - 1].changes))
+    cut_after_kill(life, at, 6, tmp_path)
 
 
 @pytest.mark.slow
@@ -99,16 +95,15 @@ def test_what_a_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path,
 def test_what_any_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, job):
     """After every change of a name."""
     life = lives(job)
-    cut_after_kills(life, name_changes(life), 8, tmp_path)
+    for at in [at for at, each in enumerate(life.record, 1) if isinstance(each, Named)]:
+        cut_after_kill(life, at, 6, tmp_path)
 
 
 def without(record: Sequence[Operation], what: str) -> list[Operation]:
     """The same record of a program that syncs less."""
     if what == "ledger":
         return [replace(each, synced=False) if isinstance(each, Ended) else each for each in record]
-    return [
-        each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))
-    ]
+    return [each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))]
 
 
 @pytest.mark.parametrize("missing", ["folders", "files", "ledger"])
