@@ -71,7 +71,7 @@ class Server:
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
             spool=Spool(state / "spool", config.durability),
-            fleet=Fleet(ledger, config.limits, metrics),
+            fleet=Fleet(ledger, config, metrics),
             metrics=metrics,
             compute=compute,
             io=io,
@@ -85,6 +85,7 @@ class Server:
         )
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
+        self._parts.metrics.watch(asyncio.get_running_loop())
         self._serve_metrics()
         await self._parts.fleet.start()
         await self._coordinator.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
@@ -28,6 +30,8 @@ class Metrics:
         self.rpc_seconds = self._histogram("fl_rpc_seconds", "Duration of calls.", "rpc", "code")
         self.commit_write_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
         self.clients = self._gauge("fl_clients", "Clients by state: present, suspect.", "state")
+        self.quarantined = self._gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
+        self.quarantines = self._counter("fl_quarantines", "Times that a client was quarantined.")
         self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")
         self.last_commit = self._gauge("fl_last_commit_timestamp_seconds", "Time of the last commit.", "run")
@@ -44,6 +48,11 @@ class Metrics:
             "fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete."
         )
         self.loop_lag = self._histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.")
+        self.loop_tasks = self._gauge("fl_event_loop_tasks", "Tasks of the event loop.")
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count the loop's tasks whenever somebody asks, in a thread of his: it costs the loop nothing."""
+        self.loop_tasks.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

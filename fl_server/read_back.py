@@ -19,7 +19,7 @@ from fl_server.round_state import Phase
 from fl_server.round_work import let_go, start_evaluation
 from fl_server.run import Run
 from fl_server.spool import SpoolKey
-from fl_server.store.base import HistoryRecord, StoreAway, StoreError, UpdateRecord
+from fl_server.store.base import HistoryRecord, StoreAway, StoreError, StoreFull, UpdateRecord
 
 log = structlog.get_logger()
 
@@ -45,11 +45,24 @@ async def read_back(run: Run) -> None:
         run.fail(f"its state cannot be read: {error}")
         return
     run.begin()
+    await _tell(run)
     if run.state.phase is Phase.COLLECTING:
         attempts = await run.parts.ledger.do(store.attempts, run.id, run.state.round)
         run.round_began = attempts[0].opened_at
         run.deadline.take_up(attempts[-1].seconds_left)
         run.post(ev.PickedUp())
+
+
+async def _tell(run: Run) -> None:
+    """A line of history: the coordinator was away, and this is where the run goes on."""
+    state, where = run.state, "between two rounds"
+    if state.phase is Phase.COLLECTING:
+        where = f"{len(state.admitted)} updates of {len(state.drawn)} clients are here"
+    entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
+    try:
+        await run.parts.ledger.do(run.parts.ledger.store.add_history, entry)
+    except StoreFull as error:
+        log.warning("not_told", run=run.id, error=str(error))  # no reason not to go on
 
 
 async def _read_norms(run: Run) -> None:
@@ -96,18 +109,18 @@ async def _load(run: Run) -> None:
 async def _load_model(run: Run) -> None:
     """The newest checkpoint; the ledger must have as many commits, but for one."""
     store = run.parts.ledger.store
-    commit = await run.model.load(run.record.state_epoch)
-    if commit is not None and commit.round not in run.log.commits:
+    done = await run.model.load(run.record.state_epoch)
+    if done is not None and (commit := done.record).round not in run.log.commits:
         # The crash came between the checkpoint and the ledger's line on it.
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
-        await run.parts.ledger.do(store.commit, commit, why)
+        await run.parts.ledger.do(store.commit, commit, why, done.left_out)
         run.log.add(commit)
         run.state = replace(run.state, over_selection=commit.over_selection)
-    done = run.model.snapshot.round + 1
-    if done != len(run.log.commits):
+    rounds = run.model.snapshot.round + 1
+    if rounds != len(run.log.commits):
         raise StoreError(
             f"the ledger has {len(run.log.commits)} committed rounds, the newest valid checkpoint is of round "
-            f"{done - 1}: restore the state directory from a backup"
+            f"{rounds - 1}: restore the state directory from a backup"
         )
 
 
@@ -130,9 +143,9 @@ async def _load_round(run: Run) -> None:
         run.state = fresh
     state = run.state
     updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
-    run.refused = {update.client_id for update in updates if not update.admitted}
+    run.intake.refused = {update.client_id for update in updates if not update.admitted}
     # Who was lost before the restart, or refused, is not waited for.
-    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.refused))
+    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
 
 
 async def _sum_up_again(run: Run) -> bool:

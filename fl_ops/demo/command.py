@@ -69,16 +69,20 @@ def demo(
         learning_rate=_positive(learning_rate),
         out=out,
     )
+    _demonstrate(settings, context)
+
+
+def _demonstrate(settings: DemoSettings, context: Context) -> None:
     check_installed()
     # With --json, stdout is the result's alone.
     console = Console(stderr=context.as_json)
-    _make_folders(out)
+    _make_folders(settings.out)
     with ended_by_signals("every process has ended, no results were written"):
         done = _run(settings, console)
     try:
         _leave(done, console, context)
     except OSError as exc:
-        raise Refused(f"the results cannot be written to {out}: {exc.strerror or exc}") from exc
+        raise Refused(f"the results cannot be written to {settings.out}: {exc.strerror or exc}") from exc
 
 
 def _run(settings: DemoSettings, console: Console) -> Demo:

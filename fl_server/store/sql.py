@@ -13,12 +13,14 @@ from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
 from fl_server.store.base import (
+    LEFT_OUT,
     AttemptRecord,
     ClientEvaluation,
     ClientRecord,
     CommitRecord,
     HistoryRecord,
     RunRecord,
+    Standing,
     StoreError,
     UpdateRecord,
 )
@@ -156,10 +158,13 @@ class SqlStore:
         with self._transaction(f"write down the time left to run {run_id!r}") as db:
             db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
 
-    def record_update(self, update: UpdateRecord) -> UpdateRecord:
+    def record_update(
+        self, update: UpdateRecord, standing: Standing | None = None, why: HistoryRecord | None = None
+    ) -> UpdateRecord:
         """Write the first word on an update and return it; if there is one already, change nothing and return that.
 
-        Counts towards the client's updates_refused when it is not admitted.
+        Counts towards the client's updates_refused when it is not admitted. standing: replaces what stands against
+        the client, where it is known.
         """
         key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
@@ -168,6 +173,10 @@ class SqlStore:
             db.execute(insert(schema.updates).values(rows.to_row(update)))
             if not update.admitted:
                 _count(db, [update.client_id], "updates_refused")
+            if standing is not None and db.execute(_of(schema.clients, client_id=standing.client_id)).first():
+                db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
+                db.execute(insert(schema.standings).values(rows.to_row(standing)))
+                _explain(db, why)
             return update
 
     def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
@@ -227,17 +236,24 @@ class SqlStore:
             _explain(db, why)
 
     # commits
-    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
 
-        Those of a round with several exchanges are the accepted of the last one. Entering the same round again with
-        the same model digest changes nothing; with another it is a StoreError.
+        Those of a round with several exchanges are the accepted of the last one, without those whom the reducer left
+        out: the lines of their updates say so. Nothing stands against those who count any more, but what keeps one from
+        being drawn at that time. Entering the same round again with the same model digest changes nothing; with another
+        it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
             if entered is None:
                 db.execute(insert(schema.commits).values(rows.to_row(commit)))
-                _count(db, _clients_of(db, commit), "updates_counted")
+                counted = [each for each in _clients_of(db, commit) if each not in left_out]
+                _count(db, counted, "updates_counted")
+                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
+                table = schema.standings
+                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 _explain(db, why)
             elif entered["model_digest"] != commit.model_digest:
                 raise StoreError(
@@ -289,6 +305,7 @@ class SqlStore:
         with self._transaction(f"forget client {client_id!r}") as db:
             found = db.execute(delete(schema.clients).filter_by(client_id=client_id)).rowcount > 0
             if found:
+                db.execute(delete(schema.standings).filter_by(client_id=client_id))
                 _explain(db, why)
             return found
 
@@ -296,6 +313,19 @@ class SqlStore:
         """All clients in the order of id bytes."""
         found = map(rows.client, self._read("clients", select(schema.clients)))
         return sorted(found, key=lambda client: client.client_id.encode())
+
+    def standings(self) -> list[Standing]:
+        """What stands against clients, in the order of id bytes."""
+        found = map(rows.standing, self._read("standings", select(schema.standings)))
+        return sorted(found, key=lambda standing: standing.client_id.encode())
+
+    def clear_standing(self, client_id: str, why: HistoryRecord) -> bool:
+        """Take back what stands against a client; False if nothing did, and then nothing is explained."""
+        with self._transaction(f"clear what stands against {client_id!r}") as db:
+            found = db.execute(delete(schema.standings).filter_by(client_id=client_id)).rowcount > 0
+            if found:
+                _explain(db, why)
+            return found
 
     # history
     def add_history(self, entry: HistoryRecord) -> None:

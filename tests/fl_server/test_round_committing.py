@@ -1,0 +1,91 @@
+"""Step, commit, evaluation, and the end after the last round."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_server.events import (
+    Announce,
+    Commit,
+    End,
+    Evaluated,
+    OpenAttempt,
+    RosterChanged,
+    Step,
+)
+from fl_server.round_state import Phase, RoundPolicy, RoundState
+from fl_server.rounds import advance
+from tests.fl_server.round_play import ALL, COMMIT, accepted, arrive, collecting, play
+
+
+def test_a_round_is_durable_before_anybody_hears_of_it() -> None:
+    """Step, then commit, then the announcement, then the next draw."""
+    state, commands = play(collecting("a"), *arrive("a"), *COMMIT)
+    assert commands == [
+        Step(accepted("a")), Commit(), Announce(0, evaluate=True), OpenAttempt(1, 0, 0, ("a",)),
+    ]  # fmt: skip
+    assert (state.round, state.accepted, state.admitted) == (1, (), ())
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, ""), (1, "0123"), (2, "13"), (3, "23"), (9, "3")])
+def test_which_rounds_are_evaluated(every: int, due: str) -> None:
+    """Of rounds 0 to 3 every so many are evaluated, and the last one always, unless evaluation is off."""
+    state, evaluated = collecting("a", rounds=4, evaluate_every=every), ""
+    while state.phase is Phase.COLLECTING:
+        state, commands = play(state, *arrive("a"), *COMMIT)
+        evaluated += "".join(str(c.round) for c in commands if isinstance(c, Announce) and c.evaluate)
+    assert evaluated == due
+
+
+def test_the_last_round_is_evaluated_before_the_end() -> None:
+    """The run does not end with an evaluation under way."""
+    state, commands = play(collecting("a", rounds=1), *arrive("a"), *COMMIT)
+    assert (state.phase, commands[-1]) == (Phase.EVALUATING, Announce(0, evaluate=True))
+    assert advance(state, Evaluated())[1] == (End("completed", "1 rounds are done"),)
+
+
+def test_a_run_without_evaluation_ends_at_its_last_commit() -> None:
+    """With evaluation off there is nothing to wait for."""
+    assert play(collecting("a", rounds=1, evaluate_every=0), *arrive("a"), *COMMIT)[0].phase is Phase.ENDED
+
+
+def test_the_next_round_can_wait_for_the_evaluation() -> None:
+    """With await_evaluation the draw comes after the evaluation, not beside it."""
+    state, _ = play(collecting("a", await_evaluation=True), *arrive("a"), *COMMIT)
+    assert state.phase is Phase.EVALUATING
+    assert advance(state, Evaluated())[1] == (OpenAttempt(1, 0, 0, ("a",)),)
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, ""), (1, "0123"), (3, "23"), (9, "3")])
+def test_which_rounds_clients_are_asked_about(every: int, due: str) -> None:
+    """Of rounds 0 to 3 every so many and the last, whatever the server evaluates; no draw waits for them."""
+    state, asked = collecting("a", rounds=4, ask_clients_every=every, evaluate_every=0), ""
+    while state.phase is Phase.COLLECTING:
+        state, commands = play(state, *arrive("a"), *COMMIT)
+        asked += "".join(str(c.round) for c in commands if isinstance(c, Announce) and c.ask_clients)
+    assert asked == due
+    assert state.phase is (Phase.EVALUATING if every else Phase.ENDED)
+
+
+def test_the_next_round_can_wait_for_the_clients() -> None:
+    """With await_clients the server's word does not start the draw, theirs does."""
+    state, _ = play(collecting("a", ask_clients_every=1, await_clients=True), *arrive("a"), *COMMIT)
+    assert (state.phase, state.awaited) == (Phase.EVALUATING, {"clients"})
+    state, commands = advance(state, Evaluated("server"))
+    assert (state.phase, commands) == (Phase.EVALUATING, ())
+    assert advance(state, Evaluated("clients"))[1] == (OpenAttempt(1, 0, 0, ("a",)),)
+
+
+def test_the_last_round_waits_for_both() -> None:
+    """Server and clients, in either order, then the end."""
+    state, _ = play(collecting("a", rounds=1, ask_clients_every=5), *arrive("a"), *COMMIT)
+    for first, second in (("server", "clients"), ("clients", "server")):
+        half, commands = advance(state, Evaluated(first))
+        assert (half.phase, commands) == (Phase.EVALUATING, ())
+        assert advance(half, Evaluated(second))[1] == (End("completed", "1 rounds are done"),)
+
+
+def test_a_restart_after_the_last_commit_draws_no_further_round() -> None:
+    """A run that is restored with all its rounds done ends as soon as it is told of the roster."""
+    restored = RoundState(RoundPolicy(seed=7), rounds=3, round=3)
+    assert play(restored, RosterChanged(ALL, settled=True))[1] == [End("completed", "3 rounds are done")]
