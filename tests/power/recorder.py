@@ -156,7 +156,7 @@ class Recorder:
         """Where in the folder a path or an open descriptor leads; None for elsewhere."""
         if isinstance(target, int):
             try:
-                target = os.readlink(f"/proc/self/fd/{target}")
+                target = Path(f"/proc/self/fd/{target}").readlink()
             except OSError:
                 return None
         path = Path(os.fsdecode(target)).absolute()
