@@ -158,6 +158,8 @@ class KillDaemons:
         return "kill daemon" if len(self.daemons) == 1 else "kill half of the daemons"
 
     def inject(self, arena: Arena, run_id: str) -> None:
+        if not self.at_once:
+            arena.attend()  # a coordinator that has just been started would wait for them, by its reattach_grace_s
         time.sleep(self.after_s)
         daemons = [_daemon(arena, index) for index in self.daemons]
         for daemon in daemons:
