@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from fl_server.store.base import Store, StoreFull
+from fl_server.store.base import Store, StoreFull, StoreTaken
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,12 +32,20 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.taken: StoreTaken | None = None
+        """Set when another coordinator has the ledger: this one can only end."""
+        self.on_taken: Callable[[], None] = lambda: None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def do(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a method of the store in its thread. A caller that is cancelled does not undo what was begun."""
         loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._thread, lambda: method(*args, **kwargs)))
+        try:
+            return await asyncio.shield(loop.run_in_executor(self._thread, lambda: method(*args, **kwargs)))
+        except StoreTaken as error:
+            self.taken = error
+            self.on_taken()
+            raise
 
     async def insist(
         self, no_room: Callable[[str], None], method: Callable[P, R], *args: P.args, **kwargs: P.kwargs

@@ -35,7 +35,7 @@ from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
-from fl_server.store.base import HistoryRecord, RunRecord, UpdateRecord
+from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 
 log = structlog.get_logger()
@@ -205,6 +205,8 @@ class Run:
             self._broken(error)
 
     def _broken(self, error: Exception) -> None:
+        if isinstance(error, StoreTaken):
+            return  # the coordinator is about to end, and nothing that it says holds any more
         log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
         self.fail(f"a fault of the coordinator: {error!r}; see its log")
 
