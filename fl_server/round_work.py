@@ -154,7 +154,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await run.model.prune(run.log, run.config.keep_checkpoints)
     if command.ask_clients:
-        await run.client_evaluations.begin(command.round)
+        await run.client_evaluations.begin(command.round, run.config.evaluation.clients_deadline_s)
     if command.evaluate:
         await start_evaluation(run)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,7 +25,7 @@ from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
 from fl_server.client_evaluation import ClientEvaluations
 from fl_server.client_states import ClientStates
-from fl_server.deadline import Deadline
+from fl_server.deadline import Deadline, keep_all, keep_up
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
 from fl_server.model_line import ModelLine
@@ -126,7 +127,7 @@ class Run:
         for name, work in (
             ("events", self._live),
             ("time", self._watch_wall_time),
-            ("deadline", self.deadline.keep_up),
+            ("deadline", partial(keep_up, self)),
         ):
             if name not in self._running or self._running[name].done():
                 self._running[name] = self.spawn(work())
@@ -140,7 +141,7 @@ class Run:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.watchers.end()
-        await self.deadline.keep()
+        await keep_all(self)
 
     def hold(self) -> None:
         """Draw nobody new: the coordinator is going to stop."""
