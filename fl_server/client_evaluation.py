@@ -91,7 +91,7 @@ class ClientEvaluations:
         run.log.under_way.add(round_)
         log.info("evaluation_asked", run=run.id, round=round_, clients=len(asked), answered=len(answered))
         question = self._question(one)
-        for client in asked:
+        for client in () if run.held else asked:
             run.parts.fleet.push(client, question)
         run.spawn(self._see_through(one))
 

@@ -59,7 +59,9 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
 
 
 def push_assignment(run: Run, client: str) -> None:
-    """Tell a client of the cohort what to do, if it is attached."""
+    """Tell a client of the cohort what to do, if it is attached; a coordinator that leaves has the next one tell it."""
+    if run.held:
+        return
     order = Order(
         run.id, run.config, run.behaviour.algorithm, run.behaviour.fingerprint, run.model.broadcasts,
         run.parts.config.limits.max_update_mib << 20, run.record.state_epoch,

@@ -87,7 +87,8 @@ class Run:
         self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
-        self._held = False
+        self.held = False
+        """The coordinator is going to stop: nobody gets work any more."""
         self._over = asyncio.Event()
 
     @property
@@ -144,8 +145,8 @@ class Run:
         await keep_all(self)
 
     def hold(self) -> None:
-        """Draw nobody new: the coordinator is going to stop."""
-        self._held = True
+        """Give nobody anything new: the coordinator is going to stop."""
+        self.held = True
         self._fleet_seen = -1
         self.fleet_changed()
 
@@ -245,7 +246,7 @@ class Run:
         fleet = self.parts.fleet
         while not self.ended and self._fleet_seen != fleet.version:
             self._fleet_seen = fleet.version
-            eligible, settled = self.eligible(), fleet.settled and not self._held
+            eligible, settled = self.eligible(), fleet.settled and not self.held
             if (eligible, settled) != (self.state.eligible, self.state.settled):
                 await self._take(ev.RosterChanged(eligible, settled))
 
