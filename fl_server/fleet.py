@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -23,12 +24,12 @@ from fl_server.errors import (
     UnknownSessionError,
 )
 from fl_server.identity import require_name
-from fl_server.ledger import Ledger
+from fl_server.ledger import Ledger, until_room
 from fl_server.metrics import Metrics
 from fl_server.registration import checked_id, common_protocol, fits, is_of, record_of, unregistered
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
-from fl_server.store.base import ClientRecord, HistoryRecord
+from fl_server.store.base import ClientRecord, HistoryRecord, StoreError
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -150,7 +151,7 @@ class Fleet:
             log.info("client_lost", client=client_id, grace_s=self._limits.reattach_grace_s)
             # It registers again when it comes back: a session for each client that ever came would be a leak.
             self._sessions.close(client_id, UnknownSessionError())
-            _in_background(self._set_present(client_id, False))
+            _in_background(until_room(_not_written, partial(self._keep_absence, client_id)))
             self._gone(client_id, "lost")
         self._changed()
 
@@ -287,9 +288,26 @@ class Fleet:
     # Inside.
 
     async def _remember(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+        before = self._records.get(record.client_id)
         self._records[record.client_id] = record
-        await self._ledger.do(self._ledger.store.put_client, record, why)
+        try:
+            await self._ledger.do(self._ledger.store.put_client, record, why)
+        except StoreError:
+            self._take_back(record, before)
+            raise
         self._changed()
+
+    def _take_back(self, record: ClientRecord, before: ClientRecord | None) -> None:
+        """What could not be written does not hold here either: a restart would not know of it."""
+        if self._records.get(record.client_id) is record:
+            del self._records[record.client_id]
+            if before is not None:
+                self._records[record.client_id] = before
+
+    async def _keep_absence(self, client_id: str) -> None:
+        """A restart need not wait for a client that was lost; unless it has come back since."""
+        if self.state(client_id) == "lost":
+            await self._set_present(client_id, False)
 
     async def _set_present(self, client_id: str, present: bool) -> None:
         record = self._records.get(client_id)
@@ -323,6 +341,10 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
+
+
+def _not_written(why: str) -> None:
+    log.warning("presence_not_written", error=why)
 
 
 def _history(client_id: str, event: str, detail: str) -> HistoryRecord:
