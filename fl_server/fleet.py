@@ -344,7 +344,8 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _not_written(why: str) -> None:
-    log.warning("presence_not_written", error=why)
+    if why:
+        log.warning("presence_not_written", error=why)
 
 
 def _history(client_id: str, event: str, detail: str) -> HistoryRecord:

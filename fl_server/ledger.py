@@ -18,13 +18,22 @@ NO_ROOM_S = 2.0
 
 
 async def until_room(no_room: Callable[[str], None], write: Callable[[], Awaitable[R]]) -> R:
-    """Try until the disk has room and the database is there. Nothing is lost: what was written before stays."""
+    """Try until the disk has room and the database is there. Nothing is lost: what was written before stays.
+
+    no_room: told why at each failure, and "" once it has worked after all.
+    """
+    failed = False
     while True:
         try:
-            return await write()
+            written = await write()
         except StoreFull as error:
+            failed = True
             no_room(str(error))
             await asyncio.sleep(NO_ROOM_S)
+        else:
+            if failed:
+                no_room("")
+            return written
 
 
 class Ledger:

@@ -72,6 +72,8 @@ class Run:
         self.norms = NormHistory()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
+        self._no_room = self._waited_for = ""
+        """The same while nothing can be written, and what it was before that."""
         self.deadline = Deadline(self)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
@@ -301,10 +303,23 @@ class Run:
         self.watchers.tell(Progress("state", reason))
 
     def no_room(self, why: str) -> None:
-        """The disk is full or read-only: say so. Whoever wanted to write tries again, and nothing is lost."""
-        self.waiting_for = f"the coordinator cannot write: {why}"
-        log.error("no_room", run=self.id, round=self.state.round, error=why)
+        """The disk is full or read-only, or the database away: say so, and when it is over, for which `why` is "".
+
+        Whoever wanted to write tries again, and nothing is lost.
+        """
+        if why:
+            self._waited_for = self._waited_for if self._no_room else self.waiting_for
+            self._no_room = self.waiting_for = f"the coordinator cannot write: {why}"
+            log.error("no_room", run=self.id, round=self.state.round, error=why)
+        elif self._no_room:
+            log.info("room_again", run=self.id, round=self.state.round)
+            told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self._no_room}")
+            self._no_room, self.waiting_for = "", self._waited_for
+            self.spawn(self._explain(told))
         self.watchers.tell(Progress("state", self.waiting_for))
+
+    async def _explain(self, why: HistoryRecord) -> None:
+        await self.parts.ledger.insist(self.no_room, self.parts.ledger.store.add_history, why)
 
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""
