@@ -235,6 +235,11 @@ class Exchange:
         """Whether clients make local steps, so that their models' buffers change too."""
         return "delta" in self.payloads
 
+    @property
+    def passes(self) -> bool:
+        """Whether clients take a gradient over their whole local set first."""
+        return not {"full_gradient", "variate_change"}.isdisjoint(self.payloads)
+
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:

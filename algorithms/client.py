@@ -45,19 +45,26 @@ def answer(
 ) -> ClientUpdate:
     """The payloads that the exchange wants, from a model that holds x; it is trained in place.
 
+    on_step: called after each batch of a full gradient and then after each step, with its number from 0 on; what it
+    raises ends the work.
+
     Raises:
         AlgorithmError: a direction or a client state that the method needs is missing.
         ValueError: there was no batch, or a tensor is not laid out as the model's.
     """
+    heard = on_step or (lambda number: None)
     algorithm, exchange = work.algorithm, work.algorithm.exchanges[work.exchange]
     rule = algorithm.client_rule(work.context) if exchange.trains else None
     whole, passes = None, 0
-    if {"full_gradient", "variate_change"} & set(exchange.payloads):
+    if exchange.passes:
         batches = list(data.whole)
-        whole, passes = full_gradient(model, batches, data.loss, work.settings, algorithm.gradient), len(batches)
+        whole = full_gradient(model, batches, data.loss, work.settings, algorithm.gradient, on_batch=heard)
+        passes = len(batches)
     result = None
     if rule is not None:
-        result = train_locally(model, data.batches, data.loss, rule, work.settings, on_step=on_step)
+        result = train_locally(
+            model, data.batches, data.loss, rule, work.settings, on_step=lambda step: heard(passes + step)
+        )
     made = {payload: _payload(payload, work.context, whole, result) for payload in exchange.payloads}
     rate = work.settings.learning_rate
     if result is None:

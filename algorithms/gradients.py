@@ -131,11 +131,19 @@ class BatchGradients:
 
 
 def full_gradient(  # noqa: PLR0913, PLR0917 - as local training has them
-    model: nn.Module, batches: Batches, loss: Loss, settings: LocalSettings, rule: GradientRule
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    settings: LocalSettings,
+    rule: GradientRule,
+    *,
+    on_batch: Callable[[int], object] | None = None,
 ) -> Tensors:
     """g over the whole local set at the model's point: the mean over examples of each batch's g, made as a step's is.
 
     The model, its buffers and the random state are left as they were; dropout is that of training.
+
+    on_batch: called after each batch with its number from 0 on; what it raises ends the pass.
 
     Raises:
         ValueError: there was no batch.
@@ -145,9 +153,11 @@ def full_gradient(  # noqa: PLR0913, PLR0917 - as local training has them
     total, examples = None, 0
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for inputs, targets in batches:
+        for number, (inputs, targets) in enumerate(batches):
             g = tree.scale(taker.take(inputs, targets)[1], float(len(inputs)))
             total, examples = g if total is None else tree.add(total, g), examples + len(inputs)
+            if on_batch is not None:
+                on_batch(number)
     model.zero_grad()
     buffers.put_back()
     if total is None:

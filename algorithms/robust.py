@@ -65,6 +65,21 @@ def trimmed_mean(values: torch.Tensor, cut: int) -> torch.Tensor:
     return total / len(kept)
 
 
+def trimmed_maximum(values: torch.Tensor, cut: int) -> torch.Tensor:
+    """The largest of each column without its `cut` largest values: counters, of which a mean takes the largest.
+
+    Args:
+        values: [clients, entries], of any dtype.
+        cut: as in `trimmed_mean`; 0 is the maximum.
+
+    Raises:
+        ValueError: nothing would be left.
+    """
+    if not 0 <= 2 * cut < len(values):
+        raise ValueError(f"expected to leave out fewer than all {len(values)} values, got {cut} on each side")
+    return values.sort(dim=0).values[len(values) - 1 - cut]
+
+
 def squared_distances(values: torch.Tensor) -> torch.Tensor:
     """|v_i - v_j|^2 of all pairs of rows, [clients, clients]; of equal rows exactly 0."""
     distances = values.new_zeros(len(values), len(values))

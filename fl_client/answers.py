@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from google.protobuf.json_format import MessageToDict
 from torch import Tensor
 
 import algorithms
-from algorithms.base import Algorithm, ClientUpdate, Exchange, Payload, Tensors
+from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
 from fl_client.errors import WorkFailed
 from fl_client.updates import Update, name_of, work_of
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-
-KINDS: Mapping[Payload, training_pb2.PayloadKind] = {
-    "delta": training_pb2.PAYLOAD_KIND_DELTA,
-    "full_gradient": training_pb2.PAYLOAD_KIND_FULL_GRADIENT,
-    "variate_change": training_pb2.PAYLOAD_KIND_VARIATE_CHANGE,
-    "client_momentum": training_pb2.PAYLOAD_KIND_CLIENT_MOMENTUM,
-}
-"""The names of payloads on the wire."""
+from protos.wire import payload_kind
 
 
 def method_of(training: training_pb2.LocalTraining) -> Algorithm:
@@ -44,7 +37,7 @@ def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Ex
             f"exchange: expected 0 to {len(algorithm.exchanges) - 1} of {algorithm.name!r}, got {number}",
         )
     exchange = algorithm.exchanges[number]
-    made = [KINDS[payload] for payload in exchange.payloads]
+    made = [payload_kind(payload) for payload in exchange.payloads]
     if list(assignment.payloads) != made:
         raise WorkFailed(
             pb.FAILURE_REASON_UNSUPPORTED,
@@ -93,7 +86,7 @@ def update_of(assignment: training_pb2.Assignment, answer: ClientUpdate, example
     for payload, tensors in answer.payloads.items():
         laid_out = {**tensors, **answer.buffers} if payload == "delta" else tensors
         layout = Layout.of(laid_out, tensors.keys())
-        payloads.append(training_pb2.Payload(kind=KINDS[payload], manifest=layout.to_manifest()))
+        payloads.append(training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest()))
         parts.append(pack(laid_out, layout))
     data = parts[0] if len(parts) == 1 else bytearray().join(parts)
     header = training_pb2.UpdateHeader(

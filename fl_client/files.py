@@ -34,11 +34,24 @@ def write_whole(path: Path, buffers: Iterable[Buffer], *, durable: bool = False)
         _sync_names(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that is not there, and what is missing above it; the new names survive a power cut."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _sync_names(each.parent)
+
+
 def made(folder: Path) -> Path:
-    """The folder, made when it is not there, without what a process that was killed left half written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A folder of the state directory, made when it is not there, without what a killed process left half written.
+
+    Its name and those in it survive a power cut from now on: the process may have been killed before it had seen to it.
+    """
+    make_folder(folder)
     for torn in folder.glob(f"*{PART}"):
         torn.unlink()
+    for each in (folder.parent, folder):
+        _sync_names(each)
     return folder
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from fl_client.errors import StateError
-from fl_client.files import write_whole
+from fl_client.files import make_folder, write_whole
 
 
 class StateDir:
@@ -41,7 +41,7 @@ class StateDir:
     def __enter__(self) -> Self:
         """Make and lock the directory. Raises StateError when that cannot be done, and says who holds it."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             lock = (self.path / "lock").open("a+", encoding="utf-8")
         except OSError as error:
             raise StateError(f"state_dir: expected a directory that can be written, got {error}") from None
@@ -102,7 +102,7 @@ class StateDir:
         made = None if path.exists() else make()
         try:
             if made is not None:
-                write_whole(path, [json.dumps(made).encode()])
+                write_whole(path, [json.dumps(made).encode()], durable=True)
             kept = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, LocalSettings, Memory, Tensors
+from algorithms.base import Algorithm, ClientContext, Exchange, LocalSettings, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
@@ -36,7 +35,8 @@ class Interrupted(Exception):
 
 
 OnStep = Callable[[int, int], object]
-"""Called after each step with its number from 1 and the steps in all; what it raises ends the training."""
+"""Called after each step, or batch of a full gradient, with its number from 1 and how many there are in all; what it
+raises ends the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,7 @@ class Trainer:
         work = Work(algorithm, context, settings, assignment.key.exchange)
         started = time.monotonic()
         with _failures():
-            data, steps = self._data(training)
-            if not exchange.trains:
-                data = _watched(data, count_steps(len(self._local.train), training.batch_size, epochs=1), on_step)
+            data, steps = self._data(training, exchange)
             seed_everything(training.seed)
             made = answer(model, data, work, on_step=lambda step: on_step(step + 1, steps))
         seconds = time.monotonic() - started
@@ -145,15 +143,17 @@ class Trainer:
             return 1.0
         return training.population * len(self._local.train) / training.population_examples
 
-    def _data(self, training: training_pb2.LocalTraining) -> tuple[LocalData, int]:
-        """The local examples as the work goes through them, and its steps in all."""
+    def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
+        """The local examples as the work goes through them, and its batches in all: of a full gradient, then steps."""
         examples, size = self._local.train, training.batch_size
         work = {
             "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
             "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
         }
         steps: Batches = batches(examples, size, training.seed, **work)
-        return LocalData(steps, whole(examples, size), self._local.task.loss), count_steps(len(examples), size, **work)
+        total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
+        total += count_steps(len(examples), size, **work) if exchange.trains else 0
+        return LocalData(steps, whole(examples, size), self._local.task.loss), total
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +161,6 @@ class _Given:
     algorithm: Algorithm
     direction: Tensors | None
     kept: Memory | None
-
-
-def _watched(data: LocalData, passes: int, on_step: OnStep) -> LocalData:
-    """The data of an exchange without steps: each batch counts as one, so that the work can be ended on its way."""
-    numbers = count(1)
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        value = data.loss(output, target)
-        on_step(next(numbers), passes)
-        return value
-
-    return replace(data, loss=loss)
 
 
 def _check_kept(initial: Memory, kept: Memory) -> None:

@@ -103,6 +103,10 @@ class AdminClient:
         """Lets a banned client in again."""
         return self._call("UnbanClient", admin_pb2.UnbanClientRequest(client_id=client_id)).client
 
+    def release_client(self, client_id: str) -> admin_pb2.ClientStatus:
+        """Ends a client's quarantine."""
+        return self._call("ReleaseClient", admin_pb2.ReleaseClientRequest(client_id=client_id)).client
+
     def forget_client(self, client_id: str) -> None:
         """Takes a client off the roster."""
         self._call("ForgetClient", admin_pb2.ForgetClientRequest(client_id=client_id))

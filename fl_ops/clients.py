@@ -42,6 +42,14 @@ def unban(context: Context, name: Client) -> None:
 
 @app.command()
 @admin_command
+def release(context: Context, name: Client) -> None:
+    """End the quarantine of a client whose updates were refused again and again."""
+    with context.connect() as client:
+        _show_client(context, client.release_client(name))
+
+
+@app.command()
+@admin_command
 def forget(context: Context, name: Client) -> None:
     """Take a client off the roster for good; it may register anew."""
     with context.connect() as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fl_ops import units
 from protos.fl.v1 import admin_pb2
 
 
@@ -24,5 +25,7 @@ def client_state(client: admin_pb2.ClientStatus) -> str:
     if client.banned:
         return "banned"
     state = state_name(admin_pb2.ClientState, client.state)
+    if client.HasField("quarantine"):
+        state += f", quarantined until {units.moment(client.quarantine.until)}"
     away = client.HasField("availability") and not client.availability.may_train
     return state + (", draining" if client.draining else "") + (", may not train" if away else "")

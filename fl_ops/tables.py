@@ -122,7 +122,8 @@ def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
             _text(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
             _text(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.updates_refused:,}",
             units.moment(client.last_seen),
-            _text(" ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))), _text(client.note),
+            _text(" ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
+            _text(client.quarantine.reason or client.note),
         )  # fmt: skip
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
 

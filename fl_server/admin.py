@@ -98,6 +98,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._parts.fleet.unban(request.client_id, actor())
         return pb.UnbanClientResponse(client=self._client(request.client_id))
 
+    async def ReleaseClient(self, request: pb.ReleaseClientRequest, context: Context) -> pb.ReleaseClientResponse:
+        """Let it be drawn before its quarantine is over."""
+        await self._parts.fleet.release(request.client_id, actor())
+        return pb.ReleaseClientResponse(client=self._client(request.client_id))
+
     async def ForgetClient(self, request: pb.ForgetClientRequest, context: Context) -> pb.ForgetClientResponse:
         """Wait for it no more."""
         await self._parts.fleet.forget(request.client_id, actor())

@@ -78,7 +78,7 @@ class Server:
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
             spool=Spool(state / "spool", config.durability),
-            fleet=Fleet(ledger, config.limits, metrics),
+            fleet=Fleet(ledger, config, metrics),
             metrics=metrics,
             compute=compute,
             io=io,

@@ -11,9 +11,9 @@ import algorithms as fl
 from fl_server.broadcast import Broadcast
 from fl_server.run_config import RunConfig
 from fl_server.sampling import training_seed
-from fl_server.shapes import payload_kind
 from protos.fl.v1 import training_pb2 as pb
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN
+from protos.wire import payload_kind
 
 
 @dataclass(frozen=True, slots=True)

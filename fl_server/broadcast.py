@@ -39,9 +39,9 @@ class Broadcast:
         """The digest as people read it."""
         return digest_text(self.digest)
 
-    def from_offset(self, offset: int) -> Sequence[bytes]:
-        """The header and the chunks from the last chunk border at or below `offset`."""
-        return (self.messages[0], *self.messages[1 + offset // self.chunk_bytes :])
+    def places(self, offset: int) -> Sequence[int]:
+        """Where the header and the chunks from the last chunk border at or below `offset` stand among the messages."""
+        return (0, *range(1 + offset // self.chunk_bytes, len(self.messages)))
 
 
 def make_broadcast(outgoing: Outgoing, chunk_bytes: int) -> Broadcast:

@@ -48,9 +48,20 @@ class LimitsConfig(Section):
     reattach_grace_s: float = Field(default=20.0, gt=0)
     """How long a lost stream is waited for, and the roster after a start."""
     stall_s: float = Field(default=60.0, gt=0)
-    """An upload that brings nothing for so long is ended."""
+    """An upload that brings less than `chunk_bytes` in so long is ended, and goes on later where it stopped."""
     max_clients: int = Field(default=20_000, ge=1)
     """Sessions open at once."""
+
+
+class QuarantineConfig(Section):
+    """Clients whose updates are refused again and again."""
+
+    after: int = Field(default=3, ge=0)
+    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. 0: never."""
+    first_s: float = Field(default=600.0, gt=0)
+    """How long at first; each further refusal, with no update that counted in between, costs twice the time."""
+    longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
+    """How long at most."""
 
 
 class ServerConfig(Section):
@@ -73,6 +84,7 @@ class ServerConfig(Section):
     insecure_remote: bool = False
     """Speak plain text over a network where everyone can read and change it."""
     limits: LimitsConfig = LimitsConfig()
+    quarantine: QuarantineConfig = QuarantineConfig()
     durability: Literal["process", "power"] = "process"
     """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)

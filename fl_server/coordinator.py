@@ -221,7 +221,7 @@ class Coordinator:
     def client_gone(self, client_id: str, reason: str) -> None:
         """A client is not waited for any more."""
         for run in self._runs.values():
-            run.client_out(client_id, "lost", reason)
+            run.intake.client_out(client_id, "lost", reason)
             run.client_evaluations.gone(client_id)
             if reason in _FOR_GOOD and not run.ended and client_id in run.state.members:
                 run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))

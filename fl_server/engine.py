@@ -20,8 +20,7 @@ import algorithms as fl
 from algorithms import tree
 from fl_server.broadcast import Outgoing
 from fl_server.errors import InvalidInput
-from fl_server.reduce import average_buffers
-from fl_server.robust import Collected, chosen, reduce_payloads, refuse_unfit
+from fl_server.robust import Collected, chosen, reduce_buffers, reduce_payloads, refuse_unfit
 from fl_server.run_config import RunConfig
 from fl_server.sampling import initial_model_seed
 from fl_server.shapes import UpdateShape
@@ -77,7 +76,7 @@ class Engine:
         """Of the first model, wherever that came from."""
         self.layout = Layout.of({**first.trainable, **first.buffers}, trainable=first.trainable.keys())
         self._trainable_layout = Layout.of(first.trainable, trainable=first.trainable.keys())
-        self._held_out: Examples | None = None
+        self.held_out: Examples | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
@@ -148,7 +147,8 @@ class Engine:
         before: the sums of the round's earlier exchanges.
         """
         round_, last = snapshot.round + 1, len(self.algorithm.exchanges) - 1
-        taken = chosen(self.config.round, Collected(cohort, paths, self.shape(last)))
+        collected = Collected(cohort, paths, self.shape(last))
+        taken = chosen(self.config.round, collected)
         sums = {**before, **self._reduce(snapshot, last, taken)}
         info = self._round_info(round_, len(taken.cohort))
         try:
@@ -160,8 +160,7 @@ class Engine:
             raise Diverged(
                 f"the model of round {round_} is not finite: its step overflows; the model of round {round_ - 1} stays"
             ) from error
-        deltas = taken.shape.layout_of("delta")
-        buffers = average_buffers(taken.paths, deltas, self.algorithm.weights(taken.cohort))
+        buffers = reduce_buffers(self.config.round, collected, self.algorithm.weights(cohort))
         norms = _norms(snapshot.state, state, self.algorithm.exchanges[last].direction(snapshot.state, before))
         norms = replace(norms, left_out=_missing(cohort, taken.cohort))
         if not all(bool(torch.isfinite(tree.norm(part))) for part in (state.x, *state.memory.values())):
@@ -190,11 +189,11 @@ class Engine:
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One at a time."""
         with self._evaluating:
-            if self._held_out is None:
+            if self.held_out is None:
                 with task_code("the task's eval_data()"):
-                    self._held_out = self._task.eval_data()
+                    self.held_out = self._task.eval_data()
             fl.load_state(self._model, fl.ModelState(snapshot.state.x, snapshot.buffers, self.frozen))
-            return evaluate(self._task, self._model, self._held_out, self.config.evaluation.batch_size)
+            return evaluate(self._task, self._model, self.held_out, self.config.evaluation.batch_size)
 
 
 def build_algorithm(config: RunConfig) -> fl.Algorithm:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from fl_server.config import LimitsConfig
+from fl_server.config import ServerConfig
 from fl_server.errors import (
     Forbidden,
     InvalidInput,
@@ -26,10 +26,11 @@ from fl_server.errors import (
 from fl_server.identity import require_name
 from fl_server.ledger import Ledger, until_room
 from fl_server.metrics import Metrics
+from fl_server.quarantine import Quarantine
 from fl_server.registration import checked_id, common_protocol, fits, is_of, record_of, unregistered
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
-from fl_server.store.base import ClientRecord, HistoryRecord, StoreError
+from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -51,12 +52,15 @@ class FleetListener(Protocol):
 class Fleet:
     """All clients of one coordinator. Lives on the event loop."""
 
-    def __init__(self, ledger: Ledger, limits: LimitsConfig, metrics: Metrics) -> None:
+    def __init__(self, ledger: Ledger, config: ServerConfig, metrics: Metrics) -> None:
         self._ledger = ledger
-        self._limits = limits
+        self._limits = config.limits
         self._metrics = metrics
         self._sessions = Sessions()
-        self._roster = Roster(limits.reattach_grace_s)
+        self._roster = Roster(config.limits.reattach_grace_s)
+        self.quarantine = Quarantine(config.quarantine)
+        self._waits: dict[str, asyncio.TimerHandle] = {}
+        """What looks again when a quarantine is over."""
         self._records: dict[str, ClientRecord] = {}
         self._availability: dict[str, pb.Availability] = {}
         self._working_for: dict[str, str] = {}
@@ -73,6 +77,9 @@ class Fleet:
         if expected:
             self._tick_later()
             log.info("roster_awaited", clients=len(expected), grace_s=self._limits.reattach_grace_s)
+        self.quarantine.read_back(await self._ledger.do(self._ledger.store.standings))
+        for client_id in self.quarantine.clients():
+            self._wait_out(client_id)
         self._changed()
 
     # Sessions.
@@ -201,7 +208,9 @@ class Fleet:
         return tuple(
             client_id
             for client_id in self._roster.present()
-            if self._availability.get(client_id, _MAY_TRAIN).may_train and fits(self._records[client_id], task, labels)
+            if self._availability.get(client_id, _MAY_TRAIN).may_train
+            and fits(self._records[client_id], task, labels)
+            and not self.quarantine.seconds_left(client_id)
         )
 
     def work_for(self, run_id: str, clients: frozenset[str]) -> None:
@@ -220,6 +229,26 @@ class Fleet:
             self._availability[client_id] = availability
             log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
             self._changed()
+
+    def keep_standing(self, standing: Standing, why: HistoryRecord | None) -> None:
+        """An update was refused, and this is in the ledger; `why` where the client is quarantined for it."""
+        self.quarantine.keep(standing)
+        if why is None:
+            return
+        self._metrics.quarantines.inc()
+        log.warning("client_quarantined", client=standing.client_id, why=why.detail)
+        text = f"the coordinator gives this client no work {why.detail}"
+        self.push(standing.client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
+        self._wait_out(standing.client_id)
+
+    def _wait_out(self, client_id: str) -> None:
+        """Who may be drawn has changed, and will again when the client's quarantine is over."""
+        if timer := self._waits.pop(client_id, None):
+            timer.cancel()
+        if left := self.quarantine.seconds_left(client_id):
+            # Behind the end by a little, as with the grace; the clock on the wall may also have been set back.
+            self._waits[client_id] = asyncio.get_running_loop().call_later(left + 0.02, self._wait_out, client_id)
+        self._changed()
 
     # Operators.
 
@@ -261,6 +290,14 @@ class Fleet:
         record = replace(self.record(client_id), banned=False, note="")
         await self._remember(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
 
+    async def release(self, client_id: str, actor: str) -> None:
+        """End a quarantine, and count refusals from zero again; where there is nothing to end, nothing happens."""
+        self.record(client_id)
+        why = HistoryRecord(time.time(), actor, "client_released", client_id)
+        await self._ledger.do(self._ledger.store.clear_standing, client_id, why)
+        self.quarantine.drop(client_id)
+        self._wait_out(client_id)
+
     async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
         """The client gets nothing new, or takes work again."""
         event = "client_undrained" if undo else "client_drained"
@@ -277,6 +314,8 @@ class Fleet:
         self._sessions.close(client_id, Forbidden(f"client:{client_id}", "to register again: it was forgotten here"))
         self._roster.forget(client_id)
         self._records.pop(client_id, None)
+        self.quarantine.drop(client_id)
+        self._wait_out(client_id)
         self._gone(client_id, "forgotten")
 
     async def note(self, client_id: str, text: str) -> None:
@@ -331,6 +370,7 @@ class Fleet:
         self._metrics.clients.labels("present").set(attached)
         self._metrics.clients.labels("suspect").set(len(present) - attached)
         self._metrics.sessions.set(len(self._sessions))
+        self._metrics.quarantined.set(len(self.quarantine.clients()))
 
 
 _MAY_TRAIN = pb.Availability(may_train=True)

@@ -28,6 +28,8 @@ class Metrics:
         self.rpc_seconds = self._histogram("fl_rpc_seconds", "Duration of calls.", "rpc", "code")
         self.commit_write_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
         self.clients = self._gauge("fl_clients", "Clients by state: present, suspect.", "state")
+        self.quarantined = self._gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
+        self.quarantines = self._counter("fl_quarantines", "Times that a client was quarantined.")
         self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")
         self.last_commit = self._gauge("fl_last_commit_timestamp_seconds", "Time of the last commit.", "run")

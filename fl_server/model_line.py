@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +23,15 @@ from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a checkpoint tells of the round that made it."""
+
+    record: CommitRecord
+    left_out: tuple[str, ...]
+    """Clients whose accepted updates the reducer did not take."""
 
 
 class ModelLine:
@@ -54,7 +63,7 @@ class ModelLine:
         """Whether tensors are in memory."""
         return self._snapshot is not None
 
-    async def load(self, state_epoch: int = 0) -> CommitRecord | None:
+    async def load(self, state_epoch: int = 0) -> Committed | None:
         """Read the latest valid model, or make the first; ready for the next round.
 
         Returns the commit that its checkpoint tells of, which the ledger may lack if a crash came between the two.
@@ -72,7 +81,7 @@ class ModelLine:
             if commit is not None and commit.get("state_epoch", 0) < state_epoch:
                 self._snapshot = self.engine.restart(self._snapshot)
         await self.prepare(0)
-        return CommitRecord(**commit) if commit else None
+        return Committed(CommitRecord(**commit), tuple(saved.facts.get("left_out", ()))) if saved and commit else None
 
     async def restart(self) -> None:
         """What the server keeps of the clients' states starts anew."""
@@ -120,14 +129,14 @@ class ModelLine:
         With a full disk it says so through `no_room` and tries again until there is room; until then the old state
         stays.
         """
-        snapshot, _ = _loaded(self._next)
+        snapshot, norms = _loaded(self._next)
         self._sums = {}
         broadcasts = await self._parts.in_compute(self._encode, snapshot, 0)
         record = replace(record, model_digest=broadcasts[0].text)
-        facts: dict[str, object] = {"commit": asdict(record)}
+        facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out}
         began = time.monotonic()
         await until_room(no_room, lambda: self._save(snapshot, facts))
-        await self._parts.ledger.insist(no_room, self._parts.ledger.store.commit, record, why)
+        await self._parts.ledger.insist(no_room, self._parts.ledger.store.commit, record, why, norms.left_out)
         self._parts.metrics.commit_write_seconds.observe(time.monotonic() - began)
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
         return record

@@ -46,15 +46,22 @@ async def tell_outcomes(run: Run, round_: int) -> None:
 
 
 async def outcomes_of(run: Run, key: ExchangeKey) -> dict[str, Outcome]:
-    """Of the updates that are part of a committed round's model, by client."""
+    """Of the updates that a committed round accepted, by client: part of its model, or left out by its reducer."""
     store, epoch = run.parts.ledger.store, run.log.commits[key.round].state_epoch
     fixed = set(await run.parts.ledger.do(store.accepted, run.id, key.round, key.exchange) or ())
     updates = await run.parts.ledger.do(store.updates, run.id, key.round, key.exchange)
     return {
-        update.client_id: counted_outcome(update, epoch)
+        update.client_id: _left_out(update, epoch) if update.left_out else counted_outcome(update, epoch)
         for update in updates
         if (update.client_id, update.digest) in fixed
     }
+
+
+def _left_out(update: UpdateRecord, state_epoch: int) -> Outcome:
+    key = ExchangeKey(run_id=update.run_id, round=update.round, exchange=update.exchange)
+    outcome = uncounted_outcome(key, RefusalReason.REFUSAL_REASON_LEFT_OUT, state_epoch)
+    outcome.digest.CopyFrom(digest_message(update.digest))
+    return outcome
 
 
 def not_needed(run: Run, key: ExchangeKey) -> Outcome:

@@ -97,18 +97,18 @@ async def _load(run: Run) -> None:
 async def _load_model(run: Run) -> None:
     """The newest checkpoint; the ledger must have as many commits, but for one."""
     store = run.parts.ledger.store
-    commit = await run.model.load(run.record.state_epoch)
-    if commit is not None and commit.round not in run.log.commits:
+    done = await run.model.load(run.record.state_epoch)
+    if done is not None and (commit := done.record).round not in run.log.commits:
         # The crash came between the checkpoint and the ledger's line on it.
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
-        await run.parts.ledger.do(store.commit, commit, why)
+        await run.parts.ledger.do(store.commit, commit, why, done.left_out)
         run.log.add(commit)
         run.state = replace(run.state, over_selection=commit.over_selection)
-    done = run.model.snapshot.round + 1
-    if done != len(run.log.commits):
+    rounds = run.model.snapshot.round + 1
+    if rounds != len(run.log.commits):
         raise StoreError(
             f"the ledger has {len(run.log.commits)} committed rounds, the newest valid checkpoint is of round "
-            f"{done - 1}: restore the state directory from a backup"
+            f"{rounds - 1}: restore the state directory from a backup"
         )
 
 
@@ -131,9 +131,9 @@ async def _load_round(run: Run) -> None:
         run.state = fresh
     state = run.state
     updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
-    run.refused = {update.client_id for update in updates if not update.admitted}
+    run.intake.refused = {update.client_id for update in updates if not update.admitted}
     # Who was lost before the restart, or refused, is not waited for.
-    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.refused))
+    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
 
 
 async def _sum_up_again(run: Run) -> bool:

@@ -21,10 +21,11 @@ from algorithms.robust import (
     squared_distances,
     stacked,
     trimmed_cut,
+    trimmed_maximum,
     trimmed_mean,
 )
 from fl_server.errors import InvalidInput
-from fl_server.reduce import by_block, sum_payloads
+from fl_server.reduce import average_buffers, by_block, sum_payloads
 from fl_server.run_config import RoundSection
 from fl_server.shapes import UpdateShape
 from protos.codec import Layout
@@ -87,8 +88,7 @@ def reduce_payloads(
     """What the method asks for, by name, with the run's reducer in the place of the mean. weights: the method's p_i."""
     if section.reducer in ("mean", "krum"):
         return sum_payloads(collected.paths, collected.shape, wanted)
-    count = len(collected.paths)
-    cut = median_cut(count) if section.reducer == "median" else trimmed_cut(count, section.trim)
+    cut = _cut(section, len(collected.paths))
     centres: dict[str, fl.Tensors] = {}
     for payload in {row.payload: None for row in wanted.values()}:
         scales = {
@@ -99,6 +99,35 @@ def reduce_payloads(
         layout = collected.shape.layout_of(payload)
         centres |= zip(scales, centre_updates(collected.paths, layout, list(scales.values()), cut), strict=True)
     return {name: centres[name] for name in wanted}
+
+
+def reduce_buffers(section: RoundSection, collected: Collected, weights: Sequence[float]) -> fl.Tensors:
+    """The model's buffers after a round, with the run's reducer in the place of the mean and of the maximum.
+
+    Multi-Krum chooses by deltas, and an update that it takes may lie in its buffers: theirs is the median of all.
+    """
+    deltas = collected.shape.layout_of("delta")
+    if section.reducer == "mean":
+        return average_buffers(collected.paths, deltas, weights)
+    cut = _cut(section, len(collected.paths))
+
+    def centre(blocks: Blocks) -> list[torch.Tensor]:
+        alike = list(blocks)
+        if alike[0].is_floating_point():
+            return [trimmed_mean(stacked(alike), cut).to(alike[0].dtype)]
+        return [trimmed_maximum(torch.stack(alike), cut)]
+
+    centres: fl.Tensors = {}
+    for entry in deltas.entries:
+        if not entry.trainable:
+            pieces = by_block(collected.paths, entry, centre, BLOCK_ENTRIES)
+            centres[entry.name] = torch.cat([piece for (piece,) in pieces]).view(entry.shape)
+    return centres
+
+
+def _cut(section: RoundSection, count: int) -> int:
+    """Values that a centre of `count` updates leaves out on each side."""
+    return trimmed_cut(count, section.trim) if section.reducer == "trimmed_mean" else median_cut(count)
 
 
 def centre_updates(

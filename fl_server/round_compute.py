@@ -110,8 +110,9 @@ async def _write_commit(run: Run) -> None:
     record = await run.model.commit(record, why, run.no_room)
     run.waiting_for = ""
     run.round_began = 0.0
-    run.forget_failures()
+    run.intake.forget_failures()
     run.log.add(record)
+    run.parts.fleet.quarantine.counted((update.client_id for update in updates), record.committed_at)
     run.norms.add(state.round, [update.norm for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))

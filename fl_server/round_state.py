@@ -111,6 +111,11 @@ class RoundState:
         return (self.over_selection or self.policy.over_selection) if self.policy.close == "goal" else 1.0
 
     @property
+    def collects(self) -> bool:
+        """Whether updates of the round count: x_t has been sent and has not moved."""
+        return self.phase is Phase.COLLECTING or (self.phase is Phase.SELECTING and self.goal > 0)
+
+    @property
     def outstanding(self) -> frozenset[str]:
         """Clients that work for this exchange now."""
         return self.drawn - self.out - {client for client, _ in self.admitted}

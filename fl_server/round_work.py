@@ -73,7 +73,7 @@ def push_assignment(run: Run, client: str) -> None:
 
 def reattached(run: Run, client: str) -> None:
     """A client is here again: push what it still has to do."""
-    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.refused:
+    if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.intake.refused:
         return
     if client in run.state.out:
         run.post(ev.ClientBack(client))
@@ -106,8 +106,8 @@ async def await_clients(run: Run, command: ev.AwaitClients) -> None:
 async def retry_later(run: Run, command: ev.RetryLater) -> None:
     """Give those who failed another chance after a while, unless all came to nothing finite."""
     del command
-    if run.state.drawn <= run.not_finite and not run.state.admitted:
-        run.fail_as_diverged()
+    if run.state.drawn <= run.intake.not_finite and not run.state.admitted:
+        run.intake.fail_as_diverged()
         return
     run.set_timer(RETRY_S, ev.RetryDue())
 
@@ -130,7 +130,7 @@ async def restart_round(run: Run, command: ev.RestartRound) -> None:
     await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.restart_round, record, command.round, why)
     log.warning(event, run=run.id, round=command.round, why=command.why, state_epoch=record.state_epoch)
     run.record = record
-    run.forget_failures()
+    run.intake.forget_failures()
     if command.states:
         run.client_states.restart()
         await run.model.restart()

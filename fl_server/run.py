@@ -21,13 +21,13 @@ import structlog
 
 import algorithms as fl
 from fl_server import events as ev
-from fl_server.admission import Gate
 from fl_server.broadcast import Broadcast
 from fl_server.client_evaluation import ClientEvaluations
 from fl_server.client_states import ClientStates
 from fl_server.deadline import Deadline, keep_all, keep_up
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
+from fl_server.intake import Intake
 from fl_server.model_line import ModelLine
 from fl_server.norms import NormHistory
 from fl_server.parts import Parts
@@ -36,8 +36,7 @@ from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
-from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken, UpdateRecord
-from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
+from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken
 
 log = structlog.get_logger()
 
@@ -78,11 +77,9 @@ class Run:
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
         self.client_evaluations = ClientEvaluations(self)
-        self.refused: set[str] = set()
-        """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
-        self.not_finite: set[str] = set()
-        """Clients that came to a NaN or an infinity in this round."""
-        self._turn = asyncio.Lock()
+        self.intake = Intake(self)
+        self.turn = asyncio.Lock()
+        """Held by whoever takes an event: one at a time."""
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -149,16 +146,16 @@ class Run:
     def hold(self) -> None:
         """Give nobody anything new: the coordinator is going to stop."""
         self.held = True
-        self._fleet_seen = -1
+        self.look_again()
         self.fleet_changed()
 
     async def _live(self) -> None:
         while True:
             event = await self._events.get()
             try:
-                async with self._turn:
+                async with self.turn:
                     await self._look_at_fleet()
-                    if event is not None and self._applies(event):
+                    if event is not None and self.applies(event):
                         await self._take(event)
             except Exception as error:  # noqa: BLE001 - told by _broken
                 self._broken(error)
@@ -168,7 +165,7 @@ class Run:
 
         Raises WrongState where the run has just come to its end, or to another state that has no rule for it.
         """
-        async with self._turn:
+        async with self.turn:
             if isinstance(event, ev.Extended) and self.ended and not self.model.loaded:
                 await self.model.load(
                     self.record.state_epoch
@@ -224,13 +221,13 @@ class Run:
         if timer := self._timers.pop(kind, None):
             timer.cancel()
 
-    def _applies(self, event: ev.Event) -> bool:  # noqa: PLR0911 - a table
+    def applies(self, event: ev.Event) -> bool:  # noqa: PLR0911 - a table
         """Whether what was posted still means something: the round may have moved on in between."""
         state = self.state
         match event:
             case ev.UpdateAdmitted(client):
                 known = any(client == other for other, _ in state.admitted)
-                return self._collects and client in state.drawn and not known
+                return state.collects and client in state.drawn and not known
             case ev.ClientOut(client):
                 return state.phase is Phase.COLLECTING and client in state.outstanding
             case ev.ClientBack(client):
@@ -252,6 +249,13 @@ class Run:
             if (eligible, settled) != (self.state.eligible, self.state.settled):
                 await self._take(ev.RosterChanged(eligible, settled))
 
+    async def take(self, event: ev.Event) -> None:
+        """Take an event that applies at once: the caller has the turn. A failure ends the run."""
+        try:
+            await self._take(event)
+        except Exception as error:  # noqa: BLE001 - told by _broken
+            self._broken(error)
+
     async def _take(self, event: ev.Event) -> None:
         before = self.state
         self.state, commands = advance(before, event)
@@ -268,12 +272,6 @@ class Run:
             self.watchers.tell(Progress("admitted", event.client))
         if self.record.state != self.status:
             await self.save_status()
-
-    @property
-    def _collects(self) -> bool:
-        """Whether updates of the round count: x_t has been sent and has not moved."""
-        phase = self.state.phase
-        return phase is Phase.COLLECTING or (phase is Phase.SELECTING and self.state.goal > 0)
 
     def _reserve(self) -> None:
         """Before anything is awaited: no other run may draw the clients that work for this one."""
@@ -334,94 +332,24 @@ class Run:
                 self.post(ev.EndRequested("completed", f"its {self.config.stop.wall_time_s:g} s are over"))
                 return
 
-    # For the fleet and for uploads.
+    # For the fleet.
 
     def fleet_changed(self) -> None:
         """Look at the roster again."""
         if self._events.empty():
             self._events.put_nowait(None)
 
+    def look_again(self) -> None:
+        """Before the next event: the roster is as it was, but who may be drawn from it is not."""
+        self._fleet_seen = -1
+
     def eligible(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
         eligible = self.parts.fleet.eligible(self.id, self.task, self.config.labels)
-        return tuple(client for client in eligible if client not in self.refused) if self.refused else eligible
+        refused = self.intake.refused
+        return tuple(client for client in eligible if client not in refused) if refused else eligible
 
     def resource(self, digest: bytes) -> Broadcast | None:
         """What is being sent out under that digest."""
         sent = chain(self.model.broadcasts, self.client_evaluations.broadcasts())
         return next((broadcast for broadcast in sent if broadcast.digest == digest), None)
-
-    def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
-        """Why an update of the client for the key would not be taken; None if it would."""
-        current = (key.round, key.exchange) == (self.state.round, self.state.exchange)
-        if not self._collects or not current:
-            return RefusalReason.REFUSAL_REASON_LATE
-        return None if client in self.state.drawn else RefusalReason.REFUSAL_REASON_NOT_ASSIGNED
-
-    def refusal_of(self, header: UpdateHeader, client: str) -> RefusalReason | None:
-        """`refusal` for an update that came; what was made before the round was drawn anew comes too late."""
-        before = header.state_epoch < self.record.state_epoch
-        if before or (header.key.exchange and header.attempt < self.state.first_attempt):
-            return RefusalReason.REFUSAL_REASON_LATE
-        return self.refusal(header.key, client)
-
-    def gate(self) -> Gate:
-        """What an update of the round under way must be."""
-        limit = self.parts.config.limits.max_update_mib << 20
-        norms = self.config.round
-        shape = self.model.engine.shape(self.state.exchange)
-        return Gate(
-            shape, limit, norms.max_update_norm, norms.clip_update_norm, self.record.state_epoch,
-            self.norms.limit(norms),
-        )  # fmt: skip
-
-    async def enter(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
-        """Write the first word on an update down and act on it, with nothing in between; None if it came too late.
-
-        The round may be drawn anew at any other moment, and what was made for it before then does not count.
-        """
-        async with self._turn:
-            if self.refusal_of(header, update.client_id) is not None:
-                return None
-            stands = await self.parts.ledger.do(self.parts.ledger.store.record_update, update)
-            event = ev.UpdateAdmitted(stands.client_id, stands.digest)
-            if stands.admitted and stands.digest == update.digest and self._applies(event):
-                self.parts.metrics.assignments.labels(self.id, "admitted").inc()
-                try:
-                    await self._take(event)
-                except Exception as error:  # noqa: BLE001 - told by _broken
-                    self._broken(error)
-        if not stands.admitted:
-            self.client_out(stands.client_id, "refused", f"update refused: {stands.detail}")
-        return stands
-
-    def client_out(self, client: str, state: str, why: str) -> None:
-        """A client will not deliver. state, for the metric: "refused", "failed" or "lost"."""
-        if state == "refused":
-            self.refused.add(client)
-            self._fleet_seen = -1
-        if client in self.state.outstanding:
-            self.parts.metrics.assignments.labels(self.id, state).inc()
-            log.info("client_out", run=self.id, round=self.state.round, client=client, state=state, why=why)
-            self.watchers.tell(Progress("client_out", f"{client}: {why}"))
-            self.post(ev.ClientOut(client))
-
-    def not_finite_from(self, client: str) -> None:
-        """A client came to a NaN or an infinity. Where as many did as are wanted, and none to better, the run ends."""
-        self.not_finite.add(client)
-        if len(self.not_finite) >= max(2, self.state.goal) and not self.state.admitted:
-            self.fail_as_diverged()
-
-    def fail_as_diverged(self) -> None:
-        """Training leads nowhere; the last committed model stays."""
-        self.fail(
-            f"{len(self.not_finite)} clients came to values that are not finite in round {self.state.round}, and none "
-            f"to others; the model of round {self.state.round - 1} stays. Lower the learning rate"
-        )
-
-    def forget_failures(self) -> None:
-        """The round is over, or drawn anew: everybody may be drawn again."""
-        if self.refused:
-            self._fleet_seen = -1
-        self.refused.clear()
-        self.not_finite.clear()

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import structlog
 
+from fl_server.broadcast import Broadcast
 from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.fleet import Fleet
 from fl_server.parts import Parts
 from fl_server.round_work import state_lost
+from fl_server.run import Run
 from fl_server.uploads import Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -62,17 +64,24 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
         """Messages that are encoded already: the serializer of this method hands bytes through."""
-        self._fleet.session(request.session_id)
         digest = _digest(request.digest, "digest")
-        run, broadcast = self._coordinator.resource(digest)
+        run, broadcast = self._sent_out(request, digest)
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
-        sent = self._parts.metrics.bytes.labels("down", broadcast.kind)
-        for number, message in enumerate(broadcast.from_offset(request.offset)):
+        sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
+        # Each message is looked up in its turn: a reader that is slow or silent keeps no model of an earlier round.
+        del broadcast
+        for place in places:
+            message = self._sent_out(request, digest)[1].messages[place]
             yield message
-            if number:
+            if place:
                 sent.inc(len(message))
                 run.log.bytes_down += len(message)
+
+    def _sent_out(self, request: pb.FetchModelRequest, digest: bytes) -> tuple[Run, Broadcast]:
+        """What is to be fetched, by who may. Raises UnknownSessionError, Forbidden, NoSuchResource."""
+        self._fleet.session(request.session_id)
+        return self._coordinator.resource(digest)
 
     async def SubmitUpdate(
         self, request_iterator: AsyncIterator[pb.SubmitUpdateRequest], context: Context
@@ -116,14 +125,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await self._fleet.note(client_id, words[:300])
             run = self._coordinator.run(failure.key.run_id)
             run.client_evaluations.failed(failure.key, client_id)
-            if run.refusal(failure.key, client_id) is not None:
+            if run.intake.refusal(failure.key, client_id) is not None:
                 continue
             if failure.reason == pb.FAILURE_REASON_STATE_LOST:
                 await state_lost(run, client_id, failure.message[:1000])
                 continue
             if failure.reason == pb.FAILURE_REASON_NOT_FINITE:
-                run.not_finite_from(client_id)
-            run.client_out(client_id, "failed", words)
+                run.intake.not_finite_from(client_id)
+            run.intake.client_out(client_id, "failed", words)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import algorithms as fl
 from protos.codec import Entry, Layout
 from protos.fl.v1.training_pb2 import PayloadKind
-
-
-def payload_kind(payload: fl.Payload) -> PayloadKind:
-    """The wire's name for a payload."""
-    return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))
+from protos.wire import payload_kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
 
 from fl_server.store.base import StoreError
 from fl_server.store.files import disk_errors, fsync_path
+from protos.chunks import crc32c
 
 _NOTE = struct.Struct("<QI")
-"""A chunk that arrived: its end offset and its CRC-32."""
+"""A chunk that arrived: its end offset and its CRC-32C."""
 _PIECE = 1 << 20
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -158,7 +158,7 @@ class PartFile:
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            _write_all(self._notes, _NOTE.pack(end, crc32(piece)), self._at)
+            _write_all(self._notes, _NOTE.pack(end, crc32c(piece)), self._at)
             self._at += _NOTE.size
         self._kept = end
 
@@ -208,7 +208,7 @@ def noted_update(notes: Path) -> tuple[bytes, int] | None:
 def _holds(file: int, span: tuple[int, int], expected: int) -> bool:
     start, end = span
     data = os.pread(file, end - start, start)
-    return len(data) == end - start and crc32(data) == expected
+    return len(data) == end - start and crc32c(data) == expected
 
 
 def _header(digest: bytes, size: int) -> bytes:

@@ -18,6 +18,7 @@ import structlog
 from fl_server.admission import Gate, Refused, WrongDigest
 from fl_server.errors import InvalidInput, NotNow, UploadBroken
 from fl_server.parts import Parts
+from fl_server.patience import Patience
 from fl_server.run import Run
 from fl_server.spool import PartBusy, SpoolKey
 from fl_server.spool_parts import PartFile
@@ -66,10 +67,10 @@ class Uploads:
         if first is not None:
             self._count_conflict(run, header, client, first)
             return first
-        reason = run.refusal_of(header, client)
+        reason = run.intake.refusal_of(header, client)
         if reason is not None:
             return _refusal(header, reason, "the round is closed" if reason == _LATE else "not of this round's cohort")
-        gate = run.gate()
+        gate = run.intake.gate()
         try:
             gate.check_header(header)
         except Refused as refusal:
@@ -91,7 +92,7 @@ class Uploads:
         return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
 
     async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
-        gate = run.gate()
+        gate = run.intake.gate()
         part = await self._open(header, client)
         upload = _Upload(run, header, client, gate, part)
         gauge = self._parts.metrics.uploads_in_flight
@@ -135,8 +136,10 @@ class Uploads:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
         offset = upload.header.resume_offset
         sent = self._parts.metrics.bytes.labels("up", "update")
+        patience = Patience(self._parts.config.limits)
         while True:
-            request = await self._next(requests, upload)
+            request = await _next(requests, upload, patience)
+            self._parts.fleet.session(upload.header.session_id)  # it may be banned by now, or here in a newer one
             kind = request.WhichOneof("part")
             if kind == "trailer":
                 return request.trailer
@@ -144,21 +147,12 @@ class Uploads:
                 raise InvalidInput("part", "a chunk or a trailer behind the header", kind or "nothing")
             await self._parts.in_io(_write, upload, request.chunk, offset)
             offset += len(request.chunk.data)
+            patience.came(len(request.chunk.data))
             sent.inc(len(request.chunk.data))
             upload.run.log.bytes_up += len(request.chunk.data)
-            reason = upload.run.refusal_of(upload.header, upload.client)
+            reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, "the round was closed while the update was on its way")
-
-    async def _next(self, requests: Requests, upload: _Upload) -> pb.SubmitUpdateRequest:
-        stall_s = self._parts.config.limits.stall_s
-        try:
-            return await asyncio.wait_for(anext(requests), stall_s)
-        except TimeoutError:
-            raise NotNow(f"nothing came for {stall_s:g} s; what came is kept", BUSY_WAIT_S) from None
-        except StopAsyncIteration:
-            why = "the stream ended before the trailer"
-            raise UploadBroken(upload.key, upload.part.kept_bytes, why) from None
 
     async def _finish(self, upload: _Upload) -> Receipt:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
@@ -173,7 +167,7 @@ class Uploads:
             self._digest_faults.add(fault)
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
-        reason = upload.run.refusal_of(upload.header, upload.client)
+        reason = upload.run.intake.refusal_of(upload.header, upload.client)
         if reason is not None:
             raise Refused(reason, "the round was closed while the update was on its way")
         await self._parts.in_io(upload.part.seal)
@@ -192,13 +186,13 @@ class Uploads:
         record = _record(header, client, refusal=refusal)
         receipt = await self._enter(run, header, record)
         if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
-            run.not_finite_from(client)
+            run.intake.not_finite_from(client)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 
     async def _enter(self, run: Run, header: UpdateHeader, record: UpdateRecord) -> Receipt:
         """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
-        stands = await asyncio.shield(run.enter(record, header))
+        stands = await asyncio.shield(run.intake.enter(record, header))
         return _refusal(header, _LATE, "the round is closed") if stands is None else _receipt(header.key, stands)
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
@@ -210,6 +204,15 @@ class Uploads:
 _LATE = RefusalReason.REFUSAL_REASON_LATE
 _LARGEST = 2**63 - 1
 """Integer that a database holds."""
+
+
+async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.SubmitUpdateRequest:
+    try:
+        return await patience.wait(anext(requests))
+    except TimeoutError:
+        raise NotNow(f"{patience}; what came is kept", BUSY_WAIT_S) from None
+    except StopAsyncIteration:
+        raise UploadBroken(upload.key, upload.part.kept_bytes, "the stream ended before the trailer") from None
 
 
 def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
@@ -253,7 +256,9 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refus
 
 
 def _receipt(key: ExchangeKey, record: UpdateRecord) -> Receipt:
-    receipt = Receipt(key=key, admitted=record.admitted, reason=record.reason or None, detail=record.detail)
+    # What was admitted and then left out of the model gets the first answer again, too.
+    reason = None if record.admitted else record.reason or None
+    receipt = Receipt(key=key, admitted=record.admitted, reason=reason, detail=record.detail)
     if len(record.digest) == 32:
         receipt.digest.CopyFrom(digest_message(record.digest))
     return receipt

@@ -76,7 +76,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         )
         for task in record.tasks
     ]
-    return pb.ClientStatus(
+    status = pb.ClientStatus(
         client_id=record.client_id,
         state=f"CLIENT_STATE_{fleet.state(record.client_id).upper()}",
         banned=record.banned,
@@ -92,6 +92,10 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         updates_refused=record.updates_refused,
         note=record.note,
     )
+    if standing := fleet.quarantine.of(record.client_id):
+        until = timestamp(standing.until)
+        status.quarantine.CopyFrom(pb.Quarantine(until=until, refusals=standing.refusals, reason=standing.reason))
+    return status
 
 
 def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:

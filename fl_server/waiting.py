@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fl_server.registration import fits
+
 if TYPE_CHECKING:
     from fl_server.run import Run
 
@@ -12,7 +14,13 @@ _SHOWN = len("sha256:") + 12
 
 
 def why_waiting(run: Run, waiting: str) -> str:
-    """`waiting`, and who is here with another version of the task's code and so cannot be drawn."""
+    """`waiting`, and who is here and cannot be drawn: in quarantine, or with another version of the task's code."""
+    if quarantined := _quarantined(run):
+        client, left = quarantined[0], run.parts.fleet.quarantine.seconds_left(quarantined[0])
+        waiting += (
+            f"; {len(quarantined)} in quarantine, first {client}, for {left:.0f} s more: `fl clients list` says why, "
+            f"`fl clients release {client}` ends it"
+        )
     if differing := _differing(run):
         client, version, source = differing[0]
         expected_version, expected_source = run.behaviour.fingerprint
@@ -22,6 +30,13 @@ def why_waiting(run: Run, waiting: str) -> str:
             "both sides"
         )
     return waiting
+
+
+def _quarantined(run: Run) -> list[str]:
+    """Present clients that could be drawn for the run but for their quarantine."""
+    fleet = run.parts.fleet
+    here = (client for client in fleet.quarantine.clients() if client in fleet.present())
+    return sorted(client for client in here if fits(fleet.record(client), run.task, run.config.labels))
 
 
 def _differing(run: Run) -> list[tuple[str, str, str]]:

@@ -21,10 +21,16 @@ class ChunkError(ValueError):
     """A piece of a bundle is not the one that was expected, or it is damaged. Says which."""
 
 
+def crc32c(buffer: Buffer) -> int:
+    """CRC-32C (Castagnoli) of the bytes, uncopied: the one checksum of pieces, on the wire and on disk."""
+    # google_crc32c takes no memoryview, but an array over the same memory.
+    return int(google_crc32c.value(np.frombuffer(buffer, np.uint8)))
+
+
 def make_chunk(buffer: Buffer, offset: int, length: int) -> tensor_pb2.Chunk:
     """The piece of a bundle at [offset, offset + length), with its CRC-32C."""
     data = bytes(_span(buffer, offset, length))
-    return tensor_pb2.Chunk(offset=offset, data=data, crc32c=google_crc32c.value(data))
+    return tensor_pb2.Chunk(offset=offset, data=data, crc32c=crc32c(data))
 
 
 def check_chunk(chunk: tensor_pb2.Chunk, expected_offset: int, max_bytes: int, total: int) -> bytes:
@@ -48,7 +54,7 @@ def check_chunk(chunk: tensor_pb2.Chunk, expected_offset: int, max_bytes: int, t
         raise ChunkError(f"expected at most {max_bytes} bytes in a chunk, got {len(data)}")
     if chunk.offset + len(data) > total:
         raise ChunkError(f"expected the bundle to end at byte {total}, got bytes up to {chunk.offset + len(data)}")
-    if (crc := google_crc32c.value(data)) != chunk.crc32c:
+    if (crc := crc32c(data)) != chunk.crc32c:
         raise ChunkError(
             f"expected crc32c {chunk.crc32c:#010x} at offset {chunk.offset}, got {crc:#010x}: send it again"
         )
@@ -73,8 +79,7 @@ def encode_chunk(buffer: Buffer, offset: int, length: int) -> bytes:
     """
     data = _span(buffer, offset, length)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
-    # google_crc32c takes no memoryview, but an array over the same memory.
-    after = tensor_pb2.Chunk(crc32c=google_crc32c.value(np.frombuffer(data, np.uint8))).SerializeToString()
+    after = tensor_pb2.Chunk(crc32c=crc32c(data)).SerializeToString()
     size = _varint(len(before) + length + len(after))
     return b"".join((_STREAM_CHUNK_TAG, size, before, data, after))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import cast
+
+from protos.fl.v1.training_pb2 import PayloadKind
 
 PROTOCOL_MIN = 1
 """Oldest protocol version spoken here: a fleet is never upgraded at once."""
@@ -82,3 +85,8 @@ def check_id(kind: str, value: str) -> str:
             f"{kind}: expected 1 to 64 of A-Z a-z 0-9 . _ - that do not start with . or -, got {value[:80]!r}"
         )
     return value
+
+
+def payload_kind(payload: str) -> PayloadKind:
+    """The wire's name for a payload of a method, such as "delta". Raises ValueError when it has none."""
+    return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+LEFT_OUT = "REFUSAL_REASON_LEFT_OUT"
+"""`UpdateRecord.reason` of an update that was admitted and accepted, and that its round's reducer did not choose."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -61,7 +64,7 @@ class UpdateRecord:
     size_bytes: int
     admitted: bool
     reason: str = ""
-    """Name of the RefusalReason when not admitted."""
+    """Name of the RefusalReason when not admitted, or when it was admitted and its round's reducer left it out."""
     detail: str = ""
     num_examples: int = 0
     num_steps: int = 0
@@ -71,6 +74,11 @@ class UpdateRecord:
     clip_factor: float = 1.0
     attempt: int = 0
     received_at: float = 0.0
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it was accepted and is no part of the committed model all the same."""
+        return self.admitted and bool(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,18 @@ class ClientRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What stands against a client: its updates refused in a row. None for most."""
+
+    client_id: str
+    refusals: int
+    until: float
+    """Unix seconds; it is not drawn before. 0: it has not come to that."""
+    reason: str
+    """The last refusal, in words."""
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryRecord:
     """One state change: who, what, when, why."""
 
@@ -182,11 +202,11 @@ class Store(Protocol):
 
     # runs
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
-        """Add a run. Raises StoreError if the id is taken."""
+        """Add a run; fsynced. Raises StoreError if the id is taken."""
         ...
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is stored for run.run_id."""
+        """Replace what is stored for run.run_id; fsynced."""
         ...
 
     def runs(self) -> list[RunRecord]:
@@ -209,10 +229,13 @@ class Store(Protocol):
         """
         ...
 
-    def record_update(self, update: UpdateRecord) -> UpdateRecord:
+    def record_update(
+        self, update: UpdateRecord, standing: Standing | None = None, why: HistoryRecord | None = None
+    ) -> UpdateRecord:
         """Write the first word on an update and return it; if there is one already, change nothing and return that.
 
-        Counts towards the client's updates_refused when it is not admitted.
+        Counts towards the client's updates_refused when it is not admitted. standing: replaces what stands against
+        the client, where it is known.
         """
         ...
 
@@ -229,7 +252,7 @@ class Store(Protocol):
         ...
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange.
+        """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
         Another list for the same exchange is a StoreError.
         """
@@ -247,10 +270,12 @@ class Store(Protocol):
         ...
 
     # commits
-    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
 
-        Entering the same round again with the same model digest changes nothing; with another it is a StoreError.
+        But for those that its reducer left out: the lines of their updates say so from now on. Nothing stands against
+        those who count any more, but what keeps one from being drawn at that time. Entering the same round again with
+        the same model digest changes nothing; with another it is a StoreError.
         """
         ...
 
@@ -280,11 +305,22 @@ class Store(Protocol):
         ...
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster; False if there was none. History and ledger stay."""
+        """Remove a client from the roster, with what stands against it; False if there was none.
+
+        History and ledger stay.
+        """
         ...
 
     def clients(self) -> list[ClientRecord]:
         """All clients in the order of id bytes."""
+        ...
+
+    def standings(self) -> list[Standing]:
+        """What stands against clients, in the order of id bytes."""
+        ...
+
+    def clear_standing(self, client_id: str, why: HistoryRecord) -> bool:
+        """Take back what stands against a client; False if nothing did, and then nothing is explained."""
         ...
 
     # history

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fl_server.store.base import StoreError
-from fl_server.store.files import disk_errors, fsync_path, write_durably
+from fl_server.store.files import disk_errors, fsync_path, make_folders, write_durably
 from fl_server.store.ownership import Home
 
 LOCK = "lock"
@@ -92,7 +92,7 @@ def lock_directory(path: Path | str) -> DirectoryLock:
     """
     folder = Path(path).absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder, durable=True)
         _check_ours(folder)
         lock = _lock(folder)
         try:

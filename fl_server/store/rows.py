@@ -16,10 +16,13 @@ from fl_server.store.base import (
     CommitRecord,
     HistoryRecord,
     RunRecord,
+    Standing,
     UpdateRecord,
 )
 
-Record = RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientEvaluation | ClientRecord | HistoryRecord
+Record = (
+    RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientEvaluation | ClientRecord | Standing | HistoryRecord
+)
 Row = RowMapping
 
 
@@ -64,6 +67,11 @@ def evaluation(row: Row) -> ClientEvaluation:
 def client(row: Row) -> ClientRecord:
     """Row of `clients` -> record."""
     return ClientRecord(**{**row, "tasks": tuple(row["tasks"])})
+
+
+def standing(row: Row) -> Standing:
+    """Row of `standings` -> record."""
+    return Standing(**row)
 
 
 def history(row: Row) -> HistoryRecord:

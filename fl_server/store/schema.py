@@ -199,6 +199,15 @@ clients = Table(
     _number("updates_refused"),
 )
 
+standings = Table(
+    "standings",
+    metadata,
+    Column("client_id", String(64), primary_key=True),
+    _number("refusals"),
+    Column("until", Double, nullable=False),
+    _text("reason"),
+)
+
 history = Table(
     "history",
     metadata,

@@ -12,12 +12,14 @@ from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
 from fl_server.store.base import (
+    LEFT_OUT,
     AttemptRecord,
     ClientEvaluation,
     ClientRecord,
     CommitRecord,
     HistoryRecord,
     RunRecord,
+    Standing,
     StoreError,
     UpdateRecord,
 )
@@ -87,8 +89,9 @@ def open_ledger(
 class SqlStore:
     """`Store` over a SQLAlchemy engine or database URL; opening it brings an older schema to this version's.
 
-    Each method is one transaction, durable against SIGKILL when it returns. `commit` is fsynced; with durability
-    "power" every write is. A write is a StoreTaken once somebody else has opened the ledger.
+    Each method is one transaction, durable against SIGKILL when it returns. What an operator says of a run, accepted
+    lists and commits are fsynced; with durability "power" every write is. A write is a StoreTaken once somebody else
+    has opened the ledger.
     """
 
     def __init__(
@@ -132,16 +135,16 @@ class SqlStore:
 
     # runs
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
-        """Add a run. Raises StoreError if the id is taken."""
-        with self._transaction(f"create run {run.run_id!r}") as db:
+        """Add a run; fsynced. Raises StoreError if the id is taken."""
+        with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
             if db.execute(_of(schema.runs, run_id=run.run_id)).first():
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
             db.execute(insert(schema.runs).values(rows.to_row(run)))
             _explain(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is stored for run.run_id. Raises StoreError if there is no such run."""
-        with self._transaction(f"update run {run.run_id!r}") as db:
+        """Replace what is stored for run.run_id; fsynced. Raises StoreError if there is no such run."""
+        with self._transaction(f"update run {run.run_id!r}", fsynced=True) as db:
             _replace_run(db, run)
             _explain(db, why)
 
@@ -172,10 +175,13 @@ class SqlStore:
         with self._transaction(f"write down the time left to run {run_id!r}") as db:
             db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
 
-    def record_update(self, update: UpdateRecord) -> UpdateRecord:
+    def record_update(
+        self, update: UpdateRecord, standing: Standing | None = None, why: HistoryRecord | None = None
+    ) -> UpdateRecord:
         """Write the first word on an update and return it; if there is one already, change nothing and return that.
 
-        Counts towards the client's updates_refused when it is not admitted.
+        Counts towards the client's updates_refused when it is not admitted. standing: replaces what stands against
+        the client, where it is known.
         """
         key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
@@ -184,6 +190,10 @@ class SqlStore:
             db.execute(insert(schema.updates).values(rows.to_row(update)))
             if not update.admitted:
                 _count(db, [update.client_id], "updates_refused")
+            if standing is not None and db.execute(_of(schema.clients, client_id=standing.client_id)).first():
+                db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
+                db.execute(insert(schema.standings).values(rows.to_row(standing)))
+                _explain(db, why)
             return update
 
     def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
@@ -207,13 +217,13 @@ class SqlStore:
                 _explain(db, why)
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Write down, once and for all, which (client, digest) make the exchange.
+        """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
-        The same list again changes nothing; a different one is a StoreError.
+        Without that a power cut might leave a checkpoint and not the list that it was made of. The same list again changes nothing; a different one is a StoreError.
         """
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}
-        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}") as db:
+        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
             fixed = db.execute(_of(schema.accepted, **key)).mappings().first()
             if fixed is None:
                 db.execute(insert(schema.accepted).values(**key, entries=entries))
@@ -243,17 +253,24 @@ class SqlStore:
             _explain(db, why)
 
     # commits
-    def commit(self, commit: CommitRecord, why: HistoryRecord) -> None:
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
         """Enter a round whose checkpoint is durable; fsynced. Also adds 1 to updates_counted of its accepted clients.
 
-        Those of a round with several exchanges are the accepted of the last one. Entering the same round again with
-        the same model digest changes nothing; with another it is a StoreError.
+        Those of a round with several exchanges are the accepted of the last one, without those whom the reducer left
+        out: the lines of their updates say so. Nothing stands against those who count any more, but what keeps one from
+        being drawn at that time. Entering the same round again with the same model digest changes nothing; with another
+        it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
             if entered is None:
                 db.execute(insert(schema.commits).values(rows.to_row(commit)))
-                _count(db, _clients_of(db, commit), "updates_counted")
+                counted = [each for each in _clients_of(db, commit) if each not in left_out]
+                _count(db, counted, "updates_counted")
+                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
+                table = schema.standings
+                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 _explain(db, why)
             elif entered["model_digest"] != commit.model_digest:
                 raise StoreError(
@@ -311,6 +328,7 @@ class SqlStore:
         with self._transaction(f"forget client {client_id!r}") as db:
             found = db.execute(delete(schema.clients).filter_by(client_id=client_id)).rowcount > 0
             if found:
+                db.execute(delete(schema.standings).filter_by(client_id=client_id))
                 _explain(db, why)
             return found
 
@@ -318,6 +336,19 @@ class SqlStore:
         """All clients in the order of id bytes."""
         found = map(rows.client, self._read("clients", select(schema.clients)))
         return sorted(found, key=lambda client: client.client_id.encode())
+
+    def standings(self) -> list[Standing]:
+        """What stands against clients, in the order of id bytes."""
+        found = map(rows.standing, self._read("standings", select(schema.standings)))
+        return sorted(found, key=lambda standing: standing.client_id.encode())
+
+    def clear_standing(self, client_id: str, why: HistoryRecord) -> bool:
+        """Take back what stands against a client; False if nothing did, and then nothing is explained."""
+        with self._transaction(f"clear what stands against {client_id!r}") as db:
+            found = db.execute(delete(schema.standings).filter_by(client_id=client_id)).rowcount > 0
+            if found:
+                _explain(db, why)
+            return found
 
     # history
     def add_history(self, entry: HistoryRecord) -> None:

@@ -12,6 +12,7 @@ from algorithms.robust import (
     squared_distances,
     stacked,
     trimmed_cut,
+    trimmed_maximum,
     trimmed_mean,
 )
 
@@ -34,6 +35,16 @@ def test_each_entry_has_its_own_median():
     assert trimmed_mean(values, median_cut(3)).tolist() == [2.0, 20.0]
 
 
+def test_a_trimmed_maximum_by_hand():
+    """Of -50, 1, 2, 4, 9 in integers: 9, without the ends 4, without two on each side 2."""
+    assert [trimmed_maximum(COLUMN.long(), cut).item() for cut in (0, 1, 2)] == [9, 4, 2]
+
+
+def test_the_maximum_of_switches():
+    """Of three booleans the middle one."""
+    assert trimmed_maximum(torch.tensor([[True], [False], [False]]), 1).tolist() == [False]
+
+
 @pytest.mark.parametrize(("count", "cut"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (10, 4)])
 def test_the_cut_of_a_median(count, cut):
     """One value is left of an odd number, two of an even."""
@@ -53,6 +64,8 @@ def test_something_must_be_left(cut):
     """Three on each side of five are more than there are."""
     with pytest.raises(ValueError, match=f"expected to leave out fewer than all 5 values, got {cut} on each side"):
         trimmed_mean(COLUMN, cut)
+    with pytest.raises(ValueError, match=f"expected to leave out fewer than all 5 values, got {cut} on each side"):
+        trimmed_maximum(COLUMN, cut)
 
 
 def test_contributions_are_in_the_units_of_the_sum():

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from fl_client.answers import KINDS
 from fl_client.bundles import Bundle
 from fl_client.data import LocalTask
 from fl_client.updates import Update
 from protos.codec import Layout, pack, unpack
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import payload_kind
 from tasks import Examples
 
 FINGERPRINT = training_pb2.TaskFingerprint(version="1", source="sha256:small")
@@ -98,7 +98,7 @@ def assignment(algorithm: fl.Algorithm, exchange: int = 0, round_number: int = 0
             batch_size=3,
             seed=11,
         ),
-        payloads=[KINDS[payload] for payload in algorithm.exchanges[exchange].payloads],
+        payloads=[payload_kind(payload) for payload in algorithm.exchanges[exchange].payloads],
     )
     made.training.algorithm.parameters.update(dict(algorithm.parameters))
     return made

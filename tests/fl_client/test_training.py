@@ -7,13 +7,13 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
-from fl_client.answers import KINDS
 from fl_client.bundles import Bundle
 from fl_client.errors import WorkFailed
 from fl_client.training import Interrupted, Trainer
 from protos.codec import Layout, digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import payload_kind
 from tasks.batches import batches, seed_everything, whole
 from tests.fl_client.devices import METHODS, assignment, bundles, local_task, payloads, start
 
@@ -70,10 +70,10 @@ def test_an_update_holds_what_the_method_answers(name, exchange):
     _, expected = answered(name, exchange, state)
     update = train(name, exchange, state).update
     got = payloads(update)
-    assert list(got) == [KINDS[payload] for payload in expected.payloads]
+    assert list(got) == [payload_kind(payload) for payload in expected.payloads]
     for payload, tensors in expected.payloads.items():
         laid_out = {**tensors, **expected.buffers} if payload == "delta" else tensors
-        assert equal(got[KINDS[payload]], laid_out), payload
+        assert equal(got[payload_kind(payload)], laid_out), payload
     assert update.header.digest == digest_message(digest_of(update.data))
     assert (update.header.num_examples, update.header.num_steps) == (8, expected.steps)
     assert update.header.HasField("training_loss") is (expected.loss is not None)
@@ -130,18 +130,22 @@ def test_the_state_of_another_model_is_lost():
     assert failed.value.reason == pb.FAILURE_REASON_STATE_LOST
 
 
-def test_an_exchange_without_steps_can_be_ended():
-    """Each of the three batches of a full gradient is told of, and what is raised there ends the work."""
+@pytest.mark.parametrize(
+    ("name", "last", "batches"),
+    [("mime", 2, 3), ("mimelite", 2, 9), ("mimelite", 5, 9), ("scaffold-I", 2, 9), ("fedavg", 5, 6)],
+)
+def test_work_can_be_ended_at_every_batch(name, last, batches):
+    """Three batches of a full gradient, where there is one, and two epochs of three steps, where there are any."""
     told = []
 
     def on_step(step, steps):
         told.append((step, steps))
-        if step == 2:
+        if step == last:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        train("mime", on_step=on_step)
-    assert told == [(1, 3), (2, 3)]
+        train(name, on_step=on_step)
+    assert told == [(step, batches) for step in range(1, last + 1)]
 
 
 def test_trainers_may_share_a_model():

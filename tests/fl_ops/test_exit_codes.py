@@ -122,7 +122,7 @@ def test_version(fl: Any) -> None:
             ["run", name]
             for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")
         ),
-        *(["clients", name] for name in ("list", "ban", "unban", "forget", "drain")),
+        *(["clients", name] for name in ("list", "ban", "unban", "release", "forget", "drain")),
         *(["ca", *names] for names in (["init"], ["issue", "server"], ["issue", "client"], ["issue", "admin"])),
         ["export"],
         ["partition"],

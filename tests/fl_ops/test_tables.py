@@ -69,6 +69,8 @@ def test_clients(admin: Any, fl: Any) -> None:
         ({"banned": True}, "banned"),
         ({"draining": True}, "present, draining"),
         ({"availability": {"may_train": False}}, "present, may not train"),
+        ({"quarantine": {"until": "2026-03-01T10:00:00Z"}}, "present, quarantined until 2026-03-01"),
+        ({"quarantine": {"reason": "3 updates refused in a row"}, "note": "x"}, "3 updates refused in a row"),
         ({"state": 77}, "77"),
     ],
 )
@@ -84,6 +86,7 @@ def test_client_states(admin: Any, fl: Any, change: dict[str, Any], word: str) -
     [
         (["ban", "a", "--reason", "r"], "BanClient", admin_pb2.BanClientRequest(client_id="a", reason="r")),
         (["unban", "a"], "UnbanClient", admin_pb2.UnbanClientRequest(client_id="a")),
+        (["release", "a"], "ReleaseClient", admin_pb2.ReleaseClientRequest(client_id="a")),
         (["forget", "a"], "ForgetClient", admin_pb2.ForgetClientRequest(client_id="a")),
         (["drain", "a"], "DrainClient", admin_pb2.DrainClientRequest(client_id="a")),
         (["drain", "a", "--undo"], "DrainClient", admin_pb2.DrainClientRequest(client_id="a", undo=True)),

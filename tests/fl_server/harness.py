@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from fl_server.config import LimitsConfig, ServerConfig
+from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig
 from fl_server.coordinator import Coordinator
 from fl_server.fleet import Fleet
 from fl_server.ledger import Ledger
@@ -28,6 +28,7 @@ from fl_server.service import CoordinatorService
 from fl_server.spool import Spool
 from fl_server.spool_parts import PartFile
 from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.files import Durability
 from fl_server.store.sql import open_sqlite
 from fl_server.uploads import Uploads
 
@@ -92,7 +93,7 @@ class Journal:
 WRITES = {
     "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "restart_round",
     "commit", "set_metrics", "set_seconds_left", "set_clients_seconds_left", "record_evaluation", "put_client",
-    "add_history", "seal", "save",
+    "add_history", "clear_standing", "seal", "save",
 }  # fmt: skip
 """What leaves something on the disk: of the ledger, of the spool, and of the checkpoints."""
 
@@ -127,20 +128,32 @@ def _pass_over_the_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 class World:
     """One coordinator on a folder, from its start to its end."""
 
-    def __init__(self, folder: Path, journal: Journal | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal | None = None,
+        *,
+        quarantine: Mapping[str, float] | None = None,
+        durability: Durability = "process",
+        **limits: Any,
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.journal = journal or Journal()
         self.config = ServerConfig(
-            state_dir=folder, insecure=True, limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits})
+            state_dir=folder,
+            insecure=True,
+            limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
+            quarantine=QuarantineConfig(**(quarantine or {})),
+            durability=durability,
         )
         metrics = Metrics(CollectorRegistry())
-        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite"), self.journal))  # type: ignore[arg-type]
+        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite", durability), self.journal))  # type: ignore[arg-type]
         self.parts = Parts(
             config=self.config,
             ledger=ledger,
             checkpoints=Mortal(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]
-            spool=Mortal(Spool(folder / "spool"), self.journal),  # type: ignore[arg-type]
-            fleet=Fleet(ledger, self.config.limits, metrics),
+            spool=Mortal(Spool(folder / "spool", durability), self.journal),  # type: ignore[arg-type]
+            fleet=Fleet(ledger, self.config, metrics),
             metrics=metrics,
             compute=ThreadPoolExecutor(1),
             io=ThreadPoolExecutor(2),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from fl_server import events as ev
-from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.broadcast import Broadcast
+from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, UnknownSessionError, WrongState
 from fl_server.round_state import Phase
 from fl_server.store.checkpoints import INITIAL
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -119,7 +121,7 @@ async def test_nobody_is_left_to_draw(world):
     (a,) = await fleet(world, "a")
     run = await world.create(round={"clients_per_round": 1}, **ONE_ROUND)
     await a.assigned()
-    run.client_out("a", "failed", "no memory")
+    run.intake.client_out("a", "failed", "no memory")
     await until(lambda: run.status == "waiting", "it waits")
     assert run.waiting_for == "0 of 1 clients are here that could be drawn"
     run.post(ev.RetryDue())
@@ -283,6 +285,44 @@ async def test_a_fetch_goes_on_from_an_offset(tmp_path):
         assert await fetched(frozen.size_bytes) == []
         with pytest.raises(InvalidInput, match=f"offset: expected at most the size, {frozen.size_bytes}"):
             await fetched(frozen.size_bytes + 1)
+
+
+async def test_fetches_share_their_messages(world):
+    """What goes down is encoded once: no copy is made for a stream."""
+    a = await Device("a", works=False).come(world)
+    await world.create(round={"clients_per_round": 1})
+    request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
+    one, other = [[part async for part in world.service.FetchModel(request, None)] for _ in range(2)]
+    assert len(one) == 2
+    assert all(mine is theirs for mine, theirs in zip(one, other, strict=True))
+
+
+async def test_a_slow_reader_keeps_no_model_of_an_earlier_round(world):
+    """It has read the header when its round ends: of that round's model nothing is held for it, and it is told so."""
+    a = await Device("a", works=False).come(world)
+    run = await world.create(round={"clients_per_round": 1})
+    request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
+    reading = aiter(world.service.FetchModel(request, None))
+    await anext(reading)
+    model = run.model.broadcasts[0].digest
+    await a.contribute(world, await a.assigned())
+    await a.assigned(round_=1)
+    gc.collect()
+    assert not [held for held in gc.get_objects() if type(held) is Broadcast and held.digest == model]
+    with pytest.raises(NoSuchResource):
+        await anext(reading)
+
+
+async def test_a_banned_clients_fetch_ends(world):
+    """At the next message, in mid-transfer."""
+    a = await Device("a", works=False).come(world)
+    await world.create(round={"clients_per_round": 1})
+    request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
+    reading = aiter(world.service.FetchModel(request, None))
+    await anext(reading)
+    await world.fleet.ban("a", "it fetches too much", "admin")
+    with pytest.raises(UnknownSessionError):
+        await anext(reading)
 
 
 async def test_other_code_of_the_task_is_told_at_both_ends(world):

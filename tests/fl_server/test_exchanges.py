@@ -114,6 +114,11 @@ async def test_a_coordinator_that_leaves_gives_no_second_exchange_out(tmp_path):
             assert (await device.assigned(0, 1)).key.exchange == 1
 
 
+def told_of(world):
+    """The events in the run's history."""
+    return [entry.event for entry in world.store.history("r")]
+
+
 async def test_a_second_exchange_that_loses_a_client_begins_the_round_anew(world):
     """Nobody can stand in for an accepted client; what the first drawing collected is forgotten."""
     devices = await arrive(world, [Device(name, works=False) for name in NAMES])
@@ -126,9 +131,10 @@ async def test_a_second_exchange_that_loses_a_client_begins_the_round_anew(world
     header, data = await slow.update(world, stale)
     await quick.contribute(world, await quick.assigned(0, 1))
     await slow.fails(world, stale, pb.FAILURE_REASON_RESOURCES)
-    await until(lambda: run.state.first_attempt == 1, "the round is drawn anew")
+    await until(lambda: "round_restarted" in told_of(world), "the round is drawn anew")
     assert quick.told("cancel") == []
-    assert [entry.event for entry in world.store.history("r")].count("round_restarted") == 1
+    assert told_of(world).count("round_restarted") == 1
+    assert run.state.first_attempt == 1
     for device in devices:
         device.works = True
         if device.name in run.state.outstanding:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import threading
 
 import pytest
 
 from fl_server import ledger as ledger_module
-from fl_server.admin import AdminService
-from fl_server.store import files
-from fl_server.store.base import StoreAway
-from protos.fl.v1 import admin_pb2
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 

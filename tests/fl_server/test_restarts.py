@@ -9,8 +9,9 @@ import pytest
 from fl_server.events import DeadlinePassed
 from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
-from protos.fl.v1.training_pb2 import REFUSAL_REASON_NOT_FINITE
-from tests.fl_server.devices import Device, announced, stream, upload
+from protos.codec import pack, unpack
+from protos.fl.v1.training_pb2 import REFUSAL_REASON_LEFT_OUT, REFUSAL_REASON_NOT_FINITE
+from tests.fl_server.devices import Device, announced, stream, upload, work_of
 from tests.fl_server.harness import Journal, World, until
 
 NAMES = ("a", "b", "c")
@@ -94,7 +95,7 @@ async def test_a_target_reached_before_the_death_ends_the_run(tmp_path):
 async def refused(world, device):
     """The device sends a NaN, and is told that it will never count."""
     assignment = await device.assigned()
-    header, data = await device.update(world, assignment)
+    _, data = await device.update(world, assignment)
     layout = world.coordinator.run("r").model.engine.layout
     header, data = announced(assignment, layout, b"\xff" * 4 + data[4:])
     answer = await world.service.SubmitUpdate(stream(*upload(header, data, device.session)), None)
@@ -132,6 +133,50 @@ async def test_who_was_refused_is_not_waited_for_when_it_attaches_again(tmp_path
         await b.contribute(world, await b.assigned())
         assert len(await world.completed()) == 1
         assert run.log.commits[0].accepted == 1
+
+
+@pytest.mark.parametrize("dies_at", [None, "save", "commit"])
+async def test_who_was_left_out_by_krum_is_told_so(tmp_path, dies_at):
+    """Five deliver and two are kept: the liar hears it, also after a death between checkpoint and outcomes.
+
+    The coordinator may die behind the checkpoint, or behind the ledger's line on it. Receipts stay what they were.
+    """
+    devices = [Device(name, works=name != "c") for name in "abcde"]
+    krum = {"clients_per_round": 5, "quorum": 5, "reducer": "krum", "krum_keep": 2}
+    sections = {"round": krum, "stop": {"rounds": 1}}
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        await world.create(**sections)
+        if dies_at is not None:  # not at the first model's
+            world.journal.dies_at = dies_at
+        await poison(world, devices[2])
+        await until(lambda: world.journal.dead or world.coordinator.run("r").ended, "it dies or completes")
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        await world.completed()
+        await until(lambda: len(devices[2].outcomes) == 1, "the liar is told")
+        outcomes = [device.outcomes["r", 0, 0] for device in devices]
+        assert [outcome.counted for outcome in outcomes].count(True) == 2
+        told = outcomes[2]
+        assert (told.counted, told.reason, told.digest) == (
+            False,
+            REFUSAL_REASON_LEFT_OUT,
+            devices[2].kept["r", 0, 0][1].digest,
+        )
+        assert [record.updates_counted for record in world.store.clients()] == [int(each.counted) for each in outcomes]
+        assert await devices[2].contribute(world, await devices[2].assigned()) == devices[2].receipts[0]
+
+
+async def poison(world, device):
+    """The device sends the model's hundredfold as its update."""
+    assignment = await device.assigned()
+    _, data = await device.update(world, assignment)
+    layout = world.coordinator.run("r").model.engine.layout
+    values = {name: 100 + value for name, value in unpack(data, layout).items()}
+    device.kept["r", 0, 0] = (work_of(assignment), *announced(assignment, layout, bytes(pack(values, layout))))
+    await device.contribute(world, assignment)
 
 
 async def test_a_completed_run_can_be_extended_after_a_restart(tmp_path):

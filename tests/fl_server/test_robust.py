@@ -157,12 +157,31 @@ def test_who_was_left_out_is_told(tmp_path):
     assert stepped(engine(model="plain", reducer="median"), honest(run, 0.02), tmp_path)[1].left_out == ()
 
 
-def test_buffers_of_updates_that_krum_left_out_do_not_count(tmp_path):
-    """A poisoned update's running statistics go with it; honest ones are all x + 1."""
-    run = engine(reducer="krum", krum_keep=2)
-    came, _ = stepped(run, poisoned(honest(run, spread=0.02), 2), tmp_path)
-    first = run.first().buffers
-    torch.testing.assert_close(dict(came.buffers), {name: x + 1 for name, x in first.items()})
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_huge_buffer_of_one_client_is_not_followed(tmp_path, reducer, sign):
+    """Of a harmless delta too, in floating buffers and counters; four honest clients have x + 1 to x + 4."""
+    run = engine(**reducer)
+    updates, first = honest(run, spread=0.02), run.first().buffers
+    for at, update in enumerate(updates):
+        huge = {torch.float32: sign * 1e30, torch.int64: sign * (1 << 60)}
+        update |= {name: x + at if at else torch.full_like(x, huge[x.dtype]) for name, x in first.items()}
+    came, _ = stepped(run, updates, tmp_path)
+    assert {x.dtype for x in first.values()} == {torch.float32, torch.int64}
+    for name, x in first.items():
+        assert bool(((x + 1 <= came.buffers[name]) & (came.buffers[name] <= x + 4)).all())
+
+
+def test_buffers_by_hand(tmp_path):
+    """Of 1, 5, 2, 9, 3 the median is 3, with Krum too; without both ends the mean is 10/3 and the largest 5."""
+    expected = [(3.0, 3), (10 / 3, 5), (3.0, 3)]
+    for (reducer, *_), (mean, largest) in zip((each.values for each in REDUCERS), expected, strict=True):
+        run = engine(**reducer)
+        updates = honest(run, spread=0.02)
+        for update, value in zip(updates, (1, 5, 2, 9, 3), strict=True):
+            update |= {name: torch.full_like(x, value) for name, x in run.first().buffers.items()}
+        for name, buffer in stepped(run, updates, tmp_path)[0].buffers.items():
+            assert torch.equal(buffer, torch.full_like(buffer, mean if buffer.is_floating_point() else largest)), name
 
 
 @pytest.mark.parametrize("reducer", REDUCERS)

@@ -139,6 +139,12 @@ def test_a_torn_chunk_and_what_follows_is_sent_again(spool: Spool, root: Path, h
     assert part.seal().read_bytes() == DATA
 
 
+def test_the_notes_have_the_checksums_of_the_wire(spool: Spool, root: Path) -> None:
+    """CRC-32C, of which 32 zero bytes have 0x8A9136AA (RFC 3720, B.4), behind the chunk's end."""
+    spool.open_part(KEY, DIGEST, 64).write(0, bytes(32))
+    assert next(root.rglob("*.kept")).read_bytes().endswith((32).to_bytes(8, "little") + bytes.fromhex("aa36918a"))
+
+
 @pytest.mark.parametrize("cut_off", [1, 11, 12, 13])
 def test_torn_notes_cost_their_chunk_only(spool: Spool, root: Path, cut_off: int) -> None:
     """A note is 12 bytes: cutting up to 12 loses the second of two chunks, one more the first as well."""

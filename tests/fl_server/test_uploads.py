@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from fl_server import events as ev
-from fl_server.errors import InvalidInput, NotNow, UploadBroken
+from fl_server.errors import InvalidInput, NotNow, UnknownSessionError, UploadBroken
 from fl_server.spool import SpoolKey
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -253,10 +253,45 @@ async def test_a_stream_that_brings_nothing_is_ended(tmp_path):
     async with World(tmp_path, stall_s=0.01) as world:
         a, b = [await Device(name, works=False).come(world) for name in "ab"]
         bench = await Bench(world, await world.create(**TWO), a, b).prepare()
-        with pytest.raises(NotNow, match="nothing came for 0.01 s; what came is kept; try again in 1 s"):
+        with pytest.raises(
+            NotNow, match=r"less than a chunk of \d+ bytes came in 0.01 s; what came is kept; try again"
+        ):
             await bench.submit(*bench.parts()[:2], hangs=True)
         assert await bench.kept() == 100
         assert (world.uploads.in_flight, world.metric("fl_uploads_in_flight_bytes")) == (0, 0)
+
+
+async def test_a_stream_that_trickles_is_ended(tmp_path):
+    """A byte every few milliseconds is no progress, although something always comes: it goes on later where it was."""
+    async with World(tmp_path, stall_s=0.3) as world:
+        a, b = [await Device(name, works=False).come(world) for name in "ab"]
+        bench = await Bench(world, await world.create(**TWO), a, b).prepare()
+
+        async def trickle():
+            for message in upload(bench.header, bench.data, a.session, chunk=1):
+                yield message
+                await asyncio.sleep(0.005)
+
+        with pytest.raises(NotNow, match=r"less than a chunk of \d+ bytes came in 0.3 s"):
+            await world.service.SubmitUpdate(trickle(), None)
+        assert 0 < await bench.kept() < len(bench.data)
+        assert (await bench.send(start=await bench.kept())).admitted
+
+
+async def test_a_banned_clients_upload_ends(bench):
+    """At its next message, in mid-transfer: nothing of it counts."""
+    header, *chunks = bench.parts()
+
+    async def banned_meanwhile():
+        yield header
+        yield chunks[0]
+        await bench.world.fleet.ban("a", "it sends too much", "admin")
+        yield chunks[1]
+        raise AssertionError("no more is wanted")
+
+    with pytest.raises(UnknownSessionError):
+        await bench.world.service.SubmitUpdate(banned_meanwhile(), None)
+    assert bench.line() is None
 
 
 async def test_two_streams_for_one_update_do_not_mix(bench):

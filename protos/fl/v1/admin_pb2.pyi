@@ -352,8 +352,18 @@ class StopRunResponse(_message.Message):
     run: RunStatus
     def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
+class Quarantine(_message.Message):
+    __slots__ = ("until", "refusals", "reason")
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    until: _timestamp_pb2.Timestamp
+    refusals: int
+    reason: str
+    def __init__(self, until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusals: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note")
+    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +385,7 @@ class ClientStatus(_message.Message):
     UPDATES_COUNTED_FIELD_NUMBER: _ClassVar[int]
     UPDATES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     state: ClientState
     banned: bool
@@ -389,7 +400,8 @@ class ClientStatus(_message.Message):
     updates_counted: int
     updates_refused: int
     note: str
-    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    quarantine: Quarantine
+    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
     __slots__ = ()
@@ -422,6 +434,18 @@ class UnbanClientRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ...) -> None: ...
 
 class UnbanClientResponse(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: ClientStatus
+    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ...) -> None: ...
+
+class ReleaseClientRequest(_message.Message):
+    __slots__ = ("client_id",)
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseClientResponse(_message.Message):
     __slots__ = ("client",)
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     client: ClientStatus

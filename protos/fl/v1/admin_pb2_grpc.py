@@ -95,6 +95,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ForgetClientRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ForgetClientResponse.FromString,
                 _registered_method=True)
+        self.ReleaseClient = channel.unary_unary(
+                '/fl.v1.Admin/ReleaseClient',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ReleaseClientRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ReleaseClientResponse.FromString,
+                _registered_method=True)
         self.DrainClient = channel.unary_unary(
                 '/fl.v1.Admin/DrainClient',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.DrainClientRequest.SerializeToString,
@@ -205,6 +210,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseClient(self, request, context):
+        """Ends the client's quarantine, if it has one; refusals in a row are counted from zero again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DrainClient(self, request, context):
         """Finishes what it has, gets nothing new until undrained.
         """
@@ -295,6 +307,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ForgetClient,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ForgetClientRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ForgetClientResponse.SerializeToString,
+            ),
+            'ReleaseClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseClient,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ReleaseClientRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ReleaseClientResponse.SerializeToString,
             ),
             'DrainClient': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainClient,
@@ -642,6 +659,33 @@ class Admin:
             '/fl.v1.Admin/ForgetClient',
             protos_dot_fl_dot_v1_dot_admin__pb2.ForgetClientRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ForgetClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ReleaseClient',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ReleaseClientRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ReleaseClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

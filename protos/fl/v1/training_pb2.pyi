@@ -35,6 +35,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_NOT_NEEDED: _ClassVar[RefusalReason]
     REFUSAL_REASON_ABANDONED: _ClassVar[RefusalReason]
     REFUSAL_REASON_HEADER: _ClassVar[RefusalReason]
+    REFUSAL_REASON_LEFT_OUT: _ClassVar[RefusalReason]
 PAYLOAD_KIND_UNSPECIFIED: PayloadKind
 PAYLOAD_KIND_DELTA: PayloadKind
 PAYLOAD_KIND_FULL_GRADIENT: PayloadKind
@@ -53,6 +54,7 @@ REFUSAL_REASON_BANNED: RefusalReason
 REFUSAL_REASON_NOT_NEEDED: RefusalReason
 REFUSAL_REASON_ABANDONED: RefusalReason
 REFUSAL_REASON_HEADER: RefusalReason
+REFUSAL_REASON_LEFT_OUT: RefusalReason
 
 class ExchangeKey(_message.Message):
     __slots__ = ("run_id", "round", "exchange")

@@ -1,6 +1,14 @@
 """Records to write into a ledger, with the few values that a test is about."""
 
-from fl_server.store.base import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord, UpdateRecord
+from fl_server.store.base import (
+    AttemptRecord,
+    ClientRecord,
+    CommitRecord,
+    HistoryRecord,
+    RunRecord,
+    Standing,
+    UpdateRecord,
+)
 
 
 def why(event: str = "changed", subject: str = "r1") -> HistoryRecord:
@@ -42,3 +50,8 @@ def a_commit(round: int = 0, model_digest: str = "blake3:00", **changes: object)
 def a_client(client_id: str = "a", **changes: object) -> ClientRecord:
     """A registered client."""
     return ClientRecord(client_id, registered_at=1.0, last_seen=2.0, **changes)  # type: ignore[arg-type]
+
+
+def a_standing(client_id: str = "a", **changes: object) -> Standing:
+    """Two refusals in a row, which is not enough for a quarantine."""
+    return Standing(client_id, **{"refusals": 2, "until": 0.0, "reason": "noise", **changes})  # type: ignore[arg-type]

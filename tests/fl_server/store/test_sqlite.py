@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_a_commit_is_fsynced_and_an_update_is_not(store: SqlStore) -> None:
     store.commit(a_commit(), why())
     store.put_client(a_client())
     assert levels == ["NORMAL", "FULL", "NORMAL"]
+
+
+def test_what_defines_a_run_and_its_rounds_is_fsynced(store: SqlStore) -> None:
+    """What an operator said of a run, and the list that a checkpoint is made of, do not wait for the next commit."""
+    levels = synchronous_levels(store)
+    store.create_run(replace(a_run(), run_id="r2"), why())
+    store.update_run(a_run(), why())
+    store.fix_accepted("r1", 0, 0, [("a", b"digest")])
+    assert levels == ["FULL"] * 3
 
 
 def test_durability_power_fsyncs_every_write(path: Path) -> None:

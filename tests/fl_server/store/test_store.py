@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_server.store.base import Store, StoreError
-from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
+from tests.fl_server.store.records import a_client, a_commit, a_run, a_standing, an_attempt, an_update, why
 
 
 def events(store: Store, subject: str = "") -> list[str]:
@@ -247,6 +247,16 @@ def test_a_commit_counts_each_accepted_client_once(store: Store) -> None:
     assert (counters(store, "a"), counters(store, "b")) == ((1, 0), (0, 0))
 
 
+def test_who_was_left_out_of_a_commit_did_not_count(store: Store) -> None:
+    """Of two accepted updates the reducer took "a"'s: "b"'s line says so, and its counter stays; nothing else moves."""
+    store.fix_accepted("r1", 0, 0, [("a", b"\1"), ("b", b"\1")])
+    taken, left = [store.record_update(an_update(name)) for name in "ab"]
+    store.commit(a_commit(), why("committed"), ["b"])
+    assert (counters(store, "a")[0], counters(store, "b")[0]) == (1, 0)
+    assert store.updates("r1", 0, 0) == [taken, replace(left, reason="REFUSAL_REASON_LEFT_OUT")]
+    assert [update.left_out for update in store.updates("r1", 0, 0)] == [False, True]
+
+
 def test_the_same_commit_twice_changes_nothing(store: Store) -> None:
     """A commit that is repeated after a crash counts nobody again and adds no history."""
     store.fix_accepted("r1", 0, 0, [("a", b"\1")])
@@ -327,6 +337,44 @@ def test_forgetting_nobody_says_so(store: Store) -> None:
     """An unknown client is no error, and no event."""
     assert not store.forget_client("nobody", why("forgotten", "nobody"))
     assert events(store, "nobody") == []
+
+
+def test_what_stands_against_a_client_is_written_with_the_refusal(store: Store) -> None:
+    """All of it comes back, in the order of id bytes; a later refusal replaces it, a repeat of one does nothing."""
+    for client_id in "ba":
+        store.record_update(an_update(client_id, admitted=False), a_standing(client_id), why("one", client_id))
+    assert store.standings() == [a_standing("a"), a_standing("b")]
+    longer = a_standing(refusals=3, until=99.5)
+    store.record_update(an_update(admitted=False), longer, why("repeat", "a"))
+    assert store.standings()[0] == a_standing("a")
+    store.record_update(replace(an_update(admitted=False), round=1), longer, why("two", "a"))
+    assert (store.standings()[0], events(store, "a")) == (longer, ["one", "two"])
+
+
+def test_nothing_stands_against_a_client_that_nobody_knows(store: Store) -> None:
+    """It was forgotten while its update was on the way: the name may be somebody else's tomorrow."""
+    store.record_update(an_update("gone", admitted=False), a_standing("gone"), why("quarantined", "gone"))
+    assert (store.standings(), events(store, "gone")) == ([], [])
+
+
+def test_an_update_that_counts_clears_what_stands_against_its_client(store: Store) -> None:
+    """But not a quarantine that is still on at the commit, nor what stands against others."""
+    for client_id, until in {"a": 20.0, "b": 20.5}.items():
+        store.record_update(an_update(client_id, admitted=False), a_standing(client_id, until=until))
+    store.put_client(a_client("c"))
+    store.record_update(an_update("c", admitted=False), a_standing("c"))
+    store.fix_accepted("r1", 1, 0, [("a", b"\1"), ("b", b"\2")])
+    store.commit(a_commit(1, committed_at=20.0), why())
+    assert [standing.client_id for standing in store.standings()] == ["b", "c"]
+
+
+def test_what_stands_against_a_client_can_be_cleared(store: Store) -> None:
+    """With a line of history; where nothing does, there is none. It goes with a client that is forgotten, too."""
+    for client_id in "ab":
+        store.record_update(an_update(client_id, admitted=False), a_standing(client_id))
+    assert [store.clear_standing("a", why("released", "a")) for _ in range(2)] == [True, False]
+    store.forget_client("b", why("forgotten", "b"))
+    assert (store.standings(), events(store, "a")) == ([], ["released"])
 
 
 def test_history_gives_the_newest_oldest_first(empty_store: Store) -> None:

@@ -1,0 +1,112 @@
+"""What updates and failures ask of a run: is this one wanted, what must it be, and who will not deliver any more.
+
+Uploads and the fleet come here. A word on an update is written down and acted on in one turn of the run's loop, so
+that the round cannot change in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fl_server import events as ev
+from fl_server.admission import Gate
+from fl_server.progress import Progress
+from fl_server.store.base import UpdateRecord
+from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
+
+if TYPE_CHECKING:
+    from fl_server.run import Run
+
+log = structlog.get_logger()
+
+
+class Intake:
+    """A run's judgement on what clients send. Lives on the event loop."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.refused: set[str] = set()
+        """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
+        self.not_finite: set[str] = set()
+        """Clients that came to a NaN or an infinity in this round."""
+
+    def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
+        """Why an update of the client for the key would not be taken; None if it would."""
+        state = self._run.state
+        if not state.collects or (key.round, key.exchange) != (state.round, state.exchange):
+            return RefusalReason.REFUSAL_REASON_LATE
+        return None if client in state.drawn else RefusalReason.REFUSAL_REASON_NOT_ASSIGNED
+
+    def refusal_of(self, header: UpdateHeader, client: str) -> RefusalReason | None:
+        """`refusal` for an update that came; what was made before the round was drawn anew comes too late."""
+        before = header.state_epoch < self._run.record.state_epoch
+        if before or (header.key.exchange and header.attempt < self._run.state.first_attempt):
+            return RefusalReason.REFUSAL_REASON_LATE
+        return self.refusal(header.key, client)
+
+    def gate(self) -> Gate:
+        """What an update of the round under way must be."""
+        run = self._run
+        limit = run.parts.config.limits.max_update_mib << 20
+        norms = run.config.round
+        shape = run.model.engine.shape(run.state.exchange)
+        return Gate(
+            shape, limit, norms.max_update_norm, norms.clip_update_norm, run.record.state_epoch,
+            run.norms.limit(norms),
+        )  # fmt: skip
+
+    async def enter(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
+        """Write the first word on an update down and act on it, with nothing in between; None if it came too late.
+
+        The round may be drawn anew at any other moment, and what was made for it before then does not count.
+        """
+        run = self._run
+        async with run.turn:
+            if self.refusal_of(header, update.client_id) is not None:
+                return None
+            standing, why = run.parts.fleet.quarantine.weigh(update)
+            stands = await run.parts.ledger.do(run.parts.ledger.store.record_update, update, standing, why)
+            if standing is not None and stands == update:
+                run.parts.fleet.keep_standing(standing, why)
+            event = ev.UpdateAdmitted(stands.client_id, stands.digest)
+            if stands.admitted and stands.digest == update.digest and run.applies(event):
+                run.parts.metrics.assignments.labels(run.id, "admitted").inc()
+                await run.take(event)
+        if not stands.admitted:
+            self.client_out(stands.client_id, "refused", f"update refused: {stands.detail}")
+        return stands
+
+    def client_out(self, client: str, state: str, why: str) -> None:
+        """A client will not deliver. state, for the metric: "refused", "failed" or "lost"."""
+        run = self._run
+        if state == "refused":
+            self.refused.add(client)
+            run.look_again()
+        if client in run.state.outstanding:
+            run.parts.metrics.assignments.labels(run.id, state).inc()
+            log.info("client_out", run=run.id, round=run.state.round, client=client, state=state, why=why)
+            run.watchers.tell(Progress("client_out", f"{client}: {why}"))
+            run.post(ev.ClientOut(client))
+
+    def not_finite_from(self, client: str) -> None:
+        """A client came to a NaN or an infinity. Where as many did as are wanted, and none to better, the run ends."""
+        self.not_finite.add(client)
+        if len(self.not_finite) >= max(2, self._run.state.goal) and not self._run.state.admitted:
+            self.fail_as_diverged()
+
+    def fail_as_diverged(self) -> None:
+        """Training leads nowhere; the last committed model stays."""
+        round_ = self._run.state.round
+        self._run.fail(
+            f"{len(self.not_finite)} clients came to values that are not finite in round {round_}, and none "
+            f"to others; the model of round {round_ - 1} stays. Lower the learning rate"
+        )
+
+    def forget_failures(self) -> None:
+        """The round is over, or drawn anew: everybody may be drawn again."""
+        if self.refused:
+            self._run.look_again()
+        self.refused.clear()
+        self.not_finite.clear()
