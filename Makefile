@@ -2,10 +2,13 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+SEEDS ?= 20
+MINUTES ?= 30
+DAEMONS ?= 20
 BIN := .venv/bin
 ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks)
 
-.PHONY: install demo test test-all lint lint-style lint-types lint-protos format protos baseline bench clean
+.PHONY: install demo test test-all chaos soak lint lint-style lint-types lint-protos format protos baseline bench clean
 
 install: .venv/installed
 
@@ -27,6 +30,10 @@ test: .venv/installed
 # Also what is marked slow.
 test-all: .venv/installed
 	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+
+# Real processes that are killed, cut off and lied to: SEEDS seeds, or SEED=17 again.
+chaos: .venv/installed
+	$(BIN)/python -m tests.chaos --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
 lint: lint-style lint-types lint-protos
 
@@ -57,6 +64,10 @@ baseline: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.round_overhead
 	$(BIN)/python -m benchmarks.local_step
+
+# Daemons come and go while runs go on; says whether the coordinator leaks. Linux only.
+soak: .venv/installed
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --daemons $(DAEMONS) --seed $(or $(SEED),1)
 
 clean:
 	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -43,6 +43,7 @@ class Desk:
         self._tasks = tasks
         self._training: Jobs = {}
         self._evaluating: Jobs = {}
+        self._cleared = False
 
     def take(self, event: pb.AttendResponse) -> None:
         """Act on one event."""
@@ -79,12 +80,15 @@ class Desk:
         self._say_idle("not connected, trying again")
 
     def clear(self) -> None:
-        """End all work; nothing is reported."""
+        """End all work, and begin none any more; nothing is reported."""
+        self._cleared = True  # what is pushed until the connection is closed would never end without it
         for job in (*self._training.values(), *self._evaluating.values()):
             job.task.cancel()
 
     def _start(self, jobs: Jobs, assignment: Assigned, answer: Callable[[Assigned], Awaitable[None]]) -> None:
         """Begin to work on an assignment, unless that very work is being done."""
+        if self._cleared:
+            return
         key, work = key_of(assignment.key), work_of(assignment)
         if (job := jobs.get(key)) is not None:
             if job.work == work:

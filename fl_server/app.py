@@ -97,6 +97,7 @@ class Server:
         )
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
+        self._parts.metrics.watch(asyncio.get_running_loop())
         self._serve_metrics()
         await self._parts.fleet.start()
         await self._coordinator.start()

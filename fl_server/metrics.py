@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
@@ -46,6 +48,11 @@ class Metrics:
             "fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete."
         )
         self.loop_lag = self._histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.")
+        self.loop_tasks = self._gauge("fl_event_loop_tasks", "Tasks of the event loop.")
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count the loop's tasks whenever somebody asks, in a thread of his: it costs the loop nothing."""
+        self.loop_tasks.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

@@ -20,7 +20,7 @@ from fl_server.round_state import Phase
 from fl_server.round_work import let_go, start_evaluation
 from fl_server.run import Run
 from fl_server.spool import SpoolKey
-from fl_server.store.base import HistoryRecord, StoreAway, StoreError, UpdateRecord
+from fl_server.store.base import HistoryRecord, StoreAway, StoreError, StoreFull, UpdateRecord
 
 log = structlog.get_logger()
 
@@ -46,11 +46,24 @@ async def read_back(run: Run) -> None:
         run.fail(f"its state cannot be read: {error}")
         return
     run.begin()
+    await _tell(run)
     if run.state.phase is Phase.COLLECTING:
         attempts = await run.parts.ledger.do(store.attempts, run.id, run.state.round)
         run.round_began = attempts[0].opened_at
         run.deadline.take_up(attempts[-1].seconds_left)
         run.post(ev.PickedUp())
+
+
+async def _tell(run: Run) -> None:
+    """A line of history: the coordinator was away, and this is where the run goes on."""
+    state, where = run.state, "between two rounds"
+    if state.phase is Phase.COLLECTING:
+        where = f"{len(state.admitted)} updates of {len(state.drawn)} clients are here"
+    entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
+    try:
+        await run.parts.ledger.do(run.parts.ledger.store.add_history, entry)
+    except StoreFull as error:
+        log.warning("not_told", run=run.id, error=str(error))  # no reason not to go on
 
 
 async def _read_norms(run: Run) -> None:

@@ -150,7 +150,8 @@ class Run:
         self.fleet_changed()
 
     async def _live(self) -> None:
-        while True:
+        """Take events until the run is over; `begin` starts it anew for a run that is extended."""
+        while not self.ended:
             event = await self._events.get()
             try:
                 async with self.turn:
@@ -159,6 +160,8 @@ class Run:
                         await self._take(event)
             except Exception as error:  # noqa: BLE001 - told by _broken
                 self._broken(error)
+        while not self._events.empty():
+            self._events.get_nowait()  # it was meant for the run that is over
 
     async def do(self, event: ev.Event, why: HistoryRecord) -> None:
         """Take an operator's event at once, with its line in the history.
@@ -185,8 +188,9 @@ class Run:
             await asyncio.wait_for(self._over.wait(), seconds)
 
     def post(self, event: ev.Event) -> None:
-        """Take an event when its turn comes."""
-        self._events.put_nowait(event)
+        """Take an event when its turn comes; to a run that is over nothing happens any more."""
+        if not self.ended:
+            self._events.put_nowait(event)
 
     def fail(self, reason: str) -> None:
         """End the run by an error; the last committed model stays."""
@@ -266,6 +270,7 @@ class Run:
             await self.behaviour.carry_out[type(command)](self, command)
         if self.ended:
             self._over.set()
+            self._events.put_nowait(None)  # an operator may have ended it: the loop sees so, and ends too
         else:
             self._over.clear()
         if isinstance(event, ev.UpdateAdmitted):

@@ -107,7 +107,7 @@ class Uploads:
             return await self._refuse(run, header, client, refusal)
         finally:
             gauge.dec(header.size_bytes)
-            await self._parts.in_io(part.close)
+            await self._let_go(part)
 
     async def _open(self, header: UpdateHeader, client: str) -> PartFile:
         """The part file; it must have what the sender believes to be there."""
@@ -125,12 +125,16 @@ class Uploads:
             raise
         if header.resume_offset > part.kept_bytes:
             kept = part.kept_bytes
-            await self._parts.in_io(part.close)
+            await self._let_go(part)
             raise UploadBroken(header.key, kept, f"expected a start at {kept} or before, got {header.resume_offset}")
         if header.resume_offset:
             self._parts.metrics.uploads_resumed.inc()
             log.info("upload_resumed", run=header.key.run_id, client=client, offset=header.resume_offset)
         return part
+
+    async def _let_go(self, part: PartFile) -> None:
+        """Close a part file, also when the stream is cut in between: left open it would be a writer that never ends."""
+        await asyncio.shield(self._parts.in_io(part.close))
 
     async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""

@@ -83,6 +83,18 @@ async def test_death_behind_any_write_changes_no_bit(tmp_path, undisturbed, dies
             assert heard is None or (heard.counted and heard.digest.value == digest)
 
 
+async def test_the_history_tells_of_a_restart(tmp_path):
+    """Behind the second of two updates: the line says where the run went on, once for each restart."""
+    devices = [Device(name) for name in NAMES]
+    async with World(tmp_path, Journal("fix_accepted")) as world:
+        world.spawn(a_run(world, devices))
+        await until(lambda: world.journal.dead, "it dies")
+    async with World(tmp_path) as world:
+        await a_run(world, devices)
+        told = [entry.detail for entry in world.store.history("r") if entry.event == "run_recovered"]
+        assert told == ["round 0: 2 updates of 2 clients are here"]
+
+
 async def test_a_target_reached_before_the_death_ends_the_run(tmp_path):
     """The evaluation is in the ledger, the end is not: no round more is made than in the undisturbed run."""
     sections = {"stop": {"rounds": 5, "metric": "accuracy", "target": 0.01}}

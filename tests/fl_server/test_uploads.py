@@ -346,6 +346,23 @@ async def test_a_stream_that_is_cut_while_its_file_is_opened(bench, monkeypatch)
     assert (await bench.send()).admitted
 
 
+async def test_a_stream_that_is_cut_while_its_file_waits_to_be_closed(bench):
+    """Also when no thread is free for that before the call is cancelled once more, the next stream may go on."""
+    sending = asyncio.create_task(bench.submit(*bench.parts()[:2], hangs=True))
+    await until(lambda: bench.run.log.bytes_up, "a chunk has come")
+    part = bench.world.parts.spool._inner._parts[SpoolKey("r", 0, 0, "a")]
+    io, go_on = bench.world.parts.io, threading.Event()
+    busy = [io.submit(go_on.wait, 20) for _ in range(io._max_workers)]
+    sending.cancel()
+    await until(lambda: io._work_queue.qsize() == 1, "the file waits to be closed")
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    go_on.set()
+    assert all(each.result() for each in busy)
+    await until(lambda: part.closed, "it is closed")
+    assert (await bench.send(start=bench.run.log.bytes_up)).admitted
+
+
 async def test_a_norm_over_the_limit_is_refused(tmp_path):
     """The limit is of the trainable part, in the run's configuration."""
     async with World(tmp_path) as world:

@@ -30,6 +30,11 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.ReLU(), nn.Linear(6, CLASSES))
 
 
+def broad() -> nn.Module:
+    """65 539 numbers: several chunks of the smallest size that a coordinator takes."""
+    return nn.Sequential(nn.Linear(FEATURES, 1 << 13), nn.ReLU(), nn.Linear(1 << 13, CLASSES))
+
+
 def frozen() -> nn.Module:
     """A table that nobody trains under two layers that are trained."""
     return FrozenTable()
@@ -47,7 +52,7 @@ class FrozenTable(nn.Module):
         return self.trained(inputs + self.table.mean(dim=0).float())
 
 
-MODELS = {"plain": plain, "batchnorm": batchnorm, "wide": wide, "frozen": frozen}
+MODELS = {"plain": plain, "batchnorm": batchnorm, "wide": wide, "broad": broad, "frozen": frozen}
 
 
 class Tiny(Classifier):
@@ -55,12 +60,19 @@ class Tiny(Classifier):
 
     model: a key of MODELS. fails: "loss" or "metrics" raises. hold: while this file is there, a training step waits.
     kept: examples of each shard that a device keeps from training. hold_evaluation: as hold, of an evaluation.
+    step_s: what a slow device needs for a training step.
     """
 
     def __init__(
-        self, model: str = "plain", fails: str = "", hold: str = "", kept: int = 0, hold_evaluation: str = ""
+        self,
+        model: str = "plain",
+        fails: str = "",
+        hold: str = "",
+        kept: int = 0,
+        hold_evaluation: str = "",
+        step_s: float = 0.0,
     ) -> None:
-        self._make, self._fails, self._kept = MODELS[model], fails, kept
+        self._make, self._fails, self._kept, self._step_s = MODELS[model], fails, kept, step_s
         self._hold, self._hold_evaluation = (Path(file or "/nonexistent") for file in (hold, hold_evaluation))
 
     def model(self) -> nn.Module:
@@ -69,6 +81,7 @@ class Tiny(Classifier):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         if self._fails == "loss":
             raise RuntimeError("the sensor is unplugged")
+        time.sleep(self._step_s)
         while self._hold.exists():
             time.sleep(0.005)
         return super().loss(output, target)

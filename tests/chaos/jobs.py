@@ -1,0 +1,60 @@
+"""What is trained while things go wrong: small runs of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.integration.harness import TASK
+
+LONGEST = 7
+"""Rounds of the longest run."""
+POPULATION = 5
+"""Daemons, and one place for a client that sends nonsense."""
+SHORT_S = 5.0
+"""Deadline of a round that may have to go on without somebody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kind of run."""
+
+    name: str
+    algorithm: Mapping[str, Any]
+    close: str = "cohort"
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether an undisturbed run always has the same models: it has where a round waits for its whole cohort."""
+        return self.close == "cohort"
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether devices keep something of which the coordinator has the mean."""
+        return self.algorithm["name"] == "scaffold"
+
+    def with_sections(self, rounds: int = LONGEST, *, waits: bool = True) -> dict[str, Any]:
+        """The run's sections. One that does not wait goes on without who does not come in time."""
+        return {
+            "task": {"name": TASK, "options": {"model": "broad"}},
+            "algorithm": self.algorithm,
+            "round": {
+                "clients_per_round": 3,
+                "min_clients": 4 if waits else 3,
+                "close": self.close,
+                "deadline_s": 600.0 if waits else SHORT_S,
+            },
+            "stop": {"rounds": rounds},
+            "population": POPULATION if self.keeps_states else 0,
+        }
+
+
+JOBS = {
+    job.name: job
+    for job in (
+        Job("fedcm", {"name": "fedcm", "parameters": {"alpha": 0.2}}),
+        Job("scaffold", {"name": "scaffold"}),
+        Job("fedcm-goal", {"name": "fedcm", "parameters": {"alpha": 0.2}}, close="goal"),
+    )
+}

@@ -1,0 +1,191 @@
+"""The soak itself: a first wave to warm up by, then everybody, then nobody again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.integration.harness import Coordinator, Daemon
+from tests.integration.processes import Place, eventually
+from tests.soak import look
+from tests.soak.crowd import Crowd
+from tests.soak.jobs import Jobs, Operator
+from tests.soak.look import Held, Sample
+from tests.soak.plan import GRACE_S, Plan
+from tests.soak.verdict import Observed, compared, faults, over_time, slope_mb_per_hour
+
+SETTLE_S = 90.0
+"""Until what the last clients held is let go of: longer than keepalive and the grace together."""
+_REST_S = 6.0
+"""Longer than any sleep of the coordinator's own tasks."""
+_TICK_S = 0.5
+
+
+@dataclass
+class Soak:
+    """One coordinator, its daemons and its runs."""
+
+    place: Place
+    plan: Plan
+    say: Callable[[str], None]
+    samples: list[Sample] = field(default_factory=list)
+    steady: list[Held] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.server = Coordinator(self.place, settings={"limits": {"reattach_grace_s": GRACE_S}})
+        self.crowd = Crowd(self.place, self.server, self.plan)
+        self.jobs = Jobs(self.server, self.plan)
+        self.operator = Operator(self.server, self.plan.seed)
+        self._began = time.monotonic()
+
+    def run(self) -> Observed:
+        """Soak; what was seen."""
+        self.server.serve()
+        base = self._first_wave()
+        self._began = time.monotonic()
+        steady = self.crowd.begin()
+        self.jobs.begin()
+        self._go_on(steady)
+        self.jobs.stop()
+        self.operator.leave()
+        self.crowd.send_home()
+        return self._observed(base, self._settled(base))
+
+    def _first_wave(self) -> Sample:
+        """Three daemons, one run, and all gone: what the coordinator holds from then on is its base."""
+        wave = [self.crowd.join() for _ in range(3)]
+        self.say(f"first wave: {', '.join(wave)}")
+        run = self.jobs.short()
+        self.server.completed(run)
+        self.crowd.send_home()
+        return eventually(self._at_rest, "the first wave is gone", SETTLE_S)
+
+    def _at_rest(self) -> Sample | None:
+        """The coordinator with nobody there, once it lets go of nothing more."""
+        first = self._sample()
+        time.sleep(_REST_S)
+        second = self._sample()
+        same = all(before == now for _, before, now, _ in compared(first, second))
+        return second if same and not second.present else None
+
+    def _go_on(self, steady: Daemon) -> None:
+        """Comings, goings, runs and operators until the time is over."""
+        every = {
+            self._act: self.plan.act_s,
+            self.jobs.keep_going: 2.0,
+            self._look_in: 7.0,
+            lambda: self._look(steady): self.plan.every_s,
+        }
+        due = dict.fromkeys(every, 0.0)
+        while (now := self._now) < self.plan.seconds:
+            for work in [work for work, at in due.items() if at <= now]:
+                work()
+                due[work] = now + every[work]
+            time.sleep(_TICK_S)
+
+    @property
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _act(self) -> None:
+        self.crowd.act(self._now)
+
+    def _look_in(self) -> None:
+        if self._now > self.plan.act_s:
+            self.operator.look_in(self.crowd.gone)
+
+    def _look(self, steady: Daemon) -> None:
+        sample = self._sample()
+        self.say(self._line(sample))
+        self.samples.append(sample)
+        if steady.exit_code is None:
+            self.steady.append(look.held(steady.pid, self._state_dir(steady), self._now))
+
+    def _sample(self) -> Sample:
+        state_dir = self._state_dir(self.server)
+        # First what it holds: asking for its metrics opens a socket there.
+        held = look.held(self.server.pid, state_dir, self._now)
+        says = look.metrics(str(self.server.settings["metrics_listen"]))
+        return Sample(
+            held=held,
+            tasks=int(says["fl_event_loop_tasks"]),
+            sessions=int(says["fl_sessions"]),
+            present=int(says.get('fl_clients{state="present"}', 0)),
+            series=len(says),
+            disk_mb=look.disk_mb(state_dir),
+        )
+
+    @staticmethod
+    def _state_dir(process: Coordinator | Daemon) -> Path:
+        return Path(process.settings["state_dir"])
+
+    def _line(self, sample: Sample) -> str:
+        held, disk = sample.held, sample.disk_mb
+        return (
+            f"{held.at_s:5.0f} s  rss {held.rss_mb:.1f} MB  files {held.files}  sockets {held.sockets}  "
+            f"threads {held.threads}  tasks {sample.tasks}  sessions {sample.sessions}  here {len(self.crowd)}  "
+            f"rounds {self.jobs.rounds}  spool {disk['spool']:.2f}  checkpoints {disk['checkpoints']:.2f}  "
+            f"ledger {disk['ledger']:.2f}  log {disk['log']:.2f} MB"
+        )
+
+    def _settled(self, base: Sample) -> Sample:
+        """Once nothing is held that was not held before, or when that takes too long."""
+        ends = time.monotonic() + SETTLE_S
+        while True:
+            sample = self._sample()
+            if time.monotonic() > ends or all(now <= before + more for _, before, now, more in compared(base, sample)):
+                self.say(self._line(sample))
+                return sample
+            time.sleep(1.0)
+
+    def _observed(self, base: Sample, after: Sample) -> Observed:
+        measured = [sample for sample in self.samples if sample.held.at_s >= self.plan.warm_up_s]
+        state_dir = self._state_dir(self.server)
+        checkpoints = {run.name: sum(1 for _ in run.iterdir()) for run in (state_dir / "checkpoints").iterdir()}
+        return Observed(
+            base=base,
+            samples=measured,
+            steady=[held for held in self.steady if held.at_s >= self.plan.warm_up_s],
+            after=after,
+            checkpoints=checkpoints,
+            keep=self.plan.keep,
+            spool=sorted(str(path.relative_to(state_dir)) for path in look.paths(state_dir / "spool")),
+            faults=[*self.crowd.faults, *self.jobs.faults],
+        )
+
+
+def summary(soak: Soak, seen: Observed) -> dict[str, Any]:
+    """All that a soak found, for JSON."""
+    held, steady = [sample.held for sample in seen.samples], seen.steady
+    found = faults(seen)
+    return {
+        "plan": asdict(soak.plan),
+        "rounds": soak.jobs.rounds,
+        "runs": dict(soak.jobs.counts),
+        "daemons": dict(soak.crowd.counts),
+        "operator_calls": soak.operator.calls,
+        "coordinator": {**_memory(held), "most": _most(held)},
+        "steady_daemon": {**_memory(steady), "most": _most(steady)},
+        "tasks": {"base": seen.base.tasks, "most": max(sample.tasks for sample in seen.samples)},
+        "metric_lines": {"base": seen.base.series, "after": seen.after.series},
+        "with_nobody_there": {what: {"before": a, "after": b} for what, a, b, _ in compared(seen.base, seen.after)},
+        "disk_mb": {"base": seen.base.disk_mb, "after": seen.after.disk_mb},
+        "checkpoints": dict(seen.checkpoints),
+        "spool_left": list(seen.spool),
+        "verdict": "no leak" if not found else "leaks",
+        "faults": found,
+    }
+
+
+def _memory(held: Sequence[Held]) -> dict[str, Any]:
+    start, middle, end = over_time([each.rss_mb for each in held])
+    slope = slope_mb_per_hour(held)
+    return {"rss_mb": {"start": start, "middle": middle, "end": end}, "slope_mb_per_hour": round(slope, 2)}
+
+
+def _most(held: Sequence[Held]) -> dict[str, int]:
+    names = ("files", "sockets", "others", "threads", "state_files")
+    return {name: max(getattr(each, name) for each in held) for name in names}
