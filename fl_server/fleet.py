@@ -27,7 +27,7 @@ from fl_server.identity import require_name
 from fl_server.ledger import Ledger, until_room
 from fl_server.metrics import Metrics
 from fl_server.quarantine import Quarantine
-from fl_server.registration import checked_id, common_protocol, fits, is_of, record_of, unregistered
+from fl_server.registration import check_sizes, checked_id, common_protocol, fits, is_of, record_of, unregistered
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
 from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError
@@ -89,6 +89,7 @@ class Fleet:
         client_id = checked_id(request.client_id)
         require_name(client_id)
         protocol = common_protocol(request.protocol)
+        check_sizes(request)
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         known = self._records.get(client_id)

@@ -144,9 +144,19 @@ async def _load_round(run: Run) -> None:
         run.state = fresh
     state = run.state
     updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
+    if state.phase is Phase.COLLECTING:
+        await _count_again(run)
     run.intake.refused = {update.client_id for update in updates if not update.admitted}
     # Who was lost before the restart, or refused, is not waited for.
     run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
+
+
+async def _count_again(run: Run) -> None:
+    """The bytes of the round under way, as far as they can be known."""
+    store, state = run.parts.ledger.store, run.state
+    for exchange in range(state.exchange + 1):
+        updates = await run.parts.ledger.do(store.updates, run.id, state.round, exchange)
+        run.log.picked_up(run.model.bytes_down, [update for update in updates if update.admitted])
 
 
 async def _sum_up_again(run: Run) -> bool:

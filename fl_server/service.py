@@ -12,6 +12,7 @@ from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.fleet import Fleet
 from fl_server.parts import Parts
+from fl_server.registration import MAX_CHARS
 from fl_server.round_work import state_lost
 from fl_server.run import Run
 from fl_server.uploads import Uploads
@@ -25,6 +26,7 @@ from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
 log = structlog.get_logger()
 Context = grpc.aio.ServicerContext
 SERVICE = "fl.v1.Coordinator"
+MAX_FAILURES = 64
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -69,6 +71,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
         sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
+        if broadcast.kind == "model":
+            run.log.fetches(self._fleet.session(request.session_id).client_id, request.offset)
         # Each message is looked up in its turn: a reader that is slow or silent keeps no model of an earlier round.
         del broadcast
         for place in places:
@@ -116,6 +120,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
         """Availability, and work that was given up."""
         client_id = self._fleet.session(request.session_id).client_id
+        if len(request.failures) > MAX_FAILURES or len(request.availability.detail) > MAX_CHARS:
+            came = f"{len(request.failures)} and {len(request.availability.detail)}"
+            raise InvalidInput("failures", f"{MAX_FAILURES} at most, and details of {MAX_CHARS} characters", came)
         if request.HasField("availability"):
             self._fleet.set_availability(client_id, request.availability)
         for failure in request.failures:

@@ -57,7 +57,8 @@ class Uploads:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._digest_faults: set[tuple[str, bytes]] = set()
+        self._digest_faults: dict[str, bytes] = {}
+        """By client: the latest work of which an update had not its digest. One for each, or liars would fill it."""
         self.in_flight = 0
         """Streams that are being taken now."""
 
@@ -139,6 +140,7 @@ class Uploads:
     async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
         offset = upload.header.resume_offset
+        upload.run.log.sends(upload.client, offset)
         sent = self._parts.metrics.bytes.labels("up", "update")
         patience = Patience(self._parts.config.limits)
         while True:
@@ -165,16 +167,17 @@ class Uploads:
             norm = await self._parts.in_io(upload.gate.check_file, upload.part.path, digest)
         except WrongDigest:
             # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
-            if (fault := (upload.client, digest)) in self._digest_faults:
-                self._digest_faults.discard(fault)
+            work = upload.key.SerializeToString(deterministic=True)
+            if self._digest_faults.pop(upload.client, None) == work:
                 raise
-            self._digest_faults.add(fault)
+            self._digest_faults[upload.client] = work
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
         reason = upload.run.intake.refusal_of(upload.header, upload.client)
         if reason is not None:
             raise Refused(reason, "the round was closed while the update was on its way")
         await self._parts.in_io(upload.part.seal)
+        upload.run.log.delivers(upload.client)
         record = _record(upload.header, upload.client, norm=norm)
         return await self._enter(upload.run, upload.header, replace(record, clip_factor=upload.gate.clip_factor(norm)))
 
@@ -208,6 +211,8 @@ class Uploads:
 _LATE = RefusalReason.REFUSAL_REASON_LATE
 _LARGEST = 2**63 - 1
 """Integer that a database holds."""
+_LARGEST_SMALL = 2**31 - 1
+"""In its columns for small numbers."""
 
 
 async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.SubmitUpdateRequest:
@@ -254,7 +259,7 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refus
         num_steps=header.num_steps,
         training_loss=loss if math.isfinite(loss) else None,
         norm=norm,
-        attempt=header.attempt,
+        attempt=min(header.attempt, _LARGEST_SMALL),
         received_at=time.time(),
     )
 

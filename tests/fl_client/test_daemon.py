@@ -81,6 +81,35 @@ async def test_cancel_ends_training_in_the_middle(fleet, coordinator):
     assert daemon.count("rounds_trained_total") == 1
 
 
+async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet, coordinator):
+    """Cancel was not heard, for the link was down at that moment: the next assignment says that the round is over."""
+    async with fleet.daemon() as daemon:
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        await asyncio.to_thread(fleet.task.started.wait)
+        coordinator.assign(coordinator.assignment(1))
+        await coordinator.until(lambda: coordinator.updates)
+    assert list(coordinator.updates) == [1]
+    assert daemon.count("rounds_trained_total") == 1
+
+
+async def test_training_that_nobody_waits_for_ends_with_the_next_registration(fleet, coordinator):
+    """It asks for the outcome of what it is still making; told that it will not count, it is free for another run."""
+    other = coordinator.assignment(0, key=training_pb2.ExchangeKey(run_id="other"))
+    async with fleet.daemon() as daemon:
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        await asyncio.to_thread(fleet.task.started.wait)
+        coordinator.outcomes.append(training_pb2.Outcome(key=coordinator.assignment(0).key, counted=False))
+        coordinator.faults["Attend"].append(errors_pb2.UnknownSession())
+        coordinator.hang_up()
+        await coordinator.until(lambda: len(coordinator.calls["Register"]) == 2)
+        coordinator.assign(other)
+        await coordinator.until(lambda: coordinator.updates)
+    assert list(coordinator.calls["Register"][1].pending) == [coordinator.assignment(0).key]
+    assert daemon.count("rounds_trained_total") == 1
+
+
 async def test_stopping_ends_training_and_says_so(fleet, coordinator):
     """Told to stop in mid-training, the daemon reports STOPPING and leaves with an idle thread."""
     async with fleet.daemon() as daemon:

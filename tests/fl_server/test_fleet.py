@@ -17,6 +17,7 @@ from fl_server.errors import (
     InvalidInput,
     NoCommonProtocol,
     NoSuchClient,
+    NoSuchRun,
     NotNow,
     UnknownSessionError,
 )
@@ -24,6 +25,7 @@ from fl_server.identity import Identity, caller
 from fl_server.registration import common_protocol
 from fl_server.store.base import StoreAway
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey
 from tasks import fingerprint, load_task
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TASK, World, until
@@ -73,6 +75,46 @@ async def test_who_attends_is_present(world):
     assert (world.fleet.present(), world.fleet.state("a"), eligible(world)) == (("a",), "present", ("a",))
     assert history(world) == ["client_registered"]
     assert world.metric("fl_clients", state="present") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "words"),
+    [
+        ("labels", {str(at): "" for at in range(65)}, "labels: expected 64 at most, got 65"),
+        ("labels", {"site": "x" * 257}, "labels: expected 256 characters at most, got 257"),
+        ("labels", {"x" * 257: ""}, "labels: expected 256 characters at most, got 257"),
+        ("tasks", [pb.TaskOffer(name="t")] * 65, "tasks: expected 64 at most, got 65"),
+        ("tasks", [pb.TaskOffer(name="t" * 257)], "tasks: expected 256 characters at most, got 257"),
+        ("software", "x" * 5_000_000, "software: expected 256 characters at most, got 5000000"),
+        ("device", pb.Device(name="x" * 257), "device: expected 256 characters at most, got 257"),
+        ("availability", pb.Availability(detail="x" * 257), "availability: expected 256 characters at most, got 257"),
+        ("pending", [ExchangeKey(run_id="r")] * 1001, "pending: expected 1000 at most, got 1001"),
+        ("states", [pb.HeldState(run_id="r")] * 1001, "states: expected 1000 at most, got 1001"),
+    ],
+)
+async def test_who_says_too_much_is_refused(world, field, said, words):
+    """Before anything of it is kept."""
+    with pytest.raises(InvalidInput, match=words):
+        await world.service.Register(Device("a").registration(**{field: said}), None)
+    assert world.store.clients() == []
+
+
+async def test_an_endless_name_makes_a_short_answer(world):
+    """What was sent is shown as far as fits into a status."""
+    with pytest.raises(InvalidInput) as refused:
+        await world.service.Register(Device("a").registration(client_id="x" * 1_000_000), None)
+    with pytest.raises(NoSuchRun) as unknown:
+        world.coordinator.run("x" * 1_000_000)
+    assert len(str(refused.value)) + len(refused.value.detail.came) < 3000
+    assert len(str(unknown.value)) + len(unknown.value.detail.run_id) < 3000
+
+
+async def test_who_reports_too_much_is_refused(world):
+    """Failures are looked at one by one, and a word on availability is kept and logged."""
+    a = await Device("a").come(world)
+    for said in ({"failures": [pb.WorkFailure()] * 65}, {"availability": pb.Availability(detail="x" * 257)}):
+        with pytest.raises(InvalidInput, match="failures: expected 64 at most, and details of 256 characters"):
+            await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, **said), None)
 
 
 async def test_a_stream_that_is_lost_is_waited_for(world, clock):

@@ -36,4 +36,6 @@ async def test_a_run_that_is_over_has_no_tasks(world, monkeypatch, how):
     before = asyncio.all_tasks()
     run = await over(world, how)
     assert run.status == how
-    await until(lambda: {task for task in asyncio.all_tasks() - before if not task.done()} <= world.tasks, "none is left")
+    await until(
+        lambda: {task for task in asyncio.all_tasks() - before if not task.done()} <= world.tasks, "none is left"
+    )

@@ -12,6 +12,7 @@ import pytest
 from fl_server import events as ev
 from fl_server.errors import InvalidInput, NotNow, UnknownSessionError, UploadBroken
 from fl_server.spool import SpoolKey
+from fl_server.spool_parts import PartFile
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2 as messages
@@ -95,6 +96,7 @@ def wrong(field, **values):
         wrong("HEADER", num_examples=2**64 - 1),
         wrong("HEADER", num_steps=0),
         wrong("STATE_EPOCH", state_epoch=1),
+        wrong("HEADER", num_steps=0, attempt=2**32 - 1),
         wrong("LAYOUT", payloads=[]),
         wrong("LAYOUT", payloads=[messages.Payload(kind=messages.PAYLOAD_KIND_FULL_GRADIENT)]),
         wrong("LAYOUT", payloads=[messages.Payload(kind=messages.PAYLOAD_KIND_DELTA)]),
@@ -112,6 +114,7 @@ async def test_a_header_is_refused_before_its_bytes(bench, values, reason):
     assert (receipt.admitted, receipt.reason) == (False, reason)
     assert (await bench.send()).reason == reason
     assert len(bench.line().digest) in {0, 32}
+    assert bench.line().attempt < 2**31
     assert bench.world.parts.spool.sweep() == []
     await until(lambda: bench.run.state.out == {"a"}, "it is out")
     assert bench.world.fleet.record("a").note.startswith("update refused (")
@@ -201,6 +204,33 @@ async def test_a_wrong_digest_is_forgiven_once(bench):
     receipt = await bench.send(header, data)
     assert (receipt.admitted, receipt.reason) == (False, messages.REFUSAL_REASON_DIGEST)
     assert "expected bytes with the digest blake3:000000" in receipt.detail
+
+
+async def test_a_wrong_digest_is_not_forgiven_for_another_one(bench):
+    """Whoever announces another digest each time is the one who is wrong, and nothing is remembered for each."""
+    with pytest.raises(UploadBroken, match="the bytes have not the digest of the header"):
+        await bench.send(*bench.changed(digest=digest_message(bytes(32))))
+    receipt = await bench.send(*bench.changed(digest=digest_message(b"\1" * 32)))
+    assert (receipt.admitted, receipt.reason) == (False, messages.REFUSAL_REASON_DIGEST)
+
+
+async def test_no_more_is_read_than_is_written(bench, monkeypatch):
+    """While a chunk waits for the disk its sender waits too: one chunk of each stream is in hand."""
+    begun, go_on = held(monkeypatch, PartFile, "write")
+    read = []
+
+    async def parts():
+        for message in bench.parts():
+            read.append(message.WhichOneof("part"))
+            yield message
+
+    sending = asyncio.create_task(bench.world.service.SubmitUpdate(parts(), None))
+    await until(begun.is_set, "a chunk is being written")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert read == ["header", "chunk"]
+    go_on.set()
+    assert (await sending).receipt.admitted
 
 
 async def test_a_repeat_gets_the_first_answer(bench):

@@ -79,9 +79,7 @@ def without(record: Sequence[Operation], what: str) -> list[Operation]:
     """The same record of a program that syncs less."""
     if what == "ledger":
         return [replace(each, synced=False) if isinstance(each, Ended) else each for each in record]
-    return [
-        each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))
-    ]
+    return [each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))]
 
 
 @pytest.mark.parametrize("missing", ["folders", "files", "ledger"])
