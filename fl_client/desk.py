@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import structlog
 
-from fl_client.updates import Assigned, Key, key_of, name_of, work_of
+from fl_client.updates import Assigned, Key, key_of, message_of, name_of, work_of
 from fl_client.work import Tools, Work, named
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -60,8 +60,13 @@ class Desk:
                 self._end(event.run_ended.run_id)
 
     async def pending(self) -> list[training_pb2.ExchangeKey]:
-        """Keys of the updates whose outcome has not been heard."""
-        return await self._disk.run(self._shelf.unsettled)
+        """Keys of the updates whose outcome has not been heard, those that are still being made included.
+
+        So a daemon that was away while its round ended is told that nobody waits for its work any more.
+        """
+        kept = await self._disk.run(self._shelf.unsettled)
+        making = self._training.keys() - {key_of(key) for key in kept}
+        return kept + [message_of(key) for key in sorted(making)]
 
     async def states(self) -> list[pb.HeldState]:
         """The runs that client states are kept for."""
@@ -94,9 +99,17 @@ class Desk:
             if job.work == work:
                 return
             job.task.cancel()
+        if jobs is self._training:
+            self._end_earlier(key)
         task = self._tasks.create_task(self._work.see_through(key, partial(answer, assignment)))
         jobs[key] = _Job(work, task)
         task.add_done_callback(partial(self._done, jobs, key))
+
+    def _end_earlier(self, key: Key) -> None:
+        """Whether or not we were told: what the run wanted before this is over."""
+        for earlier, job in self._training.items():
+            if earlier[0] == key[0] and earlier < key:
+                job.task.cancel()
 
     def _done(self, jobs: Jobs, key: Key, task: asyncio.Task[None]) -> None:
         if key in jobs and jobs[key].task is task:

@@ -35,23 +35,25 @@ def write_whole(path: Path, buffers: Iterable[Buffer], *, durable: bool = False)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that is not there, and what is missing above it; the new names survive a power cut."""
+    """Make a folder that is not there, and what is missing above it; the names survive a power cut."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         _sync_names(each.parent)
+    if not missing:  # a process may have been killed when it had just made it
+        with suppress(PermissionError):
+            _sync_names(folder.parent)
 
 
 def made(folder: Path) -> Path:
     """A folder of the state directory, made when it is not there, without what a killed process left half written.
 
-    Its name and those in it survive a power cut from now on: the process may have been killed before it had seen to it.
+    The names in it survive a power cut from now on: that process may have been killed before it had seen to it.
     """
     make_folder(folder)
     for torn in folder.glob(f"*{PART}"):
         torn.unlink()
-    for each in (folder.parent, folder):
-        _sync_names(each)
+    _sync_names(folder)
     return folder
 
 

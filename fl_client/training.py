@@ -188,4 +188,11 @@ def _failures() -> Iterator[None]:
     except AlgorithmError as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm: {error}") from error
     except Exception as error:
-        raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}") from error
+        hint = _BATCH_OF_ONE if "more than 1 value per channel" in str(error) else ""
+        raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}{hint}") from error
+
+
+_BATCH_OF_ONE = (
+    ": batch norm needs two examples in every batch, and here one has a single example. Choose a batch_size that leaves"
+    " no remainder of one on any device, or GroupNorm in place of BatchNorm"
+)

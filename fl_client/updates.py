@@ -34,6 +34,11 @@ def key_of(key: training_pb2.ExchangeKey) -> Key:
     return (key.run_id, key.round, key.exchange)
 
 
+def message_of(key: Key) -> training_pb2.ExchangeKey:
+    """The key as the wire has it."""
+    return training_pb2.ExchangeKey(run_id=key[0], round=key[1], exchange=key[2])
+
+
 def work_of(assignment: Assigned) -> bytes:
     """Digest over all that the answer depends on: equal for a repeat, whatever its attempt, deadline and limits."""
     work = type(assignment)()

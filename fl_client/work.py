@@ -17,7 +17,7 @@ from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
 from fl_client.training import OnStep, Trained, Trainer
-from fl_client.updates import Key, Update, key_of, name_of
+from fl_client.updates import Key, Update, key_of, message_of, name_of
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -158,7 +158,7 @@ class Work:
         self._tools.metrics.failures.labels(reason).inc()
         log.error("work_failed", **named(key), reason=reason, message=str(failure))
         told = pb.WorkFailure(
-            key=training_pb2.ExchangeKey(run_id=key[0], round=key[1], exchange=key[2]),
+            key=message_of(key),
             reason=failure.reason,
             message=str(failure)[:MESSAGE_CHARS],
         )

@@ -65,6 +65,7 @@ def run_summary(run: admin_pb2.RunStatus, reaching: Reaching | None = None) -> R
         ("phase", _text(f"{run.phase}, attempt {run.attempt}" if run.phase else "")),
         ("cohort", _text(cohort)),
         ("eligible clients", str(run.eligible_clients)),
+        ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         ("best", _quality(run, run.best) + (f" in round {run.best.round}" if run.HasField("best") else "")),
         ("target", _text(reaching.words() if reaching else "")),
         ("bytes", f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"),

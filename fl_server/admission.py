@@ -18,6 +18,8 @@ from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text, 
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 
 _READ_BYTES = 1 << 20
+_TIMES_TENSORS = 10
+"""So many times the model's tensors in a manifest are refused without being read one by one."""
 _MAX_EXAMPLES = 2**53
 """What float64, in which weights are computed, still counts one by one."""
 
@@ -86,6 +88,11 @@ class Gate:
                 f"expected the payloads {_kind_names(expected)}, got {_kind_names(kinds) or 'nothing'}",
             )
         for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
+            if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
+                raise Refused(
+                    RefusalReason.REFUSAL_REASON_LAYOUT,
+                    f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
+                )
             try:
                 came = Layout.from_manifest(payload.manifest, self.max_bytes)
             except LayoutError as error:

@@ -21,7 +21,7 @@ import structlog
 from fl_server.broadcast import Broadcast
 from fl_server.client_metrics import EVALUATED, summary
 from fl_server.errors import InvalidInput
-from fl_server.evaluation import settle
+from fl_server.evaluation import prune, settle
 from fl_server.ledger import until_room
 from fl_server.sampling import draw_evaluators
 from fl_server.store.base import ClientEvaluation
@@ -124,6 +124,8 @@ class ClientEvaluations:
             )  # fmt: skip
         await self._conclude(one.round)
         self._run.log.under_way.discard(one.round)
+        if self._run.ended:
+            await prune(self._run)
 
     async def _conclude(self, round_: int) -> None:
         """Sum up what the ledger has: the very answers that operators are shown."""

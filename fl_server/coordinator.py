@@ -160,6 +160,7 @@ class Coordinator:
         if run.ended and run.behaviour.algorithm.keeps_client_state:
             lost = "the run was over, so its clients' states are gone"
             await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
+        self._parts.metrics.run_goes_on(run.id)
         await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
         run.begin()

@@ -27,6 +27,11 @@ from google.protobuf.message import Message
 from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
 
 
+def short(came: object) -> str:
+    """What others sent, in words that fit into a log line and a status."""
+    return str(came)[:1000]
+
+
 class ServerError(Exception):
     """A call that is refused. `str()` says what was expected, what came and what to do."""
 
@@ -37,9 +42,10 @@ class InvalidInput(ServerError):
     """A field whose value no state would accept."""
 
     def __init__(self, field: str, expected: str, came: object) -> None:
-        super().__init__(f"{field}: expected {expected}, got {came}")
+        shown = short(came)
+        super().__init__(f"{field}: expected {expected}, got {shown}")
         self.field = field
-        self.detail = errors_pb2.InvalidField(field=field, expected=expected, came=str(came)[:1000])
+        self.detail = errors_pb2.InvalidField(field=field, expected=expected, came=shown)
 
 
 class UnknownSessionError(ServerError):
@@ -94,8 +100,8 @@ class NoSuchRun(ServerError):
     """No run of that id."""
 
     def __init__(self, run_id: str, what: str = "") -> None:
-        super().__init__(what or f"no run {run_id!r}; `fl run list` shows those there are")
-        self.detail = errors_pb2.UnknownRun(run_id=run_id)
+        super().__init__(what or f"no run {short(run_id)!r}; `fl run list` shows those there are")
+        self.detail = errors_pb2.UnknownRun(run_id=short(run_id))
 
 
 class RunExists(ServerError):

@@ -44,6 +44,14 @@ async def _write(run: Run, round_: int) -> None:
     )
 
 
+async def prune(run: Run) -> None:
+    """Keep the latest few checkpoints, the best one, and what may yet become it.
+
+    An evaluation that is over may have named another best one. Where no commit will tidy up behind it, it does so.
+    """
+    await run.model.prune(run.log, run.config.keep_checkpoints)
+
+
 def reason_to_stop(run: Run) -> str | None:
     """Why the run has learned enough, by its evaluations since it was created or extended; None if it goes on."""
     stop = run.config.stop

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -26,10 +27,11 @@ from fl_server.identity import require_name
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
 from fl_server.quarantine import Quarantine
-from fl_server.registration import checked_id, common_protocol, fits, is_of, record_of, unregistered
+from fl_server.registration import check_sizes, checked_id, common_protocol, fits, is_of, record_of, unregistered
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
 from fl_server.store.base import ClientRecord, HistoryRecord, Standing
+from fl_server.transfers import Transfer, Transfers
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -56,6 +58,7 @@ class Fleet:
         self._limits = config.limits
         self._metrics = metrics
         self._sessions = Sessions()
+        self._transfers = Transfers()
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
         self._waits: dict[str, asyncio.TimerHandle] = {}
@@ -88,6 +91,7 @@ class Fleet:
         client_id = checked_id(request.client_id)
         require_name(client_id)
         protocol = common_protocol(request.protocol)
+        check_sizes(request)
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         known = self._records.get(client_id)
@@ -96,10 +100,19 @@ class Fleet:
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
         session, older = self._sessions.open(client_id, request.instance_id)
+        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self._remember(record_of(request, known), self._registration(session, older))
         self._availability[client_id] = request.availability if request.HasField("availability") else _MAY_TRAIN
         self._metrics.sessions.set(len(self._sessions))
         return session, protocol
+
+    def _close_unattended(self, session: Session) -> None:
+        """Whoever registered and never attended has no stream to lose, so nobody else gives it up."""
+        client_id = session.client_id
+        waited_for = client_id in self._roster.present()
+        if self._sessions.of(client_id) is session and session.stream is None and not waited_for:
+            self._sessions.close(client_id, UnknownSessionError())
+            self._count()
 
     def _registration(self, session: Session, older: Session | None) -> HistoryRecord | None:
         client_id = session.client_id
@@ -116,6 +129,12 @@ class Fleet:
         session = self._sessions.get(session_id)
         require_name(session.client_id)
         return session
+
+    @contextmanager
+    def transfer(self, session_id: str) -> Iterator[Transfer]:
+        """An upload or download in a session; a ban ends it. Raises UnknownSessionError, Forbidden."""
+        with self._transfers.open(self.session(session_id).client_id) as transfer:
+            yield transfer
 
     async def attend(self, session_id: str) -> AsyncIterator[pb.AttendResponse]:
         """The client is present for as long as this is read; yields what is pushed to it."""
@@ -258,6 +277,11 @@ class Fleet:
             raise NoSuchClient(client_id)
         return record
 
+    def banned(self, client_id: str) -> bool:
+        """Whether nothing of the client counts: it is banned, or was forgotten."""
+        record = self._records.get(client_id)
+        return record is None or record.banned
+
     async def records(self) -> list[ClientRecord]:
         """All clients in the order of id bytes, with the counters that only the ledger moves."""
         return await self._ledger.do(self._ledger.store.clients)
@@ -280,8 +304,7 @@ class Fleet:
         known = self._records.get(client_id) or unregistered(client_id)
         record = replace(known, banned=True, note=reason, present=False)
         await self._remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
-        self._sessions.close(client_id, Forbidden(f"client:{client_id}", f"to be unbanned (banned: {reason})"))
-        self._roster.forget(client_id)
+        self._expel(client_id, f"to be unbanned (banned: {reason})")
         self._gone(client_id, "banned")
 
     async def unban(self, client_id: str, actor: str) -> None:
@@ -310,9 +333,9 @@ class Fleet:
         self.record(client_id)
         why = HistoryRecord(time.time(), actor, "client_forgotten", client_id)
         await self._ledger.do(self._ledger.store.forget_client, client_id, why)
-        self._sessions.close(client_id, Forbidden(f"client:{client_id}", "to register again: it was forgotten here"))
-        self._roster.forget(client_id)
+        self._expel(client_id, "to register again: it was forgotten here")
         self._records.pop(client_id, None)
+        self._availability.pop(client_id, None)
         self.quarantine.drop(client_id)
         self._wait_out(client_id)
         self._gone(client_id, "forgotten")
@@ -334,6 +357,13 @@ class Fleet:
         record = self._records.get(client_id)
         if record is not None and record.present != present:
             await self._remember(replace(record, present=present, last_seen=time.time()), None)
+
+    def _expel(self, client_id: str, needed: str) -> None:
+        """End all that the client does here, its transfers too; what it needs to come back stands in the errors."""
+        error = Forbidden(f"client:{client_id}", needed)
+        self._sessions.close(client_id, error)
+        self._transfers.end(client_id, error)
+        self._roster.forget(client_id)
 
     def _gone(self, client_id: str, reason: str) -> None:
         if self.listener is not None:

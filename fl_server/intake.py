@@ -37,6 +37,8 @@ class Intake:
         state = self._run.state
         if not state.collects or (key.round, key.exchange) != (state.round, state.exchange):
             return RefusalReason.REFUSAL_REASON_LATE
+        if self._run.parts.fleet.banned(client):
+            return RefusalReason.REFUSAL_REASON_BANNED
         return None if client in state.drawn else RefusalReason.REFUSAL_REASON_NOT_ASSIGNED
 
     def refusal_of(self, header: UpdateHeader, client: str) -> RefusalReason | None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+M = TypeVar("M", Counter, Gauge, Histogram)
+
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
+
+
+RUNS_KEPT = 20
+"""Runs that are over and whose metrics are still told, the latest ones: a scraper is to see how they ended."""
 
 
 class Metrics:
@@ -14,6 +22,9 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._of_runs: list[Counter | Gauge | Histogram] = []
+        self._over: dict[str, None] = {}
+        """Runs that are over, in the order of their ends."""
         self.rounds = self._counter("fl_rounds", "Rounds by how they ended: committed, abandoned.", "run", "outcome")
         self.attempts = self._counter("fl_attempts", "Attempts at filling a round.", "run")
         self.assignments = self._counter(
@@ -34,6 +45,9 @@ class Metrics:
         self.quarantines = self._counter("fl_quarantines", "Times that a client was quarantined.")
         self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")
+        self.over_selection = self._gauge(
+            "fl_over_selection", "Clients drawn for each update wanted, at the latest draw.", "run"
+        )
         self.last_commit = self._gauge("fl_last_commit_timestamp_seconds", "Time of the last commit.", "run")
         self.evaluation = self._gauge(
             "fl_evaluation", "Latest evaluation on held-out data, by metric.", "run", "metric"
@@ -54,11 +68,29 @@ class Metrics:
         """Count the loop's tasks whenever somebody asks, in a thread of his: it costs the loop nothing."""
         self.loop_tasks.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
+    def run_over(self, run_id: str) -> None:
+        """A run has ended. What was told of the runs that ended long before it is told no more."""
+        self.run_goes_on(run_id)
+        self._over[run_id] = None
+        for old in list(self._over)[:-RUNS_KEPT]:
+            del self._over[old]
+            for metric in self._of_runs:
+                metric.remove_by_labels({"run": old})
+
+    def run_goes_on(self, run_id: str) -> None:
+        """A run that had ended was extended."""
+        self._over.pop(run_id, None)
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+        return self._kept(Counter(name, text, labels, registry=self.registry), labels)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, labels, registry=self.registry)
+        return self._kept(Gauge(name, text, labels, registry=self.registry), labels)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(name, text, labels, registry=self.registry, buckets=_SECONDS)
+        return self._kept(Histogram(name, text, labels, registry=self.registry, buckets=_SECONDS), labels)
+
+    def _kept(self, metric: M, labels: Sequence[str]) -> M:
+        if "run" in labels:
+            self._of_runs.append(metric)
+        return metric

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fl_server.client_metrics import has_evaluation
 from fl_server.stop_rules import Best, Evaluation, best_round
-from fl_server.store.base import CommitRecord
+from fl_server.store.base import CommitRecord, UpdateRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,46 @@ class RoundLog:
     bytes_down: int = 0
     """Of the round under way."""
     bytes_up: int = 0
+    _fetched: set[str] = field(default_factory=set)
+    """Clients that fetch the model of the round under way from this process."""
+    _resumed: set[str] = field(default_factory=set)
+    """Clients that send their update of it to this process."""
+    _each: int = 0
+    """Bytes down to a client for the exchange under way, where that was so before the last start; else 0."""
     under_way: set[int] = field(default_factory=set)
     """Rounds that clients evaluate now: one of them may yet turn out the best."""
 
     def add(self, commit: CommitRecord) -> None:
         """A round was committed; counting starts anew."""
         self.commits[commit.round] = commit
-        self.bytes_down = self.bytes_up = 0
+        self.bytes_down = self.bytes_up = self._each = 0
+        self._fetched.clear()
+        self._resumed.clear()
+
+    def picked_up(self, each: int, delivered: Iterable[UpdateRecord]) -> None:
+        """The round was under way when the coordinator stopped: who had delivered had fetched what it needs for that.
+
+        each: bytes down to one client for the exchange.
+        """
+        self._each = each
+        for update in delivered:
+            self.bytes_up += update.size_bytes
+            self.delivers(update.client_id)
+
+    def fetches(self, client: str, offset: int) -> None:
+        """A client fetches the model from an offset on; what came before a restart was counted by nobody."""
+        self.bytes_down += offset if self._each and client not in self._fetched else 0
+        self._fetched.add(client)
+
+    def sends(self, client: str, offset: int) -> None:
+        """A client sends its update from an offset on; likewise."""
+        self.bytes_up += offset if self._each and client not in self._resumed else 0
+        self._resumed.add(client)
+
+    def delivers(self, client: str) -> None:
+        """A client has sent all: one that fetched nothing since a restart did so before."""
+        self.bytes_down += self._each if client not in self._fetched else 0
+        self._fetched.add(client)
 
     def evaluated(self, round_: int, metrics: Mapping[str, float]) -> CommitRecord:
         """An evaluation of a committed round is there: beside what another one said of it."""

@@ -38,7 +38,7 @@ class Quarantine:
         self._standings: dict[str, Standing] = {}
 
     def read_back(self, standings: Iterable[Standing]) -> None:
-        """Take over what the ledger has, at a start."""
+        """Take over what the ledger has: at a start, and when a commit has ended what stood against its clients."""
         self._standings = {standing.client_id: standing for standing in standings}
 
     def weigh(self, update: UpdateRecord) -> tuple[Standing | None, HistoryRecord | None]:
@@ -74,12 +74,6 @@ class Quarantine:
     def clients(self) -> list[str]:
         """Who is quarantined now."""
         return [client for client in self._standings if self.seconds_left(client)]
-
-    def counted(self, clients: Iterable[str], now: float) -> None:
-        """Updates of these clients count in a model: nothing stands against them, unless they are quarantined now."""
-        for client in clients:
-            if client in self._standings and self._standings[client].until <= now:
-                del self._standings[client]
 
     def drop(self, client: str) -> None:
         """Nothing stands against the client any more."""

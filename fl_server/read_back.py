@@ -11,7 +11,7 @@ import structlog
 from fl_server import events as ev
 from fl_server.admission import file_digest
 from fl_server.client_metrics import PREFIX, has_evaluation
-from fl_server.evaluation import reason_to_stop
+from fl_server.evaluation import prune, reason_to_stop
 from fl_server.recovery import recover_round
 from fl_server.round_committing import awaited_evaluations, clients_due, evaluation_due
 from fl_server.round_compute import accepted_updates, update_paths
@@ -87,6 +87,9 @@ async def _read_back_ended(run: Run) -> None:
     )
     await let_go(run)
     await run.client_evaluations.make_up()
+    if run.status == "completed":
+        await prune(run)
+    run.parts.metrics.run_over(run.id)
 
 
 async def _load(run: Run) -> None:
@@ -114,6 +117,7 @@ async def _load_model(run: Run) -> None:
         # The crash came between the checkpoint and the ledger's line on it.
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await run.parts.ledger.do(store.commit, commit, why, done.left_out)
+        run.parts.fleet.quarantine.read_back(await run.parts.ledger.do(store.standings))
         run.log.add(commit)
         run.state = replace(run.state, over_selection=commit.over_selection)
     rounds = run.model.snapshot.round + 1
@@ -143,9 +147,19 @@ async def _load_round(run: Run) -> None:
         run.state = fresh
     state = run.state
     updates = await run.parts.ledger.do(store.updates, run.id, state.round, state.exchange)
+    if state.phase is Phase.COLLECTING:
+        await _count_again(run)
     run.intake.refused = {update.client_id for update in updates if not update.admitted}
     # Who was lost before the restart, or refused, is not waited for.
     run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
+
+
+async def _count_again(run: Run) -> None:
+    """The bytes of the round under way, as far as they can be known."""
+    store, state = run.parts.ledger.store, run.state
+    for exchange in range(state.exchange + 1):
+        updates = await run.parts.ledger.do(store.updates, run.id, state.round, exchange)
+        run.log.picked_up(run.model.bytes_down, [update for update in updates if update.admitted])
 
 
 async def _sum_up_again(run: Run) -> bool:

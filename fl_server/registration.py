@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,10 @@ from fl_server.store.base import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN, check_id
 
+MAX_ENTRIES = {"labels": 64, "tasks": 64, "pending": 1000, "states": 1000}
+MAX_CHARS = 256
+"""Of a label, a task's name, a device's name: whatever a client says of itself."""
+
 
 def checked_id(client_id: str) -> str:
     """The id, if it is one. Raises InvalidInput."""
@@ -19,6 +23,28 @@ def checked_id(client_id: str) -> str:
         return check_id("client_id", client_id)
     except ValueError as error:
         raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
+
+
+def check_sizes(request: pb.RegisterRequest) -> None:
+    """Raises InvalidInput for more than a client has to say of itself: the ledger and the roster keep it."""
+    counts = {"labels": request.labels, "tasks": request.tasks, "pending": request.pending, "states": request.states}
+    for field, values in counts.items():
+        if len(values) > MAX_ENTRIES[field]:
+            raise InvalidInput(field, f"{MAX_ENTRIES[field]} at most", f"{len(values)}")
+    for field, text in _texts(request):
+        if len(text) > MAX_CHARS:
+            raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
+
+
+def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
+    yield from (("instance_id", request.instance_id), ("software", request.software))
+    yield from (("device", request.device.kind), ("device", request.device.name))
+    yield "availability", request.availability.detail
+    for name, value in request.labels.items():
+        yield from (("labels", name), ("labels", value))
+    for offer in request.tasks:
+        for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
+            yield "tasks", text
 
 
 def unregistered(client_id: str) -> ClientRecord:

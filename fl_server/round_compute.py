@@ -112,8 +112,10 @@ async def _write_commit(run: Run) -> None:
     run.round_began = 0.0
     run.intake.forget_failures()
     run.log.add(record)
-    run.parts.fleet.quarantine.counted((update.client_id for update in updates), record.committed_at)
     run.norms.add(state.round, [update.norm for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
     run.post(ev.Committed())
+    # The ledger takes one thing after the other: this is known before the next round's first update can be refused.
+    standings = await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.standings)
+    run.parts.fleet.quarantine.read_back(standings)

@@ -15,7 +15,7 @@ import structlog
 from fl_server import events as ev
 from fl_server.assignments import Order, Place, assignment
 from fl_server.engine import Snapshot
-from fl_server.evaluation import settle
+from fl_server.evaluation import prune, settle
 from fl_server.outcomes import tell_outcomes
 from fl_server.progress import Progress
 from fl_server.round_compute import commit, reduce_exchange, step
@@ -49,6 +49,7 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
         run.waiting_for = ""
         await run.save_status("run_goes_on")
     run.parts.metrics.attempts.labels(run.id).inc()
+    run.parts.metrics.over_selection.labels(run.id).set(run.state.draws_per_update)
     log.info(
         "attempt_opened", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,
         clients=len(command.cohort),
@@ -152,7 +153,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
     await tell_outcomes(run, command.round)
     run.watchers.tell(Progress("committed", commit=record))
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
-    await run.model.prune(run.log, run.config.keep_checkpoints)
+    await prune(run)
     if command.ask_clients:
         await run.client_evaluations.begin(command.round)
     if command.evaluate:
@@ -187,6 +188,9 @@ async def end(run: Run, command: ev.End) -> None:
     if run.state.goal:
         run.parts.metrics.rounds.labels(run.id, "abandoned").inc()
     await let_go(run)
+    if run.model.loaded:  # one that could not be read keeps what there is, for whoever repairs it
+        await prune(run)
+    run.parts.metrics.run_over(run.id)
     run.model.unload()
     if run.behaviour.algorithm.keeps_client_state:
         for client in run.parts.fleet.present():

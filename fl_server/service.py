@@ -12,19 +12,22 @@ from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.fleet import Fleet
 from fl_server.parts import Parts
+from fl_server.registration import MAX_CHARS
 from fl_server.round_work import state_lost
 from fl_server.run import Run
-from fl_server.uploads import Uploads
+from fl_server.transfers import Transfer
+from fl_server.uploads import Requests, Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from protos.fl.v1.coordinator_pb2 import FailureReason
-from protos.fl.v1.training_pb2 import Receipt, RefusalReason
+from protos.fl.v1.training_pb2 import Receipt, RefusalReason, UpdateHeader
 from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
 Context = grpc.aio.ServicerContext
 SERVICE = "fl.v1.Coordinator"
+MAX_FAILURES = 64
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -64,14 +67,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
         """Messages that are encoded already: the serializer of this method hands bytes through."""
+        with self._fleet.transfer(request.session_id) as transfer:
+            async for message in self._messages(request, transfer):
+                yield message
+
+    async def _messages(self, request: pb.FetchModelRequest, transfer: Transfer) -> AsyncIterator[bytes]:
         digest = _digest(request.digest, "digest")
         run, broadcast = self._sent_out(request, digest)
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
         sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
+        if broadcast.kind == "model":
+            run.log.fetches(self._fleet.session(request.session_id).client_id, request.offset)
         # Each message is looked up in its turn: a reader that is slow or silent keeps no model of an earlier round.
         del broadcast
         for place in places:
+            transfer.check()
             message = self._sent_out(request, digest)[1].messages[place]
             yield message
             if place:
@@ -91,16 +102,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidInput("part", "a header first", first.WhichOneof("part") if first else "nothing")
-        session = self._fleet.session(first.header.session_id)
+        with self._fleet.transfer(first.header.session_id) as transfer:
+            return pb.SubmitUpdateResponse(receipt=await self._submit(transfer, first.header, requests))
+
+    async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:
         try:
-            run = self._coordinator.run(first.header.key.run_id)
+            run = self._coordinator.run(header.key.run_id)
         except NoSuchRun:
             late = RefusalReason.REFUSAL_REASON_LATE
-            return pb.SubmitUpdateResponse(
-                receipt=Receipt(key=first.header.key, digest=first.header.digest, reason=late, detail="no such run")
-            )
-        receipt = await self._uploads.submit(run, first.header, session.client_id, requests)
-        return pb.SubmitUpdateResponse(receipt=receipt)
+            return Receipt(key=header.key, digest=header.digest, reason=late, detail="no such run")
+        return await self._uploads.submit(run, header, transfer, requests)
 
     async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
         """Where an upload goes on, or that it is decided."""
@@ -116,6 +127,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
         """Availability, and work that was given up."""
         client_id = self._fleet.session(request.session_id).client_id
+        if len(request.failures) > MAX_FAILURES or len(request.availability.detail) > MAX_CHARS:
+            came = f"{len(request.failures)} and {len(request.availability.detail)}"
+            raise InvalidInput("failures", f"{MAX_FAILURES} at most, and details of {MAX_CHARS} characters", came)
         if request.HasField("availability"):
             self._fleet.set_availability(client_id, request.availability)
         for failure in request.failures:

@@ -21,7 +21,15 @@ from typing import Self
 
 from fl_server.spool_parts import PartFile, PartPaths, kept_prefix, noted_update
 from fl_server.store.base import StoreError
-from fl_server.store.files import Durability, check_id, disk_errors, make_folders, remove_folder, run_folder
+from fl_server.store.files import (
+    Durability,
+    check_id,
+    disk_errors,
+    make_folders,
+    remove_folder,
+    run_folder,
+    sync_names,
+)
 
 _FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
 _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
@@ -99,9 +107,12 @@ class Spool:
         self._directory = Path(directory)
         self._durable = durability == "power"
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._parts: dict[SpoolKey, PartFile | None] = {}
         with disk_errors(f"open the spool {self._directory}"):
             make_folders(self._directory, durable=self._durable)
+            if self._durable:
+                sync_names([self._directory, *(each for each in self._directory.rglob("*") if each.is_dir())])
 
     def open_part(self, key: SpoolKey, digest: bytes, size: int) -> PartFile:
         """Begin an upload of `size` bytes, or go on with one of the same digest and size; another digest starts over.
@@ -115,7 +126,8 @@ class Spool:
         self._reserve(key)
         part = None
         try:
-            with disk_errors(f"open {paths.part}"):
+            # One at a time: who finds a folder there may seal an update in it, and its name must be durable by then.
+            with self._making, disk_errors(f"open {paths.part}"):
                 make_folders(paths.part.parent, durable=self._durable)
             part = PartFile(paths, digest, size, durable=self._durable)
             return part

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 import structlog
 
 from fl_server.admission import Gate, Refused, WrongDigest
-from fl_server.errors import InvalidInput, NotNow, UploadBroken
+from fl_server.errors import Forbidden, InvalidInput, NotNow, UploadBroken
 from fl_server.parts import Parts
 from fl_server.patience import Patience
 from fl_server.run import Run
 from fl_server.spool import PartBusy, SpoolKey
 from fl_server.spool_parts import PartFile
 from fl_server.store.base import UpdateRecord
+from fl_server.transfers import Transfer
 from protos.chunks import ChunkError, check_chunk
 from protos.codec import digest_bytes, digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -57,21 +58,21 @@ class Uploads:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._digest_faults: set[tuple[str, bytes]] = set()
+        self._digest_faults: dict[str, bytes] = {}
+        """By client: the latest work of which an update had not its digest. One for each, or liars would fill it."""
         self.in_flight = 0
         """Streams that are being taken now."""
 
-    async def submit(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
-        """Take one upload whose header came; returns what is to be answered."""
+    async def submit(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
+        """Take one upload whose header came; returns what is to be answered. Raises what the transfer is ended with."""
+        client = transfer.client_id
         first = await self.receipt(run, header.key, client)
         if first is not None:
             self._count_conflict(run, header, client, first)
             return first
         reason = run.intake.refusal_of(header, client)
-        if reason == _LATE:
-            return await self._too_late(run, header, client, "the round is closed")
         if reason is not None:
-            return _refusal(header, reason, "not of this round's cohort")
+            return await self._not_taken(run, header, client, reason)
         gate = run.intake.gate()
         try:
             gate.check_header(header)
@@ -79,7 +80,7 @@ class Uploads:
             return await self._refuse(run, header, client, refusal)
         self.in_flight += 1
         try:
-            return await self._take(run, header, client, requests)
+            return await self._take(run, header, transfer, requests)
         finally:
             self.in_flight -= 1
 
@@ -93,14 +94,14 @@ class Uploads:
         """Where an upload of that digest goes on."""
         return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
 
-    async def _take(self, run: Run, header: UpdateHeader, client: str, requests: Requests) -> Receipt:
-        gate = run.intake.gate()
+    async def _take(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
+        client, gate = transfer.client_id, run.intake.gate()
         part = await self._open(header, client)
         upload = _Upload(run, header, client, gate, part)
         gauge = self._parts.metrics.uploads_in_flight
         gauge.inc(header.size_bytes)
         try:
-            trailer = await self._receive(upload, requests)
+            trailer = await transfer.unless_ended(self._receive(upload, requests))
             if trailer.size_bytes != header.size_bytes or part.kept_bytes != header.size_bytes:
                 raise UploadBroken(header.key, part.kept_bytes, f"the upload ended short of {header.size_bytes} bytes")
             return await self._finish(upload)
@@ -109,7 +110,11 @@ class Uploads:
             if first is None or not first.admitted or first.digest != header.digest:
                 await self._parts.in_io(part.discard)
             # else an older stream of the update was faster, and the file is what its word is about
+            transfer.check()
             return first or await self._refuse(run, header, client, refusal)
+        except Forbidden:
+            await self._parts.in_io(part.discard)
+            raise
         finally:
             gauge.dec(header.size_bytes)
             await self._let_go(part)
@@ -144,6 +149,7 @@ class Uploads:
     async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
         offset = upload.header.resume_offset
+        upload.run.log.sends(upload.client, offset)
         sent = self._parts.metrics.bytes.labels("up", "update")
         patience = Patience(self._parts.config.limits)
         while True:
@@ -161,7 +167,7 @@ class Uploads:
             upload.run.log.bytes_up += len(request.chunk.data)
             reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
-                raise Refused(reason, "the round was closed while the update was on its way")
+                raise Refused(reason, _WORDS[reason])
 
     async def _finish(self, upload: _Upload) -> Receipt:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
@@ -170,23 +176,24 @@ class Uploads:
             norm = await self._parts.in_io(upload.gate.check_file, upload.part.path, digest)
         except WrongDigest:
             # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
-            if (fault := (upload.client, digest)) in self._digest_faults:
-                self._digest_faults.discard(fault)
+            work = upload.key.SerializeToString(deterministic=True)
+            if self._digest_faults.pop(upload.client, None) == work:
                 raise
-            self._digest_faults.add(fault)
+            self._digest_faults[upload.client] = work
             await self._parts.in_io(upload.part.discard)
             raise UploadBroken(upload.key, 0, "the bytes have not the digest of the header") from None
         reason = upload.run.intake.refusal_of(upload.header, upload.client)
         if reason is not None:
-            raise Refused(reason, "the round was closed while the update was on its way")
+            raise Refused(reason, _WORDS[reason])
         await self._parts.in_io(upload.part.seal)
+        upload.run.log.delivers(upload.client)
         record = _record(upload.header, upload.client, norm=norm)
         return await self._enter(upload.run, upload.header, replace(record, clip_factor=upload.gate.clip_factor(norm)))
 
     async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
-        """Enter a refusal, unless it is only for coming late, and stop waiting for the client."""
-        if refusal.reason == _LATE:
-            return await self._too_late(run, header, client, str(refusal))
+        """Enter a refusal, unless the update would not be taken whatever it is, and stop waiting for the client."""
+        if refusal.reason in _WORDS:
+            return await self._not_taken(run, header, client, refusal.reason)
         reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
         self._parts.metrics.updates_refused.labels(run.id, reason).inc()
         log.warning(
@@ -203,12 +210,13 @@ class Uploads:
         """Write the word on an update down and tell the run: both, also when the stream is cut in between."""
         stands = await asyncio.shield(run.intake.enter(record, header))
         if stands is None:
-            return await self._too_late(run, header, record.client_id, "the round is closed")
+            reason = run.intake.refusal_of(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
+            return await self._not_taken(run, header, record.client_id, reason)
         return _receipt(header.key, stands)
 
-    async def _too_late(self, run: Run, header: UpdateHeader, client: str, why: str) -> Receipt:
-        """For a closed round: the first word, if an older stream of the update got it in time. No other will follow."""
-        return await self.receipt(run, header.key, client) or _refusal(header, _LATE, why)
+    async def _not_taken(self, run: Run, header: UpdateHeader, client: str, reason: RefusalReason) -> Receipt:
+        """The first word, if an older stream of the update got it in time; else why there will never be one."""
+        return await self.receipt(run, header.key, client) or _refusal(header, reason, _WORDS[reason])
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:
@@ -216,9 +224,16 @@ class Uploads:
             log.warning("update_conflict", run=run.id, round=header.key.round, client=client)
 
 
-_LATE = RefusalReason.REFUSAL_REASON_LATE
+_WORDS = {
+    RefusalReason.REFUSAL_REASON_LATE: "the round is closed",
+    RefusalReason.REFUSAL_REASON_NOT_ASSIGNED: "not of this round's cohort",
+    RefusalReason.REFUSAL_REASON_BANNED: "the client is banned",
+}
+"""Why an update is not taken, whatever it is: no word on it, and it is not entered."""
 _LARGEST = 2**63 - 1
 """Integer that a database holds."""
+_LARGEST_SMALL = 2**31 - 1
+"""In its columns for small numbers."""
 
 
 async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.SubmitUpdateRequest:
@@ -265,7 +280,7 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Refus
         num_steps=header.num_steps,
         training_loss=loss if math.isfinite(loss) else None,
         norm=norm,
-        attempt=header.attempt,
+        attempt=min(header.attempt, _LARGEST_SMALL),
         received_at=time.time(),
     )
 

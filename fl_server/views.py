@@ -32,6 +32,7 @@ def run_status(run: Run) -> pb.RunStatus:
         bytes_down=down,
         bytes_up=up,
         eligible_clients=0 if run.ended else len(run.eligible()),
+        over_selection=state.draws_per_update,
     )
     if record.ended_at is not None:
         status.ended.CopyFrom(timestamp(record.ended_at))

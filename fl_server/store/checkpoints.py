@@ -21,7 +21,15 @@ import torch
 
 from fl_server.store.base import StoreError
 from fl_server.store.bundle_files import Damaged, read_meta, read_tensors, write_meta, write_tensors
-from fl_server.store.files import check_id, disk_errors, fsync_path, make_folders, remove_folder, run_folder
+from fl_server.store.files import (
+    check_id,
+    disk_errors,
+    fsync_path,
+    make_folders,
+    remove_folder,
+    run_folder,
+    sync_names,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +64,7 @@ class Checkpoints:
         with disk_errors(f"open the checkpoints in {self._directory}"):
             make_folders(self._directory, durable=True)
             _clear_up(self._directory)
+            sync_names([self._directory, *self._directory.glob("run-*")])
 
     def save(self, run_id: str, round: int, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint; its folder is durable and whole when this returns, or nothing of it is there.

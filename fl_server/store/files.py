@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -76,6 +76,16 @@ def make_folders(folder: Path, *, durable: bool) -> None:
         each.mkdir(exist_ok=True)
         if durable:
             fsync_path(each.parent)
+
+
+def sync_names(folders: Iterable[Path]) -> None:
+    """Force the names in folders that are here at a start onto the disk.
+
+    A process may have been killed between a rename and its fsync. The next one goes by the name that it finds, and what
+    it then says must outlast a power cut.
+    """
+    for each in folders:
+        fsync_path(each)
 
 
 def remove_folder(folder: Path, doing: str) -> None:

@@ -7,13 +7,14 @@ import json
 import os
 import socket
 import weakref
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from fl_server.store.base import StoreError
-from fl_server.store.files import fsync_path, make_folders, write_durably
+from fl_server.store.files import make_folders, sync_names, write_durably
 
 LOCK = "lock"
 MARKER = "impetus-state.json"
@@ -150,7 +151,9 @@ def _mark(folder: Path) -> None:
     if not (folder / MARKER).exists():
         write_durably(folder / _MARKER_PART, json.dumps(_MARKER_CONTENT).encode())
         (folder / _MARKER_PART).replace(folder / MARKER)
-        fsync_path(folder)
+    sync_names([folder])
+    with suppress(PermissionError):  # where it may not be read, it is not for us to make names durable in it
+        sync_names([folder.parent])
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -202,7 +202,8 @@ class SqlStore:
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
         """Write down, once and for all, which (client, digest) make the exchange; fsynced.
 
-        Without that a power cut might leave a checkpoint and not the list that it was made of. The same list again changes nothing; a different one is a StoreError.
+        Without that a power cut might leave a checkpoint and not the list that it was made of. The same list again
+        changes nothing; a different one is a StoreError.
         """
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}

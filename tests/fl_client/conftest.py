@@ -266,6 +266,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 chunks += 1
         data = bytes(self.kept[header.digest.value])
         receipt = training_pb2.Receipt(key=header.key, digest=header.digest, admitted=True)
+        if self.faults["refuse"]:
+            receipt = training_pb2.Receipt(key=header.key, digest=header.digest, reason=self.faults["refuse"].pop(0))
         self.receipts[str(header.key)] = receipt
         self.updates[header.key.round] = (header, data)
         self.outstanding = [event for event in self.outstanding if event.assignment.key != header.key]

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from fl_client import daemon
 from fl_client.errors import Fenced
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -78,6 +79,35 @@ async def test_cancel_ends_training_in_the_middle(fleet, coordinator):
         coordinator.assign(coordinator.assignment(1))
         await coordinator.until(lambda: coordinator.updates)
     assert list(coordinator.updates) == [1]
+    assert daemon.count("rounds_trained_total") == 1
+
+
+async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet, coordinator):
+    """Cancel was not heard, for the link was down at that moment: the next assignment says that the round is over."""
+    async with fleet.daemon() as daemon:
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        await asyncio.to_thread(fleet.task.started.wait)
+        coordinator.assign(coordinator.assignment(1))
+        await coordinator.until(lambda: coordinator.updates)
+    assert list(coordinator.updates) == [1]
+    assert daemon.count("rounds_trained_total") == 1
+
+
+async def test_training_that_nobody_waits_for_ends_with_the_next_registration(fleet, coordinator):
+    """It asks for the outcome of what it is still making; told that it will not count, it is free for another run."""
+    other = coordinator.assignment(0, key=training_pb2.ExchangeKey(run_id="other"))
+    async with fleet.daemon() as daemon:
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        await asyncio.to_thread(fleet.task.started.wait)
+        coordinator.outcomes.append(training_pb2.Outcome(key=coordinator.assignment(0).key, counted=False))
+        coordinator.faults["Attend"].append(errors_pb2.UnknownSession())
+        coordinator.hang_up()
+        await coordinator.until(lambda: len(coordinator.calls["Register"]) == 2)
+        coordinator.assign(other)
+        await coordinator.until(lambda: coordinator.updates)
+    assert list(coordinator.calls["Register"][1].pending) == [coordinator.assignment(0).key]
     assert daemon.count("rounds_trained_total") == 1
 
 
@@ -239,3 +269,22 @@ async def test_a_task_that_raises_does_not_end_the_daemon(fleet, coordinator):
         await coordinator.until(lambda: 1 in coordinator.updates)
     (failure,) = coordinator.calls["ReportStatus"][0].failures
     assert (failure.reason, failure.message) == (pb.FAILURE_REASON_TASK_ERROR, "RuntimeError: no such sensor")
+
+
+async def test_work_that_comes_while_the_daemon_says_goodbye_is_not_begun(fleet, coordinator, monkeypatch):
+    """Nobody would end it: without a connection it would wait for one, and the daemon for it."""
+    monkeypatch.setattr(daemon, "GOODBYE_SECONDS", 0.5)
+    first, second, note = coordinator.assignment(0), coordinator.assignment(1), coordinator._note
+
+    async def push_and_say_nothing(method, request):
+        await note(method, request)
+        if method == "ReportStatus":
+            coordinator.push(assignment=second)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(coordinator, "_note", push_and_say_nothing)
+    async with fleet.daemon():
+        coordinator.assign(first)
+        await coordinator.until(lambda: coordinator.updates)
+    assert coordinator.calls["ReportStatus"]
+    assert list(coordinator.updates) == [0]

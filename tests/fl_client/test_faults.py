@@ -115,6 +115,21 @@ async def test_an_upload_that_never_will_be_taken_is_dropped(fleet, coordinator)
     assert PendingUpdates(fleet.folder / "pending").unsettled() == [coordinator.updates[1][0].key]
 
 
+async def test_a_late_update_is_dropped(fleet, coordinator):
+    """Told that it came too late, the daemon has nothing left of it on disk, and does the next one."""
+    coordinator.faults["refuse"].append(training_pb2.REFUSAL_REASON_LATE)
+    async with fleet.daemon() as daemon:
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.push(assignment=coordinator.assignment(0))
+        async with asyncio.timeout(20):
+            while not daemon.count("updates_total", result="refused"):
+                await asyncio.sleep(0.001)
+        assert PendingUpdates(fleet.folder / "pending").unsettled() == []
+        coordinator.assign(coordinator.assignment(1))
+        await coordinator.until(lambda: 1 in coordinator.updates)
+    assert PendingUpdates(fleet.folder / "pending").unsettled() == [coordinator.updates[1][0].key]
+
+
 async def test_a_restarted_coordinator_gets_the_same_work(silent_coordinator, make_fleet):
     """The coordinator goes away in mid-training and comes back without the session: one training, one update."""
     coordinator, fleet = silent_coordinator, make_fleet(silent_coordinator)

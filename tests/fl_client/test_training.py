@@ -148,6 +148,16 @@ def test_work_can_be_ended_at_every_batch(name, last, batches):
     assert told == [(step, batches) for step in range(1, last + 1)]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "mime"])
+def test_a_batch_of_one_that_batch_norm_cannot_take_is_told(name):
+    """Seven examples in batches of three: the last has one, and the words say what to change."""
+    given = bundles(start(), down(METHODS[name], 0, fl.read_state(start()).trainable))
+    trainer = Trainer(local_task(examples=7))
+    with pytest.raises(WorkFailed, match="batch norm needs two examples in every batch.*Choose a batch_size") as failed:
+        trainer.train(assignment(METHODS[name]), given, None, lambda step, steps: None)
+    assert failed.value.reason == pb.FAILURE_REASON_TASK_ERROR
+
+
 def test_trainers_may_share_a_model():
     """Two devices that take turns at one model answer as they do with models of their own."""
     shared, given, wanted = start(), bundles(start()), assignment(METHODS["fedavg"])

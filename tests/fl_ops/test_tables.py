@@ -46,6 +46,14 @@ def test_show(admin: Any, fl: Any) -> None:
     assert admin.requests == [admin_pb2.GetRunRequest(run_id="digits-1", with_rounds=True)]
 
 
+@pytest.mark.parametrize(("factor", "shown"), [(1.42, True), (1.0, False)])
+def test_over_selection(admin: Any, fl: Any, factor: float, shown: bool) -> None:
+    """Where more clients are drawn than updates are wanted, `fl run show` says how many."""
+    run = admin_pb2.RunStatus(run_id="a", over_selection=factor)
+    admin.answers["GetRun"] = admin_pb2.GetRunResponse(run=run)
+    assert ("1.42 clients for each update" in fl("run", "show", "a").stdout) == shown
+
+
 def test_json_is_the_message(admin: Any, fl: Any) -> None:
     """JSON can be read back into the very message that came; fields without a value are there too."""
     admin.answers["ListRuns"] = admin_pb2.ListRunsResponse(runs=[RUN])

@@ -65,6 +65,7 @@ def test_a_good_header_passes():
         (header(payloads=[]), "LAYOUT", "expected the payloads DELTA, got nothing"),
         (header(payloads=[DELTA, OTHER]), "LAYOUT", "got DELTA, 99"),
         (header(layout_of(w=torch.zeros(2))), "LAYOUT", "tensor 'b': expected shape .*, but it is missing"),
+        (header(layout_of(**{f"w{at}": torch.zeros(0) for at in range(41)})), "LAYOUT", r"expected \d tensors, got 41"),
         (
             header(layout_of(**{**TENSORS, "w": torch.zeros(3)})),
             "LAYOUT",

@@ -9,7 +9,7 @@ import pytest
 
 from fl_server import events as ev
 from fl_server.broadcast import Broadcast
-from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, UnknownSessionError, WrongState
+from fl_server.errors import Forbidden, InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
 from fl_server.round_state import Phase
 from fl_server.store.checkpoints import INITIAL
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -321,7 +321,7 @@ async def test_a_banned_clients_fetch_ends(world):
     reading = aiter(world.service.FetchModel(request, None))
     await anext(reading)
     await world.fleet.ban("a", "it fetches too much", "admin")
-    with pytest.raises(UnknownSessionError):
+    with pytest.raises(Forbidden, match="banned: it fetches too much"):
         await anext(reading)
 
 

@@ -14,12 +14,14 @@ from fl_server.errors import (
     InvalidInput,
     NoCommonProtocol,
     NoSuchClient,
+    NoSuchRun,
     NotNow,
     UnknownSessionError,
 )
 from fl_server.identity import Identity, caller
 from fl_server.registration import common_protocol
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey
 from tasks import fingerprint, load_task
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TASK, World, until
@@ -69,6 +71,46 @@ async def test_who_attends_is_present(world):
     assert (world.fleet.present(), world.fleet.state("a"), eligible(world)) == (("a",), "present", ("a",))
     assert history(world) == ["client_registered"]
     assert world.metric("fl_clients", state="present") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "words"),
+    [
+        ("labels", {str(at): "" for at in range(65)}, "labels: expected 64 at most, got 65"),
+        ("labels", {"site": "x" * 257}, "labels: expected 256 characters at most, got 257"),
+        ("labels", {"x" * 257: ""}, "labels: expected 256 characters at most, got 257"),
+        ("tasks", [pb.TaskOffer(name="t")] * 65, "tasks: expected 64 at most, got 65"),
+        ("tasks", [pb.TaskOffer(name="t" * 257)], "tasks: expected 256 characters at most, got 257"),
+        ("software", "x" * 5_000_000, "software: expected 256 characters at most, got 5000000"),
+        ("device", pb.Device(name="x" * 257), "device: expected 256 characters at most, got 257"),
+        ("availability", pb.Availability(detail="x" * 257), "availability: expected 256 characters at most, got 257"),
+        ("pending", [ExchangeKey(run_id="r")] * 1001, "pending: expected 1000 at most, got 1001"),
+        ("states", [pb.HeldState(run_id="r")] * 1001, "states: expected 1000 at most, got 1001"),
+    ],
+)
+async def test_who_says_too_much_is_refused(world, field, said, words):
+    """Before anything of it is kept."""
+    with pytest.raises(InvalidInput, match=words):
+        await world.service.Register(Device("a").registration(**{field: said}), None)
+    assert world.store.clients() == []
+
+
+async def test_an_endless_name_makes_a_short_answer(world):
+    """What was sent is shown as far as fits into a status."""
+    with pytest.raises(InvalidInput) as refused:
+        await world.service.Register(Device("a").registration(client_id="x" * 1_000_000), None)
+    with pytest.raises(NoSuchRun) as unknown:
+        world.coordinator.run("x" * 1_000_000)
+    assert len(str(refused.value)) + len(refused.value.detail.came) < 3000
+    assert len(str(unknown.value)) + len(unknown.value.detail.run_id) < 3000
+
+
+async def test_who_reports_too_much_is_refused(world):
+    """Failures are looked at one by one, and a word on availability is kept and logged."""
+    a = await Device("a").come(world)
+    for said in ({"failures": [pb.WorkFailure()] * 65}, {"availability": pb.Availability(detail="x" * 257)}):
+        with pytest.raises(InvalidInput, match="failures: expected 64 at most, and details of 256 characters"):
+            await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, **said), None)
 
 
 async def test_a_stream_that_is_lost_is_waited_for(world, clock):
@@ -298,6 +340,33 @@ async def test_what_operators_said_survives_a_registration(world):
     assert (record.draining, record.note, record.labels) == (True, "move", {"site": "south"})
 
 
+async def test_what_operators_said_holds_over_a_restart(tmp_path):
+    """Banned, drained and forgotten stay so, each with its line of history, and so does what was undone."""
+    async with World(tmp_path) as world:
+        for name in ("banned", "drained", "forgotten", "free"):
+            await Device(name).come(world)
+        await world.fleet.ban("banned", "smoke", "admin:eve")
+        await world.fleet.drain("drained", "move", undo=False, actor="admin:eve")
+        await world.fleet.forget("forgotten", "admin:eve")
+        await world.fleet.ban("free", "a mistake", "admin:eve")
+        await world.fleet.unban("free", "admin:eve")
+        await world.fleet.drain("free", "a mistake", undo=False, actor="admin:eve")
+        await world.fleet.drain("free", "", undo=True, actor="admin:eve")
+    async with World(tmp_path) as world:
+        for name in ("drained", "free"):
+            await Device(name).come(world)
+        with pytest.raises(Forbidden, match="banned: smoke"):
+            await Device("banned").come(world)
+        assert (eligible(world), world.fleet.record("drained").note) == (("free",), "move")
+        assert [record.client_id for record in await world.fleet.records()] == ["banned", "drained", "free"]
+        assert {name: history(world, name)[1:] for name in ("banned", "drained", "forgotten", "free")} == {
+            "banned": ["client_banned"],
+            "drained": ["client_drained"],
+            "forgotten": ["client_forgotten"],
+            "free": ["client_banned", "client_unbanned", "client_drained", "client_undrained"],
+        }
+
+
 async def test_counters_are_the_ledgers(world):
     """Counted and refused updates are seen by operators, though the fleet itself never writes them."""
     devices = [await Device(name).come(world) for name in "ab"]
@@ -306,3 +375,23 @@ async def test_counters_are_the_ledgers(world):
     await world.fleet.note("a", "a word")
     assert [record.updates_counted for record in await world.fleet.records()] == [1, 1]
     assert [len(device.receipts) for device in devices] == [1, 1]
+
+
+async def test_a_session_that_nobody_attends_is_closed(tmp_path):
+    """Its client died between two calls: behind the grace its place is free. Who came before it and attends stays."""
+    async with World(tmp_path, reattach_grace_s=0.05, max_clients=2) as world:
+        await Device("a").come(world)
+        dead = await world.service.Register(Device("dead").registration(), None)
+        await until(lambda: world.metric("fl_sessions") == 1, "its session is closed")
+        with pytest.raises(UnknownSessionError):
+            world.fleet.session(dead.session_id)
+        assert world.fleet.attached("a")
+
+
+async def test_a_forgotten_client_said_nothing(world):
+    """What it said of itself goes with it."""
+    a = await Device("a").come(world)
+    no = pb.Availability(may_train=False)
+    await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=no), None)
+    await world.fleet.forget("a", "admin")
+    assert world.fleet.availability("a").may_train

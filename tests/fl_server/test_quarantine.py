@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import SimpleNamespace
 
@@ -82,17 +83,6 @@ def test_it_ends_by_the_clock(clock):
     clock.now += 0.5
     assert (quarantine.clients(), quarantine.of("a")) == ([], None)
     assert refuse(quarantine) == 1200
-
-
-def test_an_update_that_counts_ends_the_row(clock):
-    """Behind it three refusals cost 10 min again; during a quarantine nothing is taken back."""
-    quarantine = Quarantine(QuarantineConfig())
-    refuse(quarantine, 3)
-    quarantine.counted(["a", "b"], clock.now)
-    assert quarantine.of("a").refusals == 3
-    clock.now += 600
-    quarantine.counted(["a"], clock.now)
-    assert (refuse(quarantine, 2), refuse(quarantine)) == (0, 600)
 
 
 def test_the_history_says_why(clock):
@@ -179,7 +169,7 @@ async def test_a_quarantine_holds_over_a_restart(tmp_path):
 @pytest.mark.parametrize("restarts", [False, True], ids=["here", "after-a-restart"])
 async def test_behind_its_end_a_client_is_drawn_by_itself(tmp_path, restarts):
     """The run that waits for it goes on, without anybody's word."""
-    short = {"after": 1, "first_s": 0.3}
+    short = {"after": 1, "first_s": 1.0}
     async with World(tmp_path, quarantine=short) as world:
         a, b = await Device("a", works=False).come(world), await Device("b").come(world)
         await world.create(**PAIR, stop={"rounds": 2})
@@ -195,27 +185,46 @@ async def test_behind_its_end_a_client_is_drawn_by_itself(tmp_path, restarts):
         await world.completed()
 
 
-async def test_an_update_that_counts_between_two_refusals(tmp_path):
-    """Refused, counted, refused: that is one in a row, for this coordinator and for the next."""
+@pytest.mark.parametrize("dies_at", [None, "save", "commit"])
+async def test_an_update_that_counts_between_two_refusals(tmp_path, dies_at):
+    """Refused, counted, refused: that is one in a row, also for a coordinator that was killed at the commit between."""
+    a, b = Device("a", works=False), Device("b", works=False)
     async with World(tmp_path, quarantine={"after": 2}) as world:
-        a, _ = await Device("a", works=False).come(world), await Device("b").come(world)
-        await world.create(**PAIR, stop={"rounds": 3})
+        await a.come(world), await b.come(world)
+        run = await world.create(**PAIR, stop={"rounds": 3})
         await bad(world, a, 0)
+        await good(world, b, 0)
+        await b.assigned(1)
+        world.journal.dies_at = dies_at
         await good(world, a, 1)
-        await bad(world, a, 2)
-        await world.completed()
-        assert [standing.refusals for standing in world.store.standings()] == [1]
-        assert not shown(world).HasField("quarantine")
+        await good(world, b, 1)
+        await until(lambda: world.journal.dead or run.state.round == 2, "it dies or goes on")
+        if dies_at is None:
+            await end_with_a_refusal(world, a, b)
+            return
+    async with World(tmp_path, quarantine={"after": 2}) as world:
+        await a.come(world), await b.come(world)
+        await end_with_a_refusal(world, a, b)
+
+
+async def end_with_a_refusal(world, a, b):
+    """Round 2, the last one, refuses an update of a; nothing from before stands against it."""
+    await good(world, b, 2)
+    await bad(world, a, 2)
+    await world.completed()
+    assert [standing.refusals for standing in world.store.standings()] == [1]
+    assert not shown(world).HasField("quarantine")
 
 
 async def test_a_repeat_of_a_refusal_does_not_count(tmp_path):
-    """The client may ask again and again what became of its update."""
+    """Nor do two that come at once; the client may ask again and again what became of its update."""
     async with World(tmp_path, quarantine={"after": 2}) as world:
         a, _ = await Device("a", works=False).come(world), await Device("b", works=False).come(world)
         await world.create(**PAIR, stop={"rounds": 3})
-        for _ in range(3):
-            await bad(world, a)
+        await asyncio.gather(bad(world, a), bad(world, a))
+        await bad(world, a)
         assert [standing.refusals for standing in world.store.standings()] == [1]
+        assert not shown(world).HasField("quarantine")
 
 
 async def test_what_is_forgotten_is_forgiven(tmp_path):

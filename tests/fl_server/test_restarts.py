@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from fl_server.errors import UploadBroken
 from fl_server.events import DeadlinePassed
 from fl_server.round_state import Phase
 from fl_server.spool import SpoolKey
+from fl_server.views import run_status
 from protos.codec import pack, unpack
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_LEFT_OUT, REFUSAL_REASON_NOT_FINITE
 from tests.fl_server.devices import Device, announced, stream, upload, work_of
@@ -129,6 +131,62 @@ async def test_who_was_refused_before_the_death_is_not_waited_for(tmp_path):
     async with World(tmp_path) as world:
         assert len(await a_run(world, devices)) == 1
         assert devices[0].outcomes["r", 0, 0].counted is False
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_bytes_are_those_of_the_undisturbed_round(tmp_path, dies):
+    """Of three, one delivers before the death, one has fetched and sent a part by then, and one does all after it."""
+    a, b, c = devices = [Device(name, works=False) for name in NAMES]
+    world = await World(tmp_path).__aenter__()
+    for device in devices:
+        await device.come(world)
+    run = await world.create(round={"clients_per_round": 3}, stop={"rounds": 1})
+    each = sum(len(message) for sent in run.model.broadcasts for message in sent.messages[1:])
+    await a.contribute(world, await a.assigned())
+    header, data = await b.update(world, await b.assigned())
+    with pytest.raises(UploadBroken):
+        await world.service.SubmitUpdate(stream(*list(upload(header, data, b.session))[:3]), None)
+    if dies:
+        world.journal.dead = True
+        await world.__aexit__()
+        world = await World(tmp_path).__aenter__()
+        for device in devices:
+            await device.come(world)
+    await b.contribute(world, await b.assigned())
+    await c.contribute(world, await c.assigned())
+    await world.completed()
+    (commit,) = world.store.commits("r")
+    await world.__aexit__()
+    assert (commit.bytes_down, commit.bytes_up) == (3 * each, 3 * len(data))
+
+
+async def test_a_repeat_gets_the_first_answer_for_ever(tmp_path):
+    """Admitted or refused, before and after a death, and once the round is committed, word for word."""
+    devices = a, b, c = [Device(name, works=False) for name in NAMES]
+    assignment, first = None, {}
+
+    async def again(world, device):
+        header, data = await device.update(world, assignment)
+        return (await world.service.SubmitUpdate(stream(*upload(header, data, device.session)), None)).receipt
+
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        await world.create(round={"clients_per_round": 3, "quorum": 2}, stop={"rounds": 1})
+        assignment = await a.assigned()
+        await refused(world, b)
+        first = {"a": await again(world, a), "b": await again(world, b)}
+        assert (first["a"].admitted, first["b"].admitted) == (True, False)
+        world.journal.dead = True
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.come(world)
+        assert {"a": await again(world, a), "b": await again(world, b)} == first
+        await again(world, c)
+        await world.completed()
+        assert {"a": await again(world, a), "b": await again(world, b)} == first
+        assert world.metric("fl_update_conflicts_total", run="r") == 2
+        assert world.store.commits("r")[0].accepted == 2
 
 
 async def test_who_was_refused_is_not_waited_for_when_it_attaches_again(tmp_path):
@@ -280,8 +338,10 @@ async def test_an_over_selecting_run_keeps_what_it_learned(tmp_path):
     over = {"round": {"clients_per_round": 2, "close": "goal", "over_selection": 1.5, "min_clients": 3}}
     async with World(tmp_path) as world:
         await a_run(world, devices, **over, stop={"rounds": 1})
+        assert world.metric("fl_over_selection", run="r") == 1.5
     async with World(tmp_path) as world:
         run = world.coordinator.run("r")
+        assert run_status(run).over_selection == pytest.approx(1.42)
         assert run.state.over_selection == pytest.approx(1.42)
         assert run.state.over_selection == run.log.commits[0].over_selection
 

@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from fl_server import events as ev
-from fl_server.errors import InvalidInput, NotNow, UnknownSessionError, UploadBroken
+from fl_server.errors import Forbidden, InvalidInput, NotNow, UploadBroken
 from fl_server.spool import SpoolKey
+from fl_server.spool_parts import PartFile
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2 as messages
@@ -57,6 +58,10 @@ class Bench:
         """The messages of a good upload."""
         return list(upload(self.header, self.data, self.a.session, **start))
 
+    def files(self):
+        """Names of what lies in the spool."""
+        return sorted(path.name for path in (self.world.config.state_dir / "spool").rglob("*") if path.is_file())
+
     def line(self):
         """The ledger's line on device a."""
         return self.world.store.update_of("r", 0, 0, "a")
@@ -95,6 +100,7 @@ def wrong(field, **values):
         wrong("HEADER", num_examples=2**64 - 1),
         wrong("HEADER", num_steps=0),
         wrong("STATE_EPOCH", state_epoch=1),
+        wrong("HEADER", num_steps=0, attempt=2**32 - 1),
         wrong("LAYOUT", payloads=[]),
         wrong("LAYOUT", payloads=[messages.Payload(kind=messages.PAYLOAD_KIND_FULL_GRADIENT)]),
         wrong("LAYOUT", payloads=[messages.Payload(kind=messages.PAYLOAD_KIND_DELTA)]),
@@ -112,6 +118,7 @@ async def test_a_header_is_refused_before_its_bytes(bench, values, reason):
     assert (receipt.admitted, receipt.reason) == (False, reason)
     assert (await bench.send()).reason == reason
     assert len(bench.line().digest) in {0, 32}
+    assert bench.line().attempt < 2**31
     assert bench.world.parts.spool.sweep() == []
     await until(lambda: bench.run.state.out == {"a"}, "it is out")
     assert bench.world.fleet.record("a").note.startswith("update refused (")
@@ -203,6 +210,33 @@ async def test_a_wrong_digest_is_forgiven_once(bench):
     assert "expected bytes with the digest blake3:000000" in receipt.detail
 
 
+async def test_a_wrong_digest_is_not_forgiven_for_another_one(bench):
+    """Whoever announces another digest each time is the one who is wrong, and nothing is remembered for each."""
+    with pytest.raises(UploadBroken, match="the bytes have not the digest of the header"):
+        await bench.send(*bench.changed(digest=digest_message(bytes(32))))
+    receipt = await bench.send(*bench.changed(digest=digest_message(b"\1" * 32)))
+    assert (receipt.admitted, receipt.reason) == (False, messages.REFUSAL_REASON_DIGEST)
+
+
+async def test_no_more_is_read_than_is_written(bench, monkeypatch):
+    """While a chunk waits for the disk its sender waits too: one chunk of each stream is in hand."""
+    begun, go_on = held(monkeypatch, PartFile, "write")
+    read = []
+
+    async def parts():
+        for message in bench.parts():
+            read.append(message.WhichOneof("part"))
+            yield message
+
+    sending = asyncio.create_task(bench.world.service.SubmitUpdate(parts(), None))
+    await until(begun.is_set, "a chunk is being written")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert read == ["header", "chunk"]
+    go_on.set()
+    assert (await sending).receipt.admitted
+
+
 async def test_a_repeat_gets_the_first_answer(bench):
     """Word for word, from its header alone."""
     first = await bench.send()
@@ -289,9 +323,48 @@ async def test_a_banned_clients_upload_ends(bench):
         yield chunks[1]
         raise AssertionError("no more is wanted")
 
-    with pytest.raises(UnknownSessionError):
+    with pytest.raises(Forbidden, match="to be unbanned .banned: it sends too much"):
         await bench.world.service.SubmitUpdate(banned_meanwhile(), None)
     assert bench.line() is None
+
+
+@pytest.mark.parametrize(
+    ("leave", "words"), [("ban", "to be unbanned .banned: noise"), ("forget", "to register again: it was forgotten")]
+)
+async def test_a_silent_upload_of_a_client_that_has_to_go_ends_at_once(bench, leave, words):
+    """Nothing of it stays on disk or in the ledger, and the round goes on without it."""
+    sending = bench.world.spawn(bench.submit(*bench.parts()[:3], hangs=True))
+    await until(lambda: "a.part" in bench.files(), "it has begun")
+    await getattr(bench.world.fleet, leave)("a", *{"ban": ("noise", "admin"), "forget": ("admin",)}[leave])
+    with pytest.raises(Forbidden, match=words):
+        await sending
+    assert (bench.files(), bench.line()) == ([], None)
+    await bench.b.contribute(bench.world, await bench.b.assigned())
+    await bench.world.completed()
+    assert (bench.run.log.commits[0].accepted, bench.run.log.commits[0].dropped) == (1, 1)
+
+
+async def test_a_ban_just_before_an_update_is_entered(bench):
+    """All of it has come, and it waits for the run's turn: it does not count, and says why."""
+    async with bench.run.turn:
+        sending = bench.world.spawn(bench.send())
+        await until(lambda: any(name.endswith(".update") for name in bench.files()), "it is in the spool")
+        await bench.world.fleet.ban("a", "noise", "admin")
+    receipt = await sending
+    assert (receipt.admitted, receipt.reason, receipt.detail) == (
+        False, messages.REFUSAL_REASON_BANNED, "the client is banned"
+    )  # fmt: skip
+    assert bench.line() is None
+
+
+async def test_a_draining_client_finishes_what_it_has(bench):
+    """Its upload under way counts."""
+    sending = bench.world.spawn(bench.submit(*bench.parts()[:3], hangs=True))
+    await until(lambda: "a.part" in bench.files(), "it has begun")
+    await bench.world.fleet.drain("a", "move", undo=False, actor="admin")
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    assert (await bench.send(start=await bench.kept())).admitted
 
 
 async def test_two_streams_for_one_update_do_not_mix(bench):

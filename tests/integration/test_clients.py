@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from contextlib import ExitStack
+
+import grpc
 import pytest
 
 from fl_ops.errors import NotFound
-from protos.fl.v1 import admin_pb2
-from tests.integration.harness import PRESENT, Daemon
-from tests.integration.processes import eventually
+from fl_server.sampling import Draw, draw_fixed
+from protos.fl.v1 import admin_pb2, coordinator_pb2, coordinator_pb2_grpc
+from tests.integration.harness import PRESENT, TASK, Coordinator, Daemon
+from tests.integration.processes import PATIENCE_S, Place, eventually
+from tests.integration.raw_client import RawClient, messages
+
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
+"""Of a connection on which little is under way that was not asked for yet."""
 
 
 def test_a_banned_daemon_says_so_and_stays_out(fleet):
@@ -26,6 +36,64 @@ def test_a_banned_daemon_says_so_and_stays_out(fleet):
     slow.start()
     slow.logged("refused", count=2)
     assert server.history(slow.client_id)[-1] == "client_banned"
+
+
+def test_a_ban_ends_an_open_upload(fleet):
+    """The call ends with the reason, what came is off the disk, nothing counts, and another client has the place."""
+    server = fleet.server
+    seed = next(
+        seed for seed in itertools.count() if "raw-1" in draw_fixed(["raw-1", *fleet.daemons], 2, Draw(seed, 0, 0))
+    )
+    with RawClient(server.address) as client, server.admin() as admin:
+        client.register()
+        events = client.attend()
+        fleet.hold()
+        server.create("cut", round={"min_clients": 4, "quorum": 2}, stop={"rounds": 1}, seed=seed)
+        update = client.update(next(event for event in events if event.HasField("assignment")).assignment)
+        silent = threading.Event()
+        call = client.stub.SubmitUpdate.future(unfinished(update, silent), timeout=PATIENCE_S)
+        parts = server.folder / "server-state" / "spool"
+        eventually(lambda: list(parts.rglob("raw-1.part")), "a part of it is there")
+        admin.ban_client("raw-1", "it sends noise")
+        refused = call.exception(timeout=PATIENCE_S)
+        silent.set()
+        assert refused.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "to be unbanned (banned: it sends noise)" in refused.details()
+        assert not list(parts.rglob("raw-1*"))
+    fleet.release()
+    server.completed("cut")
+    (summary,) = server.rounds("cut")
+    assert (summary.attempts, summary.accepted, summary.dropped) == (2, 2, 1)
+    assert server.client("raw-1").updates_counted == 0
+
+
+def unfinished(update, silent):
+    """Header and one chunk of an update, then nothing until `silent` is set."""
+    yield from messages(update, 64)[:2]
+    silent.wait(PATIENCE_S)
+
+
+def test_a_ban_ends_an_open_download(tmp_path):
+    """The client has read a message or two of a large model: the call ends with the reason, short of the whole."""
+    with Place(tmp_path) as place:
+        server = Coordinator(place, settings={"limits": {"chunk_bytes": 1 << 16}}).serve()
+        with RawClient(server.address) as client, server.admin() as admin, ExitStack() as stack:
+            client.register()
+            events = client.attend()
+            one = {"clients_per_round": 1, "min_clients": 1}
+            server.create("large", round=one, task={"name": TASK, "options": {"model": "frozen"}})
+            resources = next(event for event in events if event.HasField("assignment")).assignment.resources
+            largest = max(resources, key=lambda resource: resource.size_bytes)
+            request = coordinator_pb2.FetchModelRequest(session_id=client.session_id, digest=largest.digest)
+            channel = stack.enter_context(grpc.insecure_channel(server.address, SMALL_WINDOW))
+            reading = coordinator_pb2_grpc.CoordinatorStub(channel).FetchModel(request, timeout=PATIENCE_S)
+            next(reading)
+            admin.ban_client("raw-1", "it fetches too much")
+            more = []
+            with pytest.raises(grpc.RpcError, match="banned: it fetches too much") as ended:
+                more.extend(reading)
+            assert ended.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert sum(len(message.chunk.data) for message in more) < largest.size_bytes
 
 
 def test_an_unbanned_client_takes_part_again(fleet):

@@ -45,6 +45,10 @@ class Cut:
     seed: int = 0
 
 
+ALL = Cut(Rest.KEPT, Rest.KEPT, Rest.KEPT)
+"""What a process that is killed leaves: the system goes on and writes all of it."""
+
+
 @dataclass
 class Drive:
     """Told one operation after the other."""
@@ -79,6 +83,10 @@ class Drive:
         """What is there when the power is back."""
         return _Loss(self, how).below(ROOT, "")
 
+    def paths(self) -> dict[str, Node]:
+        """What has a name now, as a program sees it: folders before what is in them."""
+        return _Loss(self, ALL).paths(ROOT, "")
+
 
 class _Loss:
     """One cut of the power; draws as its seed says."""
@@ -95,6 +103,12 @@ class _Loss:
             else:
                 tree[at] = self._image() if name == LEDGER else self._content_of(node)
         return tree
+
+    def paths(self, folder: Node, path: str) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        for name, node in self._names_of(folder).items():
+            found |= {f"{path}{name}": node, **(self.paths(node, f"{path}{name}/") if node.is_folder else {})}
+        return found
 
     def _names_of(self, folder: Node) -> dict[str, Node]:
         names = dict(self._drive._names.get(folder, {}))

@@ -13,7 +13,7 @@ import builtins
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,12 @@ Operation = Named | Written | Synced | Ended | Told
 ROOT = Node(0, is_folder=True)
 
 
+def renames(record: Sequence[Operation]) -> list[int]:
+    """Numbers of the operations, from 1, that gave a file or folder another name."""
+    changes = {at: each.changes.values() for at, each in enumerate(record, 1) if isinstance(each, Named)}
+    return [at for at, to in changes.items() if None in to and any(to)]
+
+
 class Recorder:
     """The record of one folder, which is empty at first and whose own name is taken for durable."""
 
@@ -94,6 +100,22 @@ class Recorder:
         self._inodes: dict[int, Node] = {}
         self._image = b""
         self._made = 0
+
+    def adopt(self, paths: Mapping[str, Node], record: Sequence[Operation]) -> None:
+        """Go on with the record of a process that was killed, in a copy of what it left: by path, which node it was."""
+        self.record = list(record)
+        nodes = {"": ROOT, **paths}
+        for path, node in paths.items():
+            file, (above, _, name) = self.folder / path, path.rpartition("/")
+            self._inodes[file.stat().st_ino] = node
+            self._names[nodes[above]][name] = node
+            if node.is_folder:
+                self._names[node] = {}
+            else:
+                self._content[node] = file.read_bytes()
+        changes = [each.changes for each in record if isinstance(each, Named)]
+        self._made = max((node.number for each in changes for node in each.values() if node), default=0)
+        self._image = next((each.image for each in reversed(record) if isinstance(each, Ended)), b"")
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -134,7 +156,7 @@ class Recorder:
         """Where in the folder a path or an open descriptor leads; None for elsewhere."""
         if isinstance(target, int):
             try:
-                target = os.readlink(f"/proc/self/fd/{target}")
+                target = Path(f"/proc/self/fd/{target}").readlink()
             except OSError:
                 return None
         path = Path(os.fsdecode(target)).absolute()

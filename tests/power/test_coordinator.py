@@ -18,7 +18,7 @@ import pytest
 from fl_server.store.base import StoreError
 from tests.power.drives import Cut, Rest
 from tests.power.lives import Job, Life, Wreck
-from tests.power.recorder import Ended, Operation, Synced
+from tests.power.recorder import Ended, Named, Operation, Synced, renames
 
 METHODS = {
     "fedcm": Job("process"),
@@ -38,7 +38,7 @@ HOWS = {
     "ledger-ahead-of-the-files": Cut(Rest.LOST, Rest.LOST, Rest.KEPT),
     **{f"drawn-{seed}": Cut(Rest.DRAWN, Rest.DRAWN, Rest.DRAWN, seed) for seed in (1, 2)},
 }
-SPREAD = 5
+SPREAD = 3
 """Cuts of each kind and job that are always tried; all the others are slow."""
 
 
@@ -75,13 +75,35 @@ def test_a_cut_of_the_power_after_any_operation_changes_nothing(tmp_path, lives,
     recover_all(lives(job).wrecks(HOWS[how]), tmp_path)
 
 
+def cut_after_kill(life: Life, at: int, cuts: int, folder) -> None:
+    """Kill the coordinator after an operation, start another, and cut that one's power at its first chances."""
+    wrecks = life.killed(at, folder / f"killed-{at}").wrecks(NOTHING_MORE)
+    recover_all(wrecks[:cuts], folder / f"after-{at}")
+
+
+@pytest.mark.parametrize("name", [".update", "round-000000"])
+def test_what_a_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, name):
+    """It was killed between a rename and its sync: the next one believes the name, and so the name must last."""
+    life = lives("power-fedcm")
+    at = next(at for at in renames(life.record) if any(each.endswith(name) for each in life.record[at - 1].changes))
+    cut_after_kill(life, at, 6, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("job", ["power-fedcm", "process-scaffold"])
+def test_what_any_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, job):
+    """After every change of a name."""
+    life = lives(job)
+    for at in [at for at, each in enumerate(life.record, 1) if isinstance(each, Named)]:
+        cut_after_kill(life, at, 6, tmp_path)
+
+
 def without(record: Sequence[Operation], what: str) -> list[Operation]:
     """The same record of a program that syncs less."""
     if what == "ledger":
         return [replace(each, synced=False) if isinstance(each, Ended) else each for each in record]
-    return [
-        each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))
-    ]
+    return [each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))]
 
 
 @pytest.mark.parametrize("missing", ["folders", "files", "ledger"])

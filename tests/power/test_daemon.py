@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import torch
 from fl_client.errors import StateError, WorkFailed
 from fl_client.shelf import Shelf
 from fl_client.state import StateDir
-from tests.fl_client.shelves import assignment, leaves, outcome, state, update
-from tests.power.drives import Cut, Rest, Tree, after_each, put
-from tests.power.recorder import Operation, Recorder, Synced
+from tests.fl_client.shelves import assignment, key, leaves, outcome, state, update
+from tests.power.drives import ALL, Cut, Rest, Tree, after_each, put
+from tests.power.recorder import Operation, Recorder, Synced, renames
 
 CLIP = 0.5
 COUNTS = {1: True, 2: True, 3: False, 4: True}
@@ -41,21 +41,26 @@ class Said:
     """A round whose update may count, for it was sent; 0 for none."""
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
-    """All that is done to the state directory in four rounds, with a start of the daemon in each."""
-    recorder, said = Recorder(tmp_path_factory.mktemp("device")), Said()
+def live(recorder: Recorder, said: Said, rounds: Iterable[int]) -> list[Operation]:
+    """All that is done to the state directory in these rounds, with a start of the daemon in each."""
     with recorder.recording():
-        for round_, counts in COUNTS.items():
+        for round_ in rounds:
             with StateDir(recorder.folder / "state") as here:
                 said = replace(said, shard=identify(here, [round_]))
                 shelf = Shelf(here.pending, here.states)
-                shelf.keep(update(round_), leaves(round_))
+                if key(round_) not in shelf.unsettled():  # else it was made before, and is sent as it is
+                    shelf.keep(update(round_), leaves(round_))
                 recorder.tell(said := replace(said, sent=round_))
                 shelf.keep(update(round_, run_id=PLAIN), None)
-                recorder.tell(said := replace(said, sent=0, counted=round_ if counts else said.counted))
-                shelf.settle(outcome(round_, counted=counts, clip_factor=CLIP))
+                recorder.tell(said := replace(said, sent=0, counted=round_ if COUNTS[round_] else said.counted))
+                shelf.settle(outcome(round_, counted=COUNTS[round_], clip_factor=CLIP))
     return recorder.record
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
+    """Of a device that nothing happens to."""
+    return live(Recorder(tmp_path_factory.mktemp("device")), Said(), COUNTS)
 
 
 def identify(here: StateDir, made: list[int]) -> list[int]:
@@ -84,9 +89,11 @@ def check(tree: Tree, folder: Path, said: Said, counted: int) -> None:
         assert torch.equal(kept["c_i"][name], state(10 * CLIP * counted)["c_i"][name])
 
 
-def check_all(record: Sequence[Operation], how: Cut, folder: Path) -> None:
+def check_all(record: Sequence[Operation], how: Cut, folder: Path, first: int = 0) -> None:
     """Cut after every operation; an update that was sent, and of which no more is known, may count or not."""
     for at, drive in enumerate(after_each(record)):
+        if at < first:
+            continue
         said = drive.told or Said()
         for counted in {said.counted, said.sent or said.counted}:
             check(drive.cut(replace(how, seed=1000 * how.seed + at)), folder / f"{at}-{counted}", said, counted)
@@ -99,6 +106,22 @@ def test_a_cut_after_any_operation_leaves_the_state_that_counted(tmp_path, recor
     Of an update that leaves no state all is there or nothing.
     """
     check_all(record, how, tmp_path)
+
+
+def killed(record: Sequence[Operation], at: int, folder: Path) -> list[Operation]:
+    """The same device, but its daemon was killed after operation number `at`, and another one did the last round."""
+    *_, drive = after_each(record[:at])
+    put(drive.cut(ALL), folder)
+    recorder = Recorder(folder)
+    recorder.adopt(drive.paths(), record[:at])
+    *_, last = COUNTS
+    return live(recorder, replace(drive.told or Said(), sent=0), [last])
+
+
+def test_what_a_killed_daemon_left_unsynced_is_synced_by_the_next(tmp_path, record):
+    """Between a rename and its sync: the next daemon goes by the name that it finds, and so it must last."""
+    for at in renames(record)[-4:]:
+        check_all(killed(record, at, tmp_path / f"killed-{at}"), HOWS["nothing-more"], tmp_path / f"after-{at}", at + 1)
 
 
 @pytest.mark.parametrize(("how", "folders"), [("nothing-more", True), ("names-without-content", False)])

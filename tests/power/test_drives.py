@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.power.drives import Cut, Drive, Rest, after_each
+from tests.power.drives import ALL, Cut, Drive, Rest, after_each
 from tests.power.recorder import LEDGER, Ended, Recorder
 
 ROOT = Path(__file__).parents[2]
-ALL = Cut(Rest.KEPT, Rest.KEPT, Rest.KEPT)
 DRAWN = [Cut(Rest.DRAWN, Rest.DRAWN, Rest.DRAWN, seed) for seed in range(64)]
 
 
@@ -148,6 +147,7 @@ writes = {"client": lambda: store.put_client(a_client()), "run": lambda: store.c
 for name, write in writes.items():
     os.write(2, b"now " + name.encode())
     write()
+os.write(2, b"now over")
 """
 
 
@@ -162,5 +162,5 @@ def test_a_transaction_that_is_taken_for_synced_is(tmp_path):
     if "ptrace" in traced.stderr:
         pytest.skip(f"strace is not allowed to: {traced.stderr.strip()}")
     calls = (tmp_path / "calls").read_text()
-    syncs = [part.count("sync(") for part in re.split("now (?:client|run)", calls)[1:]]
+    syncs = [part.count("sync(") for part in re.split("now (?:client|run|over)", calls)[1:3]]
     assert (syncs, traced.returncode) == ([0, 1], 0), calls[-2000:]

@@ -13,7 +13,16 @@ from protos import wire
 def test_a_dead_peer_is_noticed_within_45_seconds() -> None:
     """The longest silence before a ping, and the wait for its answer, on both sides."""
     for options in (dict(wire.client_options()), dict(wire.server_options())):
+        assert options["grpc.keepalive_time_ms"] == 30_000
         assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 45_000
+        # Also between calls, and for as long as nothing is said.
+        assert (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"]) == (1, 0)
+
+
+def test_a_client_has_one_connection_of_its_own() -> None:
+    """Shared with no other channel of the process, and no call is repeated unseen."""
+    options = dict(wire.client_options())
+    assert (options["grpc.use_local_subchannel_pool"], options["grpc.enable_retries"]) == (1, 0)
 
 
 def test_the_server_takes_pings_twice_as_often_as_clients_send_them() -> None:

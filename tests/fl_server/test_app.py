@@ -1,0 +1,22 @@
+"""The coordinator put together: what its ports are made with."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from fl_server.app import Server
+from fl_server.config import ServerConfig
+from protos.wire import server_options
+
+
+async def test_both_ports_watch_over_their_connections(tmp_path, monkeypatch):
+    """Keepalive and sizes, on the port for clients and on the one for operators."""
+    made, make = [], grpc.aio.server
+    monkeypatch.setattr(grpc.aio, "server", lambda **how: made.append(tuple(how["options"])) or make(**how))
+    config = ServerConfig(
+        state_dir=tmp_path, insecure=True, listen="127.0.0.1:0", admin_listen="127.0.0.1:0", metrics_listen=None
+    )
+    server = Server(config)
+    await server.start()
+    await server.stop()
+    assert made == [server_options(), server_options()]
