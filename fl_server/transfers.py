@@ -32,6 +32,8 @@ class Transfer:
     async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
         """Do what may wait for the client for long. Raises what the transfer is ended with, as soon as it is."""
         self._waiting = asyncio.create_task(work)
+        if self._ended is not None:
+            self._waiting.cancel()
         try:
             return await self._waiting
         except BaseException:

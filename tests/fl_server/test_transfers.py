@@ -50,6 +50,8 @@ async def test_what_does_not_wait_is_told_when_it_asks():
         transfers.end("a", GONE)
         with pytest.raises(RuntimeError, match="banned"):
             transfer.check()
+        with pytest.raises(RuntimeError, match="banned"):
+            await transfer.unless_ended(forever())
 
 
 async def test_a_transfer_that_is_over_is_not_ended():
