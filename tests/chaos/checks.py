@@ -157,14 +157,24 @@ def _kept(arena: Arena, update: UpdateRecord, epoch: int) -> Tensors:
     state_dir = Path(arena.daemons[update.client_id].settings["state_dir"])
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
-        for folder in ("pending", "states"):
-            shutil.copytree(state_dir / folder, copy / folder)
+        eventually(lambda: _copied(state_dir, copy), f"{update.client_id} lets its files be copied")
         Shelf(copy / "pending", copy / "states").settle(counted_outcome(update, epoch))
         state = ClientStates(copy / "states").find(update.run_id)
     whose = f"{update.client_id}, whose update of round {update.round} counted,"
     assert state is not None, f"{whose} has no client state"
     assert state.left_by.digest.value == update.digest, f"{whose} has the state of round {state.left_by.key.round}"
     return tree.map(lambda value: value, state.memory["c_i"])
+
+
+def _copied(state_dir: Path, copy: Path) -> bool:
+    """Copy what a daemon keeps; False when it renamed or removed a file meanwhile, as it does with an outcome."""
+    try:
+        for folder in ("pending", "states"):
+            shutil.rmtree(copy / folder, ignore_errors=True)
+            shutil.copytree(state_dir / folder, copy / folder)
+    except (shutil.Error, FileNotFoundError):
+        return False
+    return True
 
 
 def check_completed(run: admin_pb2.RunStatus) -> None:

@@ -77,6 +77,8 @@ class Conflict:
     def inject(self, arena: Arena, run_id: str) -> None:
         upload = seen(arena, run_id, self.daemon)
         first = answer(arena, self.daemon, upload)
+        if not first.admitted:
+            raise DidNotHappen(f"the daemon's update was not admitted: {first.detail}")
         second = answer(arena, self.daemon, altered(upload))
         assert second == first, f"the first answer was {first}, that to another update {second}"
 
@@ -252,13 +254,13 @@ def answer(arena: Arena, daemon: int, upload: Upload) -> training_pb2.Receipt:
 
 
 def code_of(client: RawClient, upload: Sequence[pb.SubmitUpdateRequest]) -> Any:
-    """The status of an upload. Raises DidNotHappen when its round is closed: then nobody looks at its chunks."""
+    """The status of an upload. Raises DidNotHappen when its round was closed before, and all uploads are late."""
     try:
         receipt = _submitted(client, upload)
     except grpc.RpcError as error:
         return error.code()
     if receipt.reason == training_pb2.REFUSAL_REASON_LATE:
-        raise DidNotHappen(f"it came too late: {receipt.detail}")
+        raise DidNotHappen(f"the upload came too late: {receipt.detail}")
     return grpc.StatusCode.OK
 
 
