@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import grpc.aio
 import structlog
@@ -38,6 +40,9 @@ from protos.wire import server_options
 log = structlog.get_logger()
 
 _LAG_PERIOD_S = 0.5
+STOP_S = 2.0
+"""For closing everything, behind the grace: a step or a disk that hangs ends with the process."""
+EXIT_AT_ONCE = 130
 
 
 class Server:
@@ -56,12 +61,14 @@ class Server:
     def _build(self) -> Parts:
         """Everything that is on disk or counts; the state directory is ours from here on."""
         config, state = self.config, self.config.state_dir
-        self._open.callback(lock_directory(state).release)
+        lock = lock_directory(state)
+        self._open.callback(lock.release)
         torch.set_num_threads(config.threads)
         metrics = Metrics(CollectorRegistry())
         url = None if config.ledger is None else config.ledger.get_secret_value()
-        ledger = Ledger(open_ledger(url, state, config.durability))
+        ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
+        lock.keep_ledger(ledger.store.coordinator_id)
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         io = ThreadPoolExecutor(4, thread_name_prefix="io")
         for pool in (compute, io):
@@ -76,6 +83,11 @@ class Server:
             compute=compute,
             io=io,
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is true."""
+        return self._parts.ledger
 
     async def start(self) -> None:
         """Read the state back, then listen. Raises SettingsError for a port that cannot be had."""
@@ -162,24 +174,46 @@ class Server:
 
 
 async def serve(config: ServerConfig) -> None:
-    """Run a coordinator until SIGTERM or SIGINT; a second signal leaves at once, and nothing acknowledged is lost."""
+    """Run a coordinator until SIGTERM or SIGINT; a second signal leaves at once, and nothing acknowledged is lost.
+
+    Raises StoreTaken when another coordinator has taken the ledger: then there is nothing to drain.
+    """
     server = Server(config)
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if told.is_set():
-            log.warning("leaving_at_once")
-            os._exit(130)
-        told.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    leaving = asyncio.Event()
+    _listen_to_signals(asyncio.get_running_loop(), leaving.set)
+    server.ledger.on_taken = leaving.set
+    in_time = threading.Timer(config.drain_grace_s + STOP_S, leave_at_once, ["the grace is over"])
+    in_time.daemon = True
     try:
         await server.start()
         lag = asyncio.create_task(server.measure_lag())
-        await told.wait()
+        await leaving.wait()
+        in_time.start()
         lag.cancel()
+        if server.ledger.taken is not None:
+            raise server.ledger.taken
         await server.drain()
     finally:
         await server.stop()
+        in_time.cancel()
+
+
+def _listen_to_signals(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
+    """The first signal asks for an end in good order; the next is obeyed wherever the program is, busy or not."""
+    heard: list[int] = []
+
+    def on_signal(number: int, _: object) -> None:
+        if heard:
+            leave_at_once("a second signal")
+        heard.append(number)
+        loop.call_soon_threadsafe(leave)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+
+
+def leave_at_once(why: str) -> None:
+    """End the process as a crash would, which nothing that was acknowledged minds."""
+    with suppress(RuntimeError):  # the signal may have come in the middle of another line
+        log.warning("leaving_at_once", why=why)
+    os._exit(EXIT_AT_ONCE)

@@ -20,6 +20,7 @@ import structlog
 
 from fl_server.broadcast import Broadcast
 from fl_server.client_metrics import EVALUATED, summary
+from fl_server.deadline import keep
 from fl_server.errors import InvalidInput
 from fl_server.evaluation import prune, settle
 from fl_server.ledger import until_room
@@ -72,8 +73,8 @@ class ClientEvaluations:
         """What can be fetched for them."""
         return (broadcast for one in self._under_way.values() for broadcast in one.broadcasts)
 
-    async def begin(self, round_: int) -> None:
-        """Ask clients about the latest model, which this round made."""
+    async def begin(self, round_: int, seconds: float) -> None:
+        """Ask clients about the latest model, which this round made, and give them so long."""
         run = self._run
         answered = {answer.client_id for answer in await self._answers_at_last(round_)}
         asked = self._draw(round_, answered)
@@ -82,7 +83,7 @@ class ClientEvaluations:
             broadcasts=tuple(broadcast for broadcast in run.model.broadcasts if broadcast.kind != "direction"),
             asked=frozenset(asked) | answered,
             outstanding=set(asked),
-            ends=time.monotonic() + run.config.evaluation.clients_deadline_s,
+            ends=time.monotonic() + seconds,
         )
         for older in sorted(self._under_way)[: -(AT_ONCE - 1)]:
             self._under_way[older].over.set()
@@ -90,7 +91,7 @@ class ClientEvaluations:
         run.log.under_way.add(round_)
         log.info("evaluation_asked", run=run.id, round=round_, clients=len(asked), answered=len(answered))
         question = self._question(one)
-        for client in asked:
+        for client in () if run.held else asked:
             run.parts.fleet.push(client, question)
         run.spawn(self._see_through(one))
 
@@ -141,6 +142,12 @@ class ClientEvaluations:
             due = run.ended if latest else (commit.round + 1) % every == 0
             if due and EVALUATED not in commit.metrics and await self._answers_at_last(commit.round):
                 await self._conclude(commit.round)
+
+    async def keep(self) -> None:
+        """Write down how long those under way still have, which a restart goes on with."""
+        for one in list(self._under_way.values()):
+            write, left = self._run.parts.ledger.store.set_clients_seconds_left, one.ends - time.monotonic()
+            await keep(self._run, write, self._run.id, one.round, max(0.0, left))
 
     async def answers(self, round_: int) -> list[ClientEvaluation]:
         """What clients have said of a round, in the order of id bytes."""

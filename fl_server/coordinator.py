@@ -22,7 +22,7 @@ from fl_server.round_work import (
 )
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
-from fl_server.store.base import HistoryRecord, RunRecord
+from fl_server.store.base import HistoryRecord, RunRecord, StoreError
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -154,14 +154,20 @@ class Coordinator:
         if limit:
             limit = max(limit, run.record.elapsed_s) + wall_time_s
         stop = run.config.stop.model_copy(update={"rounds": total, "wall_time_s": limit})
-        run.config = run.config.model_copy(update={"stop": stop})
+        config, record = run.config, run.record
+        run.config = config.model_copy(update={"stop": stop})
         spec = run.config.model_dump(exclude_none=True)
-        run.record = replace(run.record, spec=spec, extended_at=run.state.round)
-        if run.ended and run.behaviour.algorithm.keeps_client_state:
-            lost = "the run was over, so its clients' states are gone"
-            await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
+        run.record = replace(record, spec=spec, extended_at=run.state.round)
+        try:
+            if run.ended and run.behaviour.algorithm.keeps_client_state:
+                lost = "the run was over, so its clients' states are gone"
+                await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
+            await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
+        except (StoreError, WrongState):
+            run.config = config
+            run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
+            raise
         self._parts.metrics.run_goes_on(run.id)
-        await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
         await run.save_status()
         run.begin()
 

@@ -1,14 +1,15 @@
-"""How long the attempt under way may still collect: time that the coordinator is down does not count.
+"""Times that a run has left: for an attempt, for an evaluation by clients, for all its rounds together.
 
-What is left is written into the ledger when the attempt opens, every few seconds while it collects, and when the
-coordinator stops. After kill -9 an attempt has at most those few seconds more than it should.
+Time that the coordinator is down does not count. What is left is written into the ledger every few seconds and when the
+coordinator stops; after kill -9 there are at most those few seconds more than there should be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec
 
 import structlog
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fl_server.run import Run
 
 log = structlog.get_logger()
+P = ParamSpec("P")
 
 KEEP_EVERY_S = 5.0
 """Between two writes of the time left."""
@@ -46,31 +48,49 @@ class Deadline:
         self._run.set_timer(seconds, ev.DeadlinePassed())
 
     def take_up(self, seconds: float | None) -> None:
-        """After a restart: what was left, but so long at least that clients can attach again and deliver.
-
-        seconds: as the ledger has it; None from a version that did not write it down, and means the whole time.
-        """
-        whole = self._run.config.round.deadline_s
-        grace = min(whole, self._run.parts.config.limits.reattach_grace_s)
-        self.start(whole if seconds is None else max(seconds, grace))
+        """After a restart; seconds: as the ledger has it."""
+        self.start(after_restart(self._run, self._run.config.round.deadline_s, seconds))
 
     async def keep(self) -> None:
         """Write down what is left. Where it cannot be written, an older and longer time stands."""
         if self._run.state.phase is not Phase.COLLECTING or self._attempt is None or self._attempt != self._under_way:
             return
-        ledger = self._run.parts.ledger
-        try:
-            await ledger.do(ledger.store.set_seconds_left, self._run.id, self._attempt, self.seconds_left)
-        except StoreError as error:
-            log.warning("time_left_not_written", run=self._run.id, error=str(error))
-
-    async def keep_up(self) -> None:
-        """`keep`, again and again until the run ends."""
-        while not self._run.ended:
-            await asyncio.sleep(KEEP_EVERY_S)
-            await self.keep()
+        store = self._run.parts.ledger.store
+        await keep(self._run, store.set_seconds_left, self._run.id, self._attempt, self.seconds_left)
 
     @property
     def _under_way(self) -> tuple[int, int, int]:
         state = self._run.state
         return state.round, state.exchange, state.attempt
+
+
+def after_restart(run: Run, whole: float, left: float | None) -> float:
+    """Seconds that a restart gives: what was left, but so long at least that clients can attach again and deliver.
+
+    left: as the ledger has it; None from a version that did not write it down, and means the whole time.
+    """
+    grace = min(whole, run.parts.config.limits.reattach_grace_s)
+    return whole if left is None else max(left, grace)
+
+
+async def keep(run: Run, write: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Write a time down, for once; without room an older one stands."""
+    try:
+        await run.parts.ledger.do(write, *args, **kwargs)
+    except StoreError as error:
+        log.warning("time_left_not_written", run=run.id, error=str(error))
+
+
+async def keep_all(run: Run) -> None:
+    """Write down all times that stand still while the coordinator is down."""
+    await run.deadline.keep()
+    await run.client_evaluations.keep()
+    if run.config.stop.wall_time_s and not run.ended:
+        await keep(run, run.parts.ledger.store.update_run, run.record)
+
+
+async def keep_up(run: Run) -> None:
+    """`keep_all`, again and again until the run ends."""
+    while not run.ended:
+        await asyncio.sleep(KEEP_EVERY_S)
+        await keep_all(run)

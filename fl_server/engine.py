@@ -76,7 +76,7 @@ class Engine:
         """Of the first model, wherever that came from."""
         self.layout = Layout.of({**first.trainable, **first.buffers}, trainable=first.trainable.keys())
         self._trainable_layout = Layout.of(first.trainable, trainable=first.trainable.keys())
-        self._held_out: Examples | None = None
+        self.held_out: Examples | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
@@ -189,11 +189,11 @@ class Engine:
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One at a time."""
         with self._evaluating:
-            if self._held_out is None:
+            if self.held_out is None:
                 with task_code("the task's eval_data()"):
-                    self._held_out = self._task.eval_data()
+                    self.held_out = self._task.eval_data()
             fl.load_state(self._model, fl.ModelState(snapshot.state.x, snapshot.buffers, self.frozen))
-            return evaluate(self._task, self._model, self._held_out, self.config.evaluation.batch_size)
+            return evaluate(self._task, self._model, self.held_out, self.config.evaluation.batch_size)
 
 
 def build_algorithm(config: RunConfig) -> fl.Algorithm:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -24,13 +25,13 @@ from fl_server.errors import (
     UnknownSessionError,
 )
 from fl_server.identity import require_name
-from fl_server.ledger import Ledger
+from fl_server.ledger import Ledger, until_room
 from fl_server.metrics import Metrics
 from fl_server.quarantine import Quarantine
 from fl_server.registration import check_sizes, checked_id, common_protocol, fits, is_of, record_of, unregistered
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
-from fl_server.store.base import ClientRecord, HistoryRecord, Standing
+from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError
 from fl_server.transfers import Transfer, Transfers
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -176,7 +177,7 @@ class Fleet:
             log.info("client_lost", client=client_id, grace_s=self._limits.reattach_grace_s)
             # It registers again when it comes back: a session for each client that ever came would be a leak.
             self._sessions.close(client_id, UnknownSessionError())
-            _in_background(self._set_present(client_id, False))
+            _in_background(until_room(_not_written, partial(self._keep_absence, client_id)))
             self._gone(client_id, "lost")
         self._changed()
 
@@ -349,9 +350,26 @@ class Fleet:
     # Inside.
 
     async def _remember(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+        before = self._records.get(record.client_id)
         self._records[record.client_id] = record
-        await self._ledger.do(self._ledger.store.put_client, record, why)
+        try:
+            await self._ledger.do(self._ledger.store.put_client, record, why)
+        except StoreError:
+            self._take_back(record, before)
+            raise
         self._changed()
+
+    def _take_back(self, record: ClientRecord, before: ClientRecord | None) -> None:
+        """What could not be written does not hold here either: a restart would not know of it."""
+        if self._records.get(record.client_id) is record:
+            del self._records[record.client_id]
+            if before is not None:
+                self._records[record.client_id] = before
+
+    async def _keep_absence(self, client_id: str) -> None:
+        """A restart need not wait for a client that was lost; unless it has come back since."""
+        if self.state(client_id) == "lost":
+            await self._set_present(client_id, False)
 
     async def _set_present(self, client_id: str, present: bool) -> None:
         record = self._records.get(client_id)
@@ -393,6 +411,11 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
+
+
+def _not_written(why: str) -> None:
+    if why:
+        log.warning("presence_not_written", error=why)
 
 
 def _history(client_id: str, event: str, detail: str) -> HistoryRecord:

@@ -14,7 +14,7 @@ import structlog
 from fl_server import errors
 from fl_server.identity import ANYBODY, Identity, caller, from_names, require_role
 from fl_server.metrics import Metrics
-from fl_server.store.base import StoreFull
+from fl_server.store.base import StoreFull, StoreTaken
 from protos.status import status_metadata
 
 log = structlog.get_logger()
@@ -85,7 +85,7 @@ class _Call:
     async def fail(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         """End the call with the status that the error stands for."""
         code = _code_of(error)
-        if isinstance(error, StoreFull):
+        if isinstance(error, StoreFull | StoreTaken):
             error = errors.NotNow(f"the coordinator cannot write: {error}", 5.0)
         if code is grpc.StatusCode.INTERNAL:
             log.error("rpc_failed", rpc=self.name, error=repr(error), exc_info=error)
@@ -108,7 +108,7 @@ def _identity(context: grpc.aio.ServicerContext) -> Identity:
 
 
 def _code_of(error: Exception) -> grpc.StatusCode:
-    if isinstance(error, StoreFull):
+    if isinstance(error, StoreFull | StoreTaken):
         return grpc.StatusCode.UNAVAILABLE
     return CODES.get(type(error), grpc.StatusCode.INTERNAL)
 

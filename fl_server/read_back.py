@@ -11,6 +11,7 @@ import structlog
 from fl_server import events as ev
 from fl_server.admission import file_digest
 from fl_server.client_metrics import PREFIX, has_evaluation
+from fl_server.deadline import after_restart
 from fl_server.evaluation import prune, reason_to_stop
 from fl_server.recovery import recover_round
 from fl_server.round_committing import awaited_evaluations, clients_due, evaluation_due
@@ -190,7 +191,8 @@ async def _make_up_evaluation(run: Run) -> None:
     elif awaited and state.phase is Phase.SELECTING:
         run.state = replace(state, phase=Phase.EVALUATING, awaited=awaited)
     if clients:
-        await run.client_evaluations.begin(latest.round)
+        whole = run.config.evaluation.clients_deadline_s
+        await run.client_evaluations.begin(latest.round, after_restart(run, whole, latest.clients_seconds_left))
     if server:
         await start_evaluation(run)
 

@@ -60,7 +60,9 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
 
 
 def push_assignment(run: Run, client: str) -> None:
-    """Tell a client of the cohort what to do, if it is attached."""
+    """Tell a client of the cohort what to do, if it is attached; a coordinator that leaves has the next one tell it."""
+    if run.held:
+        return
     order = Order(
         run.id, run.config, run.behaviour.algorithm, run.behaviour.fingerprint, run.model.broadcasts,
         run.parts.config.limits.max_update_mib << 20, run.record.state_epoch,
@@ -155,7 +157,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await prune(run)
     if command.ask_clients:
-        await run.client_evaluations.begin(command.round)
+        await run.client_evaluations.begin(command.round, run.config.evaluation.clients_deadline_s)
     if command.evaluate:
         await start_evaluation(run)
 

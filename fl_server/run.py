@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +24,7 @@ from fl_server import events as ev
 from fl_server.broadcast import Broadcast
 from fl_server.client_evaluation import ClientEvaluations
 from fl_server.client_states import ClientStates
-from fl_server.deadline import Deadline
+from fl_server.deadline import Deadline, keep_all, keep_up
 from fl_server.engine import Engine
 from fl_server.errors import WrongState
 from fl_server.intake import Intake
@@ -35,7 +36,7 @@ from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
-from fl_server.store.base import HistoryRecord, RunRecord
+from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken
 
 log = structlog.get_logger()
 
@@ -70,6 +71,8 @@ class Run:
         self.norms = NormHistory()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
+        self._no_room = self._waited_for = ""
+        """The same while nothing can be written, and what it was before that."""
         self.deadline = Deadline(self)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
@@ -83,7 +86,8 @@ class Run:
         self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
         self._phase_began = time.monotonic()
         self._fleet_seen = -1
-        self._held = False
+        self.held = False
+        """The coordinator is going to stop: nobody gets work any more."""
         self._over = asyncio.Event()
 
     @property
@@ -123,7 +127,7 @@ class Run:
         for name, work in (
             ("events", self._live),
             ("time", self._watch_wall_time),
-            ("deadline", self.deadline.keep_up),
+            ("deadline", partial(keep_up, self)),
         ):
             if name not in self._running or self._running[name].done():
                 self._running[name] = self.spawn(work())
@@ -137,11 +141,11 @@ class Run:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.watchers.end()
-        await self.deadline.keep()
+        await keep_all(self)
 
     def hold(self) -> None:
-        """Draw nobody new: the coordinator is going to stop."""
-        self._held = True
+        """Give nobody anything new: the coordinator is going to stop."""
+        self.held = True
         self.look_again()
         self.fleet_changed()
 
@@ -206,6 +210,8 @@ class Run:
             self._broken(error)
 
     def _broken(self, error: Exception) -> None:
+        if isinstance(error, StoreTaken):
+            return  # the coordinator is about to end, and nothing that it says holds any more
         log.error("run_failed", run=self.id, error=repr(error), exc_info=error)
         self.fail(f"a fault of the coordinator: {error!r}; see its log")
 
@@ -243,7 +249,7 @@ class Run:
         fleet = self.parts.fleet
         while not self.ended and self._fleet_seen != fleet.version:
             self._fleet_seen = fleet.version
-            eligible, settled = self.eligible(), fleet.settled and not self._held
+            eligible, settled = self.eligible(), fleet.settled and not self.held
             if (eligible, settled) != (self.state.eligible, self.state.settled):
                 await self._take(ev.RosterChanged(eligible, settled))
 
@@ -300,10 +306,23 @@ class Run:
         self.watchers.tell(Progress("state", reason))
 
     def no_room(self, why: str) -> None:
-        """The disk is full or read-only: say so. Whoever wanted to write tries again, and nothing is lost."""
-        self.waiting_for = f"the coordinator cannot write: {why}"
-        log.error("no_room", run=self.id, round=self.state.round, error=why)
+        """The disk is full or read-only, or the database away: say so, and when it is over, for which `why` is "".
+
+        Whoever wanted to write tries again, and nothing is lost.
+        """
+        if why:
+            self._waited_for = self._waited_for if self._no_room else self.waiting_for
+            self._no_room = self.waiting_for = f"the coordinator cannot write: {why}"
+            log.error("no_room", run=self.id, round=self.state.round, error=why)
+        elif self._no_room:
+            log.info("room_again", run=self.id, round=self.state.round)
+            told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self._no_room}")
+            self._no_room, self.waiting_for = "", self._waited_for
+            self.spawn(self._explain(told))
         self.watchers.tell(Progress("state", self.waiting_for))
+
+    async def _explain(self, why: HistoryRecord) -> None:
+        await self.parts.ledger.insist(self.no_room, self.parts.ledger.store.add_history, why)
 
     async def _watch_wall_time(self) -> None:
         """Count the time that the run is not paused; end it at its limit."""

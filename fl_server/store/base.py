@@ -104,6 +104,8 @@ class CommitRecord:
     """Of the client states that its updates were made from."""
     over_selection: float = 0.0
     """Clients that the next round draws for each update wanted; 0: as the run's configuration says."""
+    clients_seconds_left: float | None = None
+    """Until its evaluation by clients is over, up to the last write; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,10 @@ class StoreAway(StoreFull):
 
     A connection that is lost while a transaction ends leaves open whether it was kept: writing the same again is right.
     """
+
+
+class StoreTaken(StoreError):
+    """Somebody else opened the ledger since: what this coordinator knows is not true any more, and it has to end."""
 
 
 class Store(Protocol):
@@ -275,6 +281,10 @@ class Store(Protocol):
 
     def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
         """Add the evaluation of a committed round."""
+        ...
+
+    def set_clients_seconds_left(self, run_id: str, round: int, seconds: float) -> None:
+        """Write down how long the clients' evaluation of a committed round still has; no change of state."""
         ...
 
     def commits(self, run_id: str) -> list[CommitRecord]:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import uuid
 import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,7 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from fl_server.store.base import StoreError
-from fl_server.store.files import make_folders, sync_names, write_durably
+from fl_server.store.files import disk_errors, fsync_path, make_folders, sync_names, write_durably
+from fl_server.store.ownership import Home
 
 LOCK = "lock"
 MARKER = "impetus-state.json"
@@ -39,6 +41,18 @@ class DirectoryLock:
         self.path = path
         self._descriptor: int | None = descriptor
         _held.add(self)
+
+    @property
+    def home(self) -> Home:
+        """The directory's id and its ledger's, as its marker has them."""
+        found = _read_json(self.path / MARKER)
+        return Home(str(found.get("id", "")), str(found.get("ledger", "")))
+
+    def keep_ledger(self, coordinator_id: str) -> None:
+        """Write down which ledger the directory belongs to, for good."""
+        if self.home.ledger != coordinator_id:
+            with disk_errors(f"mark the state directory {self.path}"):
+                _mark(self.path, ledger=coordinator_id)
 
     def release(self) -> None:
         """Give the directory up. A second call does nothing."""
@@ -83,7 +97,9 @@ def lock_directory(path: Path | str) -> DirectoryLock:
         _check_ours(folder)
         lock = _lock(folder)
         try:
-            _mark(folder)
+            if "id" not in _read_json(folder / MARKER):
+                _mark(folder, id=uuid.uuid4().hex)
+            _sync_names(folder)
         except BaseException:
             lock.release()
             raise
@@ -147,19 +163,25 @@ def _lock(folder: Path) -> DirectoryLock:
     return DirectoryLock(folder, descriptor)
 
 
-def _mark(folder: Path) -> None:
-    if not (folder / MARKER).exists():
-        write_durably(folder / _MARKER_PART, json.dumps(_MARKER_CONTENT).encode())
-        (folder / _MARKER_PART).replace(folder / MARKER)
+def _mark(folder: Path, **facts: str) -> None:
+    """Add to the marker, which is made with it."""
+    content = {**_read_json(folder / MARKER), **_MARKER_CONTENT, **facts}
+    write_durably(folder / _MARKER_PART, json.dumps(content).encode())
+    (folder / _MARKER_PART).replace(folder / MARKER)
+    fsync_path(folder)
+
+
+def _sync_names(folder: Path) -> None:
+    """A start that was killed in between may have left names that a power cut would take."""
     sync_names([folder])
     with suppress(PermissionError):  # where it may not be read, it is not for us to make names durable in it
         sync_names([folder.parent])
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a small file; empty if it is none, for errors that only want to say more."""
+    """The object in a small file; empty if it is none, or not there."""
     try:
         content = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         return {}
     return content if isinstance(content, dict) else {}

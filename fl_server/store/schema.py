@@ -85,7 +85,13 @@ def _text(name: str) -> Column[str]:
     return Column(name, Words, nullable=False)
 
 
-identity = Table("identity", metadata, Column("coordinator_id", String(64), primary_key=True))
+identity = Table(
+    "identity",
+    metadata,
+    Column("coordinator_id", String(64), primary_key=True),
+    Column("directory", String(64), nullable=False, server_default=""),
+    Column("openings", Integer, nullable=False, server_default="0"),
+)
 
 runs = Table(
     "runs",
@@ -160,6 +166,7 @@ commits = Table(
     Column("metrics", JsonText, nullable=False),
     Column("state_epoch", Integer, autoincrement=False, nullable=False, server_default="0"),
     Column("over_selection", Double, nullable=False, server_default="0"),
+    Column("clients_seconds_left", Double),
 )
 
 client_evaluations = Table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,20 +25,23 @@ from fl_server.store.base import (
 )
 from fl_server.store.engine import database_errors, engine_for, migrate, prepare_file
 from fl_server.store.files import Durability
+from fl_server.store.ownership import Home, claim, identify, require_claim
 from fl_server.store.postgres import postgres_engine
 
 LEDGER = "ledger.sqlite"
 """The ledger's file in a state directory."""
+ANYWHERE = Home("")
+"""Of a ledger that goes with no state directory."""
 
 
-def open_sqlite(path: Path | str, durability: Durability = "process") -> SqlStore:
+def open_sqlite(path: Path | str, durability: Durability = "process", home: Home = ANYWHERE) -> SqlStore:
     """Open or make the ledger in a SQLite file (":memory:" for one that goes with the process).
 
     Raises StoreFull where the file may not be written, StoreError for a file that is no ledger or a newer one.
     """
     if str(path) != ":memory:":
         prepare_file(Path(path))
-    return SqlStore(f"sqlite:///{path}", durability)
+    return SqlStore(f"sqlite:///{path}", durability, home)
 
 
 def look_at_postgres(url: str) -> SqlStore:
@@ -47,7 +49,7 @@ def look_at_postgres(url: str) -> SqlStore:
 
     Raises StoreError where there is none, or one of an older or newer schema.
     """
-    return SqlStore(postgres_engine(url, read_only=True))
+    return SqlStore(postgres_engine(url, read_only=True), home=None)
 
 
 def open_read_only(path: Path | str) -> SqlStore:
@@ -57,33 +59,45 @@ def open_read_only(path: Path | str) -> SqlStore:
     """
     if not Path(path).is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
-    return SqlStore(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"))
+    return SqlStore(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
 
 
-def open_ledger(url: str | None, state_dir: Path, durability: Durability = "process") -> SqlStore:
+def open_ledger(
+    url: str | None, state_dir: Path, durability: Durability = "process", home: Home = ANYWHERE
+) -> SqlStore:
     """The ledger at a PostgreSQL URL, or without one the SQLite file in the state directory.
 
-    Raises StoreAway while another coordinator has it or it cannot be reached, StoreError where the directory has a
-    ledger of its own: its checkpoints belong to that one.
+    Raises StoreAway while another coordinator has it or it cannot be reached, StoreError where the directory, which is
+    `home`, has another ledger, or the ledger another directory: checkpoints belong to one ledger.
     """
+    own = (state_dir / LEDGER).exists()
+    if url is None and home.ledger and not own:
+        raise StoreError(
+            f"the ledger of {state_dir} is not there: it was in PostgreSQL, and then `ledger` must name it, or its "
+            f"{LEDGER} was lost, and then restore the directory from a backup, or name a new one"
+        )
     if url is None:
-        return open_sqlite(state_dir / LEDGER, durability)
-    if (state_dir / LEDGER).exists():
+        return open_sqlite(state_dir / LEDGER, durability, home)
+    if own:
         raise StoreError(
             f"{state_dir} has a ledger of its own, {LEDGER}, and `ledger` names another: its checkpoints go with its "
             "own, so leave the setting out, or name a new state directory"
         )
-    return SqlStore(postgres_engine(url), durability)
+    return SqlStore(postgres_engine(url), durability, home)
 
 
 class SqlStore:
     """`Store` over a SQLAlchemy engine or database URL; opening it brings an older schema to this version's.
 
     Each method is one transaction, durable against SIGKILL when it returns. What an operator says of a run, accepted
-    lists and commits are fsynced; with durability "power" every write is.
+    lists and commits are fsynced; with durability "power" every write is. A write is a StoreTaken once somebody else
+    has opened the ledger.
     """
 
-    def __init__(self, url_or_engine: str | Engine, durability: Durability = "process") -> None:
+    def __init__(
+        self, url_or_engine: str | Engine, durability: Durability = "process", home: Home | None = ANYWHERE
+    ) -> None:
+        """home: the state directory that the ledger must go with; None for one who only looks."""
         with database_errors("open the ledger"):
             self._engine = engine_for(url_or_engine)
         self._reads = self._engine.execution_options(reads=True)
@@ -92,7 +106,8 @@ class SqlStore:
         try:
             with database_errors("open the ledger"), self._fsynced.begin() as db:
                 migrate(db)
-                self._coordinator_id = _identity(db)
+                self._claim = None if home is None else claim(db, home)
+                self._coordinator_id = identify(db)
         except StoreError:
             self.close()
             raise
@@ -110,6 +125,8 @@ class SqlStore:
     def _transaction(self, doing: str, *, fsynced: bool = False) -> Iterator[Connection]:
         """All or nothing; `doing` completes "could not ..." in errors."""
         with database_errors(doing), (self._fsynced if fsynced else self._writes).begin() as db:
+            if self._claim is not None:
+                require_claim(db, self._claim)
             yield db
 
     def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:
@@ -269,6 +286,12 @@ class SqlStore:
             if not db.execute(query).rowcount:
                 raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
 
+    def set_clients_seconds_left(self, run_id: str, round: int, seconds: float) -> None:
+        """Write down how long the clients' evaluation of a committed round still has; pass over one that is not."""
+        with self._transaction(f"write down the time left to clients of run {run_id!r}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round)
+            db.execute(query.values(clients_seconds_left=seconds))
+
     def commits(self, run_id: str) -> list[CommitRecord]:
         """Committed rounds in order."""
         query = _of(schema.commits, run_id=run_id).order_by(schema.commits.c.round)
@@ -350,15 +373,6 @@ def _replace_run(db: Connection, run: RunRecord) -> None:
     table = schema.runs
     if not db.execute(change(table).where(table.c.run_id == run.run_id).values(rows.to_row(run))).rowcount:
         raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
-
-
-def _identity(db: Connection) -> str:
-    """The ledger's own id, made at the first call."""
-    if found := db.execute(select(schema.identity.c.coordinator_id)).scalar():
-        return str(found)
-    made = uuid.uuid4().hex
-    db.execute(insert(schema.identity).values(coordinator_id=made))
-    return made
 
 
 def _explain(db: Connection, why: HistoryRecord | None) -> None:

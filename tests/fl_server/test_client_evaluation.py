@@ -363,6 +363,21 @@ async def test_a_restart_asks_those_who_have_not_answered(tmp_path, dies_at, tim
         assert "accuracy" in metrics(world)
 
 
+async def test_the_time_to_answer_stands_still_while_nobody_serves(tmp_path):
+    """What was left when the coordinator stopped is left after the restart, not the whole time anew."""
+    a = Device("a", eval_examples=10, works=False)
+    async with World(tmp_path) as world:
+        await a.come(world)
+        evaluation = {"clients_every": 1, "clients_deadline_s": 600}
+        run = await world.create(stop={"rounds": 1}, evaluation=evaluation, round={"clients_per_round": 1})
+        await a.contribute(world, await a.assigned())
+        assert (await a.asked()).deadline.seconds > 500
+        run.client_evaluations._under_way[0].ends -= 560
+    async with World(tmp_path) as world:
+        await a.come(world)
+        assert 30 < (await a.asked(times=2)).deadline.ToSeconds() <= 40
+
+
 async def test_earlier_rounds_come_to_what_was_there(tmp_path):
     """Round 0 was being evaluated when the coordinator died in round 1: its model is gone, its one answer counts."""
     sections = {"stop": {"rounds": 3}, "evaluation": {"clients_every": 1, "every": 0, "clients_deadline_s": 60}}

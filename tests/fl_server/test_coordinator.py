@@ -11,6 +11,7 @@ from fl_server import events as ev
 from fl_server.broadcast import Broadcast
 from fl_server.errors import Forbidden, InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
 from fl_server.round_state import Phase
+from fl_server.store.base import StoreFull
 from fl_server.store.checkpoints import INITIAL
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import (
@@ -187,6 +188,22 @@ async def test_an_extension_adds_rounds(world):
     assert (len(digests), digests[:1], run.state.ending[1]) == (3, first, "3 rounds are done")
     assert (run.config.stop.wall_time_s, run.config.horizon) == (1000.0, 1)
     assert all(device.outcomes["r", 2, 0].counted for device in devices)
+
+
+async def test_an_extension_that_cannot_be_written_is_none(world, monkeypatch):
+    """The operator is told, and the next try adds what it says and no more."""
+    run = await world.create(stop={"rounds": 5, "wall_time_s": 1000.0})
+
+    def full(*_):
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "add_history", full)
+        with pytest.raises(StoreFull):
+            await world.coordinator.extend(run, 2, 100.0, "admin")
+    assert (run.config.stop.rounds, run.config.stop.wall_time_s, run.record.spec["stop"]["rounds"]) == (5, 1000.0, 5)
+    await world.coordinator.extend(run, 2, 100.0, "admin")
+    assert (run.state.rounds, run.config.stop.wall_time_s) == (7, 1100.0)
 
 
 async def test_an_extension_needs_rounds(world):

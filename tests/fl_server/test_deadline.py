@@ -1,4 +1,4 @@
-"""The time that an attempt has left, over stops, deaths and restarts of the coordinator."""
+"""The times that a run has left, over stops, deaths and restarts of the coordinator."""
 
 from __future__ import annotations
 
@@ -103,3 +103,24 @@ async def test_what_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
             patch.setattr(world.store, "set_seconds_left", full)
             await run.deadline.keep()
         assert (time_left(world), run.state.phase) == (DEADLINE_S, Phase.COLLECTING)
+
+
+async def test_the_wall_time_goes_on_where_it_was(tmp_path):
+    """A coordinator that stops has written how much of it is over."""
+    async with World(tmp_path) as world:
+        run = await opened(world, "a", "b", stop={"rounds": 2, "wall_time_s": 600.0})
+        run.record = replace(run.record, elapsed_s=400.0)
+    async with World(tmp_path) as world:
+        assert 400.0 <= world.coordinator.run("r").record.elapsed_s < 500.0
+
+
+async def test_a_killed_coordinator_has_counted_wall_time(tmp_path, monkeypatch):
+    """But for the last few seconds; without a limit nothing is written."""
+    monkeypatch.setattr(deadline, "KEEP_EVERY_S", 0.005)
+    async with World(tmp_path) as world:
+        run = await opened(world, "a", "b", stop={"rounds": 2, "wall_time_s": 600.0})
+        run.record = replace(run.record, elapsed_s=400.0)
+        await until(lambda: world.store.runs()[0].elapsed_s >= 400.0, "it is written")
+        world.journal.dead = True
+    async with World(tmp_path) as world:
+        assert world.coordinator.run("r").record.elapsed_s >= 400.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -90,6 +91,27 @@ async def test_the_second_exchange_goes_to_the_accepted_of_the_first(world):
         assert second.resources[0] == first.resources[0]
         assert len(second.resources) == 2
         assert [device.outcomes["r", 0, exchange].counted for exchange in (0, 1)] == [True, True]
+
+
+async def test_a_coordinator_that_leaves_gives_no_second_exchange_out(tmp_path):
+    """The cohort stands in the ledger, and the next coordinator tells it."""
+    devices = [Device(name, works=False) for name in NAMES[:2]]
+    async with World(tmp_path) as world:
+        await arrive(world, devices)
+        run = await world.create(**MIME, stop={"rounds": 1})
+        assigned = [await device.assigned() for device in devices]
+        run.hold()
+        for device, work in zip(devices, assigned, strict=True):
+            await device.contribute(world, work)
+        await until(lambda: run.deadline._attempt == (0, 1, 0), "the second exchange is opened")
+        for device in devices:
+            world.fleet.push(device.name, pb.AttendResponse(notice=pb.Notice(text="behind what was pushed")))
+            await until(partial(device.told, "notice"), "it has heard all")
+        assert [len(device.told("assignment")) for device in devices] == [1, 1]
+    async with World(tmp_path) as world:
+        await arrive(world, devices)
+        for device in devices:
+            assert (await device.assigned(0, 1)).key.exchange == 1
 
 
 def told_of(world):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from fl_server import fleet as fleet_module
+from fl_server import ledger as ledger_module
 from fl_server.errors import (
     Fenced,
     Forbidden,
@@ -20,6 +23,7 @@ from fl_server.errors import (
 )
 from fl_server.identity import Identity, caller
 from fl_server.registration import common_protocol
+from fl_server.store.base import StoreAway
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey
 from tasks import fingerprint, load_task
@@ -129,6 +133,72 @@ async def test_a_stream_that_is_lost_is_waited_for(world, clock):
     world.fleet.tick()
     assert (world.fleet.state("a"), eligible(world), gone) == ("lost", (), [("a", "lost")])
     await until(lambda: not world.store.clients()[0].present, "it is written down")
+
+
+def without_a_ledger(patch, world):
+    """The database is away, as far as clients are concerned."""
+
+    def away(*_):
+        raise StoreAway("nobody answers")
+
+    patch.setattr(world.store, "put_client", away)
+    patch.setattr(ledger_module, "NO_ROOM_S", 0.001)
+
+
+async def test_who_was_lost_while_the_ledger_was_away_is_not_waited_for(world, clock, monkeypatch):
+    """That it was lost is written once it can be; a restart need not wait for it."""
+    a = await Device("a").come(world)
+    await a.leave()
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        without_a_ledger(patch, world)
+        clock.now += 20
+        world.fleet.tick()
+        await until(lambda: [log for log in logs if log["event"] == "presence_not_written"], "it is tried")
+        assert world.store.clients()[0].present
+    await until(lambda: not world.store.clients()[0].present, "it is written down")
+
+
+async def test_who_came_back_while_the_ledger_was_away_is_present(world, clock, monkeypatch):
+    """What was to be written of its loss is not true any more."""
+    a = await Device("a").come(world)
+    await a.leave()
+    with monkeypatch.context() as patch:
+        without_a_ledger(patch, world)
+        clock.now += 20
+        world.fleet.tick()
+        await asyncio.sleep(0)  # the first try
+    await a.come(world)
+    await asyncio.gather(*fleet_module._background)
+    assert world.store.clients()[0].present
+
+
+async def test_presence_that_could_not_be_written_is_written_at_the_next_try(world, monkeypatch):
+    """A client that attached while the ledger was away is told so; a restart waits for it once it has come again."""
+    a = Device("a")
+    a.session = (await world.service.Register(a.registration(), None)).session_id
+    with monkeypatch.context() as patch:
+        without_a_ledger(patch, world)
+        with pytest.raises(StoreAway):
+            await a._attend(world)
+    a.stream = world.spawn(a._attend(world))
+    await until(lambda: a.told("attached"), "it attends in the same session")
+    assert world.store.clients()[0].present
+
+
+async def test_what_an_operator_said_holds_or_is_refused(world, monkeypatch):
+    """A ban that cannot be written is none: after a restart it would not hold."""
+    a = await Device("a").come(world)
+    with monkeypatch.context() as patch:
+        without_a_ledger(patch, world)
+        with pytest.raises(StoreAway):
+            await world.fleet.ban("a", "smoke", "admin")
+        with pytest.raises(StoreAway):
+            await world.fleet.ban("b", "smoke", "admin")
+    assert (world.fleet.record("a").banned, eligible(world)) == (False, ("a",))
+    with pytest.raises(NoSuchClient):
+        world.fleet.record("b")
+    assert a.stream is not None
+    assert not a.stream.done()
 
 
 async def test_who_comes_back_inside_the_grace_was_never_away(world, clock):

@@ -45,7 +45,7 @@ async def test_what_was_begun_is_done_though_its_caller_is_cancelled(ledger):
 
 
 async def test_a_full_disk_is_tried_again(ledger, monkeypatch):
-    """Until there is room; whoever looks is told each time, and the answer is the last try's."""
+    """Until there is room; whoever looks is told each time and when it is over, and the answer is the last try's."""
     monkeypatch.setattr(ledger_module, "NO_ROOM_S", 0.0)
     told, tries = [], iter([StoreFull("one"), StoreFull("two"), "written"])
 
@@ -56,7 +56,7 @@ async def test_a_full_disk_is_tried_again(ledger, monkeypatch):
         return f"{word} {result}"
 
     assert await ledger.insist(told.append, write, "it is") == "it is written"
-    assert told == ["one", "two"]
+    assert told == ["one", "two", ""]
 
 
 async def test_other_errors_are_not_tried_again(ledger):

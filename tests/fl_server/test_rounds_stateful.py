@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -98,6 +100,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.stepped: Accepted = ()
         self.committing: list[int] = []
         self.announced: list[int] = []
+        self.words: dict[tuple[int, int, int, str], bytes] = {}
+        """(round, exchange, first attempt, client) -> the digest that was admitted."""
+        self.counted: dict[int, Accepted] = {}
 
     # What happens.
 
@@ -116,17 +121,46 @@ class AnyOrder(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(by_id(self.state.outstanding)))
         self.tell(ClientOut(client) if kind is ClientOut else UpdateAdmitted(client, client.encode()))
 
+    @rule(data=st.data(), other=st.booleans())
+    @precondition(lambda self: self.state.collects and self.state.admitted)
+    def an_update_comes_again(self, data: st.DataObject, other: bool) -> None:
+        """With the bytes of before, or with others: the first word stands."""
+        client, digest = data.draw(st.sampled_from(self.state.admitted))
+        before = self.state
+        self.tell(UpdateAdmitted(client, b"other" if other else digest))
+        assert self.state is before
+
     @rule(data=st.data())
-    @precondition(lambda self: self.state.phase in (Phase.REDUCING, Phase.STEPPING))
+    @precondition(lambda self: self.state.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING))
     def the_power_is_cut(self, data: st.DataObject) -> None:
-        """The coordinator comes back with the list that it had fixed, and some of the bytes."""
+        """The coordinator comes back with the list that it had fixed and some of the bytes, but with no commit."""
         fixed = self.state.accepted
+        if self.state.phase is Phase.COMMITTING:
+            self.committing.pop()
         whole = data.draw(st.lists(st.sampled_from(fixed), unique=True).map(tuple))
         present = data.draw(st.sets(st.sampled_from(fixed)))
         out = {client for client, _ in set(fixed) - set(whole) - present}
+        self.forget_words({client for client, _ in set(fixed) - set(whole)})
         self.state = replace(
             self.state, phase=Phase.COLLECTING, goal=len(fixed), drawn=frozenset(client for client, _ in fixed),
             out=frozenset(out), admitted=whole, accepted=(), fixed=fixed, states_lost="", ending=None,
+        )  # fmt: skip
+        self.tell(PickedUp())
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.state.collects)
+    def it_is_killed(self, data: st.DataObject) -> None:
+        """The coordinator comes back into the same round, knows nobody, and may have lost the bytes of some updates."""
+        state = self.state
+        kept = data.draw(st.sets(st.sampled_from(state.admitted))) if state.admitted else set()
+        admitted = tuple(entry for entry in state.admitted if entry in kept)
+        away = state.drawn - {client for client, _ in admitted}
+        out = data.draw(st.sets(st.sampled_from(by_id(away)))) if away else set()
+        self.forget_words(away)
+        opened = [key[2] for key in self.opened if key[:2] == (state.round, state.exchange)]
+        self.state = replace(
+            state, phase=Phase.COLLECTING, attempt=max(opened), eligible=(), settled=False, admitted=admitted,
+            out=frozenset(out), states_lost="",
         )  # fmt: skip
         self.tell(PickedUp())
 
@@ -144,6 +178,8 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             assert legal
             assert self.state.phase in MOVES[before.phase]
+            if isinstance(event, UpdateAdmitted):
+                self.note_word(before, event)
             for command in commands:
                 self.note(command, before)
         assert before == copy
@@ -162,10 +198,26 @@ class AnyOrder(RuleBasedStateMachine):
         elif isinstance(command, ReduceExchange | Step):
             assert before.fixed in ((), command.accepted)
             self.stepped = command.accepted
+            key = (before.round, before.exchange, before.first_attempt)
+            assert all(self.words[(*key, client)] == digest for client, digest in command.accepted)
         elif isinstance(command, Commit):
             self.committing.append(before.round)
         elif isinstance(command, Announce):
             self.announced.append(command.round)
+            assert command.round not in self.counted
+            self.counted[command.round] = self.stepped
+
+    def note_word(self, before: RoundState, event: UpdateAdmitted) -> None:
+        """What is said of a client's update is said once, until the round is drawn anew."""
+        key = (before.round, before.exchange, before.first_attempt, event.client)
+        assert key not in self.words
+        self.words[key] = event.digest
+
+    def forget_words(self, clients: AbstractSet[str]) -> None:
+        """Their bytes are torn or gone, or never came: they may be admitted again."""
+        place = (self.state.round, self.state.exchange, self.state.first_attempt)
+        for client in clients:
+            self.words.pop((*place, client), None)
 
     def note_attempt(self, opened: OpenAttempt) -> None:
         key = (opened.round, opened.exchange, opened.attempt)
@@ -185,6 +237,16 @@ class AnyOrder(RuleBasedStateMachine):
     def no_round_is_committed_twice(self) -> None:
         assert self.announced == list(range(self.state.round))
         assert self.committing in (self.announced, [*self.announced, self.state.round])
+
+    @invariant()
+    def nobody_counts_twice_in_a_round(self) -> None:
+        assert all(len({client for client, _ in accepted}) == len(accepted) for accepted in self.counted.values())
+
+    @invariant()
+    def what_it_remembers_does_not_grow(self) -> None:
+        """Nothing in the state is larger than the fleet, however many events there were."""
+        values = [getattr(self.state, field.name) for field in fields(self.state)]
+        assert all(len(value) <= len(CLIENTS) for value in values if isinstance(value, tuple | frozenset))
 
     @invariant()
     def over_selection_keeps_to_its_bounds(self) -> None:
@@ -256,7 +318,8 @@ def expected_next(state: RoundState) -> Event:
     }[state.phase]
 
 
+@pytest.mark.timeout(600)
 class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
-    """Some 10,000 events in any order break no invariant, and each run that they lead to can end."""
+    """2,000 orders of up to 30 events break no invariant, and each run that they lead to can end."""
 
-    settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)

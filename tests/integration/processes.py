@@ -39,6 +39,8 @@ class Process:
         self.config = self.folder / f"{name}.toml"
         self._module = module
         self._path = [*path, ROOT, HERE]
+        self.under: list[str] = []
+        """The command that it runs under, which becomes the process."""
         self._popen: subprocess.Popen[bytes] | None = None
         self._out, self._err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         place.processes.append(self)
@@ -47,7 +49,7 @@ class Process:
         """Start it, once more after it ended; returns at once."""
         assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", self._module, "--config", str(self.config)]
+        command = [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._popen = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=out, stderr=err)
         return self

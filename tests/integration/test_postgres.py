@@ -75,6 +75,20 @@ def test_a_second_coordinator_is_refused(pg_fleet, url):
     assert f"another coordinator has the ledger: impetus process {pg_fleet.server.pid} on host" in second.errors()
 
 
+def test_a_coordinator_that_was_replaced_ends(pg_fleet, undisturbed, postgres, url):
+    """Its ledger was opened by another in mid-round: it writes nothing more, says why, and exits; no work is lost."""
+    server = pg_fleet.server
+    quick, slow = pg_fleet.half_delivered("replaced")
+    schema = url.rpartition("%3D")[2]
+    postgres.execute(f"UPDATE {schema}.identity SET openings = openings + 1")  # noqa: S608 - a name of the tests' own
+    slow.hold.unlink()
+    assert server.wait() == 2
+    assert "another coordinator has opened the ledger since this one did" in server.errors()
+    server.serve()
+    assert undisturbed == server.digests("replaced")
+    assert [len(each.events("trained", run="replaced", round=0)) for each in (quick, slow)] == [1, 1]
+
+
 def test_a_run_is_replayed_from_there(pg_fleet, url, tmp_path, monkeypatch):
     """`fl simulate --replay` reads the ledger while the coordinator has it, and comes to the same models."""
     monkeypatch.syspath_prepend(Path(__file__).parent)  # the daemons' task

@@ -11,9 +11,11 @@ import pytest
 
 from fl_server.store import lock as lock_module
 from fl_server.store.lock import DirectoryLocked, StateDirectoryError, lock_directory
+from fl_server.store.ownership import Home
 
 HOLDER = """
 import sys
+from fl_server.store.ownership import Home
 from fl_server.store.lock import lock_directory
 lock = lock_directory(sys.argv[1])
 print("locked", flush=True)
@@ -21,6 +23,7 @@ sys.stdin.read()
 """
 FORKER = """
 import os, sys, time
+from fl_server.store.ownership import Home
 from fl_server.store.lock import DirectoryLocked, lock_directory
 lock = lock_directory(sys.argv[1])
 read, write = os.pipe()
@@ -54,11 +57,21 @@ def test_a_new_directory_is_made_and_marked(folder: Path) -> None:
     """The marker says whose it is, the lock file who has it."""
     with lock_directory(folder) as lock:
         assert lock.path == folder
-        assert json.loads((folder / "impetus-state.json").read_text()) == {
-            "program": "impetus-coordinator",
-            "format": 1,
-        }
+        marker = json.loads((folder / "impetus-state.json").read_text())
+        assert marker == {"program": "impetus-coordinator", "format": 1, "id": lock.home.id}
         assert json.loads((folder / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_directory_keeps_its_id_and_its_ledgers(folder: Path) -> None:
+    """Over restarts; a directory of an older version, whose marker names neither, gets them."""
+    folder.mkdir(parents=True)
+    (folder / "impetus-state.json").write_text('{"program": "impetus-coordinator", "format": 1}')
+    with lock_directory(folder) as lock:
+        first = lock.home
+        lock.keep_ledger("abc")
+    with lock_directory(folder) as lock:
+        assert lock.home == Home(first.id, "abc")
+    assert (len(first.id), first.ledger) == (32, "")
 
 
 def test_a_second_process_is_told_who_holds_it(folder: Path) -> None:

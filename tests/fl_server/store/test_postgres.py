@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from fl_server.store import postgres as backend
 from fl_server.store import schema
-from fl_server.store.base import StoreAway, StoreError, StoreFull
+from fl_server.store.base import StoreAway, StoreError, StoreFull, StoreTaken
 from fl_server.store.sql import SqlStore, look_at_postgres, open_ledger
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 from tests.postgres_server import PostgresServer
@@ -163,15 +163,32 @@ def test_a_database_that_is_away_is_waited_for(postgres: PostgresServer, store: 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_lost_the_lock_cannot_write(postgres: PostgresServer, url: str, store: SqlStore, tmp_path: Path) -> None:
-    """Another took the ledger while the connection was gone: the first is told, until the other has ended."""
+def test_who_lost_the_lock_never_writes_again(
+    postgres: PostgresServer, url: str, store: SqlStore, tmp_path: Path
+) -> None:
+    """Another took the ledger while the connection was gone: the first cannot write then, nor once the other ended."""
     postgres.cut_connections()
     other = open_ledger(url, tmp_path)
     with pytest.raises(StoreAway, match="another coordinator has the ledger"):
         store.add_history(why("mine"))
+    other.add_history(why("the other's"))
     other.close()
-    store.add_history(why("mine"))
-    assert [entry.event for entry in store.history()] == ["created", "mine"]
+    with pytest.raises(StoreTaken, match="another coordinator has opened the ledger since"):
+        store.add_history(why("mine"))
+    assert [entry.event for entry in store.history()] == ["created", "the other's"]
+
+
+def test_without_its_lock_there_is_one_writer_all_the_same(
+    url: str, store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler that shares connections: both hold a connection, and who came later alone can write."""
+    monkeypatch.setattr(backend, "_LOCK", "SELECT %s::int")
+    other = open_ledger(url, tmp_path)
+    with pytest.raises(StoreTaken):
+        store.create_run(a_run("r2"), why())
+    assert other.runs() == [a_run()]
+    other.create_run(a_run("r2"), why())
+    other.close()
 
 
 def test_a_connection_lost_in_a_transaction_keeps_none_of_it(postgres: PostgresServer, store: SqlStore) -> None:

@@ -138,31 +138,12 @@ def test_migrations_make_the_schema(path: Path, store: SqlStore) -> None:
     engine.dispose()
 
 
-def test_an_older_ledger_is_brought_up_to_date(path: Path, store: SqlStore) -> None:
-    """Lines of version 0002 stay, and what they do not say is unknown."""
-    store.open_attempt(an_attempt())
-    store.commit(a_commit(), why())
-    store.close()
-    run_sql(
-        path,
-        "DROP TABLE standings",
-        "ALTER TABLE attempts DROP COLUMN seconds_left",
-        "ALTER TABLE commits DROP COLUMN over_selection",
-        "UPDATE alembic_version SET version_num = '0002'",
-    )
-    again = open_sqlite(path)
-    assert (again.attempts("r1", 0), again.commits("r1")) == ([an_attempt()], [a_commit()])
-    assert (again.attempts("r1", 0)[0].seconds_left, again.commits("r1")[0].over_selection) == (None, 0.0)
-    assert again.standings() == []
-    again.close()
-
-
 def test_an_unknown_schema_version_is_refused(path: Path, store: SqlStore) -> None:
     """A ledger of a newer program is named, left as it was, and what to do is said."""
     store.close()
     run_sql(path, "UPDATE alembic_version SET version_num = '9999'")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"has schema version 9999; this program knows versions up to 0004: start the"):
+    with pytest.raises(StoreError, match=r"schema version 9999; this program knows versions up to \d{4}: start the"):
         open_sqlite(path)
     assert path.read_bytes() == before
 

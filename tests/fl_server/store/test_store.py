@@ -284,6 +284,15 @@ def test_metrics_are_added_to_a_commit(store: Store) -> None:
     assert math.isnan(metrics["loss"])
 
 
+def test_the_time_left_to_clients_is_that_of_one_round(store: Store) -> None:
+    """What is written last stands, without a line of history; a round that is not there is passed over."""
+    store.commit(a_commit(), why("committed"))
+    for round_, seconds in ((0, 60.0), (0, 12.25), (1, 3.0)):
+        store.set_clients_seconds_left("r1", round_, seconds)
+    assert store.commits("r1") == [a_commit(clients_seconds_left=12.25)]
+    assert events(store) == ["created", "committed"]
+
+
 def test_metrics_need_a_commit(store: Store) -> None:
     """A round that is not committed has no model to evaluate."""
     with pytest.raises(StoreError, match="no committed round 3"):
