@@ -164,11 +164,14 @@ class KillDaemons:
         daemons = [_daemon(arena, index) for index in self.daemons]
         for daemon in daemons:
             daemon.kill()
-        if not self.at_once:
-            before = _moved(arena.server.run(run_id))
-            eventually(lambda: _moved(arena.server.run(run_id)) != before, "the run goes on without them")
+        before = arena.server.run(run_id)
+        if not self.at_once and not before.HasField("ended"):
+            still = _moved(before)
+            eventually(lambda: _moved(arena.server.run(run_id)) != still, "the run goes on without them")
         for daemon in daemons:
             daemon.start()
+        if not self.at_once and before.HasField("ended"):
+            raise DidNotHappen("the run was over before they were gone")
 
 
 def _moved(run: admin_pb2.RunStatus) -> tuple[object, ...]:
