@@ -55,5 +55,7 @@ async def prune(run: Run) -> None:
 def reason_to_stop(run: Run) -> str | None:
     """Why the run has learned enough, by its evaluations since it was created or extended; None if it goes on."""
     stop = run.config.stop
-    since = [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at]
-    return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), since)
+    policy = StopPolicy(stop.metric, stop.target, stop.patience)
+    if not policy.looks_at_metrics:
+        return None
+    return stop_reason(policy, [entry for entry in run.log.evaluations if entry[0] >= run.record.extended_at])

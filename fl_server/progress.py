@@ -78,10 +78,17 @@ class RoundLog:
     """Bytes down to a client for the exchange under way, where that was so before the last start; else 0."""
     under_way: set[int] = field(default_factory=set)
     """Rounds that clients evaluate now: one of them may yet turn out the best."""
+    best: Best | None = None
+    """The best evaluated round."""
+    _committed: tuple[int, int] = (0, 0)
+    """Bytes down and up of all committed rounds. Like the best one not counted anew: a run may have 100,000."""
 
     def add(self, commit: CommitRecord) -> None:
-        """A round was committed; counting starts anew."""
+        """A round was committed, which was not there before; counting starts anew."""
         self.commits[commit.round] = commit
+        down, up = self._committed
+        self._committed = (down + commit.bytes_down, up + commit.bytes_up)
+        self._weigh(commit)
         self.bytes_down = self.bytes_up = self._each = 0
         self._fetched.clear()
         self._resumed.clear()
@@ -115,12 +122,23 @@ class RoundLog:
         """An evaluation of a committed round is there: beside what another one said of it."""
         commit = self.commits[round_]
         self.commits[round_] = replace(commit, metrics={**commit.metrics, **metrics})
+        self._weigh(self.commits[round_])
         return self.commits[round_]
+
+    def _weigh(self, commit: CommitRecord) -> None:
+        """Compare a round's evaluation with the best one; it may have been that, and have become worse."""
+        if self.best is not None and self.best.round == commit.round:
+            self.best = best_round(self.metric, self.evaluations)
+        elif has_evaluation(commit.metrics, self.metric):
+            rivals = [(commit.round, commit.metrics)]
+            if self.best is not None:
+                rivals.append((self.best.round, self.commits[self.best.round].metrics))
+            self.best = best_round(self.metric, rivals)
 
     @property
     def latest(self) -> CommitRecord | None:
         """The newest committed round."""
-        return self.commits[max(self.commits)] if self.commits else None
+        return self.commits[next(reversed(self.commits))] if self.commits else None
 
     @property
     def evaluations(self) -> list[Evaluation]:
@@ -129,15 +147,7 @@ class RoundLog:
         return [(commit.round, commit.metrics) for commit in commits if has_evaluation(commit.metrics, self.metric)]
 
     @property
-    def best(self) -> Best | None:
-        """The best evaluated round."""
-        return best_round(self.metric, self.evaluations)
-
-    @property
     def total_bytes(self) -> tuple[int, int]:
         """Tensor bytes down and up, the round under way included."""
-        commits = self.commits.values()
-        return (
-            self.bytes_down + sum(commit.bytes_down for commit in commits),
-            self.bytes_up + sum(commit.bytes_up for commit in commits),
-        )
+        down, up = self._committed
+        return self.bytes_down + down, self.bytes_up + up

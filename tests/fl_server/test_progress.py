@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fl_server.progress import Progress, RoundLog, Watchers
-from fl_server.stop_rules import Best
+from fl_server.stop_rules import Best, best_round
 from tests.fl_server.store.records import a_commit
 
 
@@ -76,3 +80,17 @@ def test_the_log_joins_what_server_and_clients_found():
     assert [round_ for round_, _ in server.evaluations] == [0]
     assert [round_ for round_, _ in clients.evaluations] == [0, 1]
     assert (server.best, clients.best) == (Best(0, 0.9), Best(1, 0.4))
+
+
+VALUES = st.sampled_from([0.1, 0.5, 0.9, math.nan])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), VALUES)))
+def test_the_best_round_is_that_of_all_evaluations(told):
+    """Whatever order they come in, also where a round is evaluated anew and has become worse."""
+    log = RoundLog("accuracy")
+    for round_ in range(6):
+        log.add(a_commit(round_))
+    for round_, value in told:
+        log.evaluated(round_, {"accuracy": value})
+        assert log.best == best_round("accuracy", log.evaluations)
