@@ -188,10 +188,16 @@ def held_upload(arena: Arena, daemon: int, message: int) -> Iterator[None]:
 
 
 def pending(arena: Arena, run_id: str, daemon: int) -> Update:
-    """The update of the run that the daemon is sending, from its disk."""
+    """The update of the run that the daemon is sending, from its disk.
+
+    Raises DidNotHappen where it is still sending one of an earlier run.
+    """
     state_dir = Path(list(arena.daemons.values())[daemon].settings["state_dir"])
     kept = PendingUpdates(state_dir / "pending")
-    key = max(key_of(head.header.key) for head in kept.heads() if head.header.key.run_id == run_id)
+    keys = [key_of(head.header.key) for head in kept.heads() if head.header.key.run_id == run_id]
+    if not keys:
+        raise DidNotHappen("the upload was one of an earlier run")
+    key = max(keys)
     found = kept.read(key)
     assert found is not None, f"the daemon is sending {key} and has not kept it"
     update = found.update
