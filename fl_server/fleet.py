@@ -120,10 +120,11 @@ class Fleet:
         if older is not None and older.instance_id != session.instance_id and older.stream is not None:
             log.warning("client_fenced", client=client_id, older=older.instance_id, newer=session.instance_id)
             return _history(client_id, "client_fenced", f"{older.instance_id} by {session.instance_id}")
-        if client_id not in self._records:
+        known = self._records.get(client_id)
+        if known is None:
             log.info("client_registered", client=client_id)
             return _history(client_id, "client_registered", session.instance_id)
-        return None
+        return None if known.present else _history(client_id, "client_back", session.instance_id)
 
     def session(self, session_id: str) -> Session:
         """An open session, for a call made in it. Raises UnknownSessionError, Forbidden."""
@@ -369,12 +370,14 @@ class Fleet:
     async def _keep_absence(self, client_id: str) -> None:
         """A restart need not wait for a client that was lost; unless it has come back since."""
         if self.state(client_id) == "lost":
-            await self._set_present(client_id, False)
+            gone = f"not attached for {self._limits.reattach_grace_s:g} s"
+            why = HistoryRecord(time.time(), "coordinator", "client_lost", client_id, gone)
+            await self._set_present(client_id, False, why)
 
-    async def _set_present(self, client_id: str, present: bool) -> None:
+    async def _set_present(self, client_id: str, present: bool, why: HistoryRecord | None = None) -> None:
         record = self._records.get(client_id)
         if record is not None and record.present != present:
-            await self._remember(replace(record, present=present, last_seen=time.time()), None)
+            await self._remember(replace(record, present=present, last_seen=time.time()), why)
 
     def _expel(self, client_id: str, needed: str) -> None:
         """End all that the client does here, its transfers too; what it needs to come back stands in the errors."""

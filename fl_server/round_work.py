@@ -42,7 +42,7 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
     record = AttemptRecord(
         run.id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
     )
-    await run.parts.ledger.insist(run.no_room, store.open_attempt, record)
+    await run.parts.ledger.insist(run.no_room, store.open_attempt, record, _opened(run, record))
     if command.exchange == 0 and not run.round_began:
         run.round_began = record.opened_at
     if run.waiting_for:
@@ -57,6 +57,18 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
     run.deadline.start(deadline_s)
     for client in command.cohort:
         push_assignment(run, client)
+
+
+def _opened(run: Run, attempt: AttemptRecord) -> HistoryRecord:
+    exchange = f", exchange {attempt.exchange}" if attempt.exchange else ""
+    here = f", {_are(len(run.state.admitted), 'update')} here" if run.state.admitted else ""
+    drawn = _are(len(attempt.cohort), "client")
+    detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {drawn} drawn{here}"
+    return HistoryRecord(attempt.opened_at, "coordinator", "attempt_opened", run.id, detail)
+
+
+def _are(count: int, what: str) -> str:
+    return f"1 {what} is" if count == 1 else f"{count} {what}s are"
 
 
 def push_assignment(run: Run, client: str) -> None:

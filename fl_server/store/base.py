@@ -214,7 +214,7 @@ class Store(Protocol):
         ...
 
     # the round under way
-    def open_attempt(self, attempt: AttemptRecord) -> None:
+    def open_attempt(self, attempt: AttemptRecord, why: HistoryRecord | None = None) -> None:
         """Write a cohort down. Another one for the same (run, round, exchange, attempt) is a StoreError."""
         ...
 

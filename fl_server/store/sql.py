@@ -154,7 +154,7 @@ class SqlStore:
         return sorted(found, key=lambda run: (run.created_at, run.run_id))
 
     # the round under way
-    def open_attempt(self, attempt: AttemptRecord) -> None:
+    def open_attempt(self, attempt: AttemptRecord, why: HistoryRecord | None = None) -> None:
         """Write a cohort down. The same record again changes nothing; another of its key is a StoreError."""
         key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
@@ -162,6 +162,7 @@ class SqlStore:
             found = db.execute(_of(schema.attempts, **key)).mappings().first()
             if found is None or rows.attempt(found) != attempt:
                 db.execute(insert(schema.attempts).values(rows.to_row(attempt)))
+                _explain(db, why)
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""

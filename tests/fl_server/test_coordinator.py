@@ -104,6 +104,10 @@ async def test_below_quorum_a_replacement_is_drawn_and_what_came_is_kept(world):
     )
     assert [attempt.cohort for attempt in world.store.attempts("r", 0)][1] == (spare.name,)
     assert len(quick.told("assignment")) == 1
+    assert [entry.detail for entry in world.store.history("r") if entry.event == "attempt_opened"] == [
+        "round 0, attempt 0: 2 clients are drawn",
+        "round 0, attempt 1: 1 client is drawn, 1 update is here",
+    ]
 
 
 async def test_a_lost_client_is_replaced_at_once(world):

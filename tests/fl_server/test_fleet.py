@@ -73,7 +73,7 @@ async def test_who_attends_is_present(world):
     assert (world.fleet.present(), world.fleet.state("a")) == ((), "lost")
     await a.come(world)
     assert (world.fleet.present(), world.fleet.state("a"), eligible(world)) == (("a",), "present", ("a",))
-    assert history(world) == ["client_registered"]
+    assert history(world) == ["client_registered", "client_back"]
     assert world.metric("fl_clients", state="present") == 1
 
 
@@ -118,7 +118,7 @@ async def test_who_reports_too_much_is_refused(world):
 
 
 async def test_a_stream_that_is_lost_is_waited_for(world, clock):
-    """Inside the grace a client is suspect and counts as here; behind it, it is lost, and the ledger knows."""
+    """Inside the grace a client is suspect and counts as here; behind it, it is lost: ledger and history know."""
     a = await Device("a").come(world)
     gone = []
     world.fleet.listener = SimpleNamespace(
@@ -133,6 +133,8 @@ async def test_a_stream_that_is_lost_is_waited_for(world, clock):
     world.fleet.tick()
     assert (world.fleet.state("a"), eligible(world), gone) == ("lost", (), [("a", "lost")])
     await until(lambda: not world.store.clients()[0].present, "it is written down")
+    await a.come(world)
+    assert history(world) == ["client_registered", "client_lost", "client_back"]
 
 
 def without_a_ledger(patch, world):
@@ -357,7 +359,7 @@ async def test_a_ban_holds_until_it_is_undone(world):
     await world.fleet.unban("a", "admin:eve")
     await a.come(world)
     assert eligible(world) == ("a",)
-    assert history(world) == ["client_registered", "client_banned", "client_unbanned"]
+    assert history(world) == ["client_registered", "client_banned", "client_unbanned", "client_back"]
 
 
 async def test_a_client_can_be_banned_before_it_comes(world):
@@ -433,7 +435,7 @@ async def test_what_operators_said_holds_over_a_restart(tmp_path):
             "banned": ["client_banned"],
             "drained": ["client_drained"],
             "forgotten": ["client_forgotten"],
-            "free": ["client_banned", "client_unbanned", "client_drained", "client_undrained"],
+            "free": ["client_banned", "client_unbanned", "client_drained", "client_undrained", "client_back"],
         }
 
 

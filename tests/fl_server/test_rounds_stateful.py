@@ -318,8 +318,15 @@ def expected_next(state: RoundState) -> Event:
     }[state.phase]
 
 
-@pytest.mark.timeout(600)
 class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
-    """2,000 orders of up to 30 events break no invariant, and each run that they lead to can end."""
+    """400 orders of up to 30 events break no invariant, and each run that they lead to can end."""
 
-    settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+class TestManyOrders(AnyOrder.TestCase):  # type: ignore[misc, valid-type]
+    """5,000 of them."""
+
+    settings = settings(max_examples=5000, stateful_step_count=30, deadline=None)
