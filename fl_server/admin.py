@@ -11,6 +11,7 @@ from fl_server.admission import file_digest
 from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput
 from fl_server.identity import actor
+from fl_server.operators import Operators
 from fl_server.parts import Parts
 from fl_server.progress import Progress
 from fl_server.run import Run
@@ -31,6 +32,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, parts: Parts, coordinator: Coordinator) -> None:
         self._parts = parts
         self._coordinator = coordinator
+        self._operators = Operators(parts.ledger, parts.fleet)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check and store a run."""
@@ -90,27 +92,27 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
         """Refuse a client."""
-        await self._parts.fleet.ban(request.client_id, request.reason, actor())
+        await self._operators.ban(request.client_id, request.reason, actor())
         return pb.BanClientResponse(client=self._client(request.client_id))
 
     async def UnbanClient(self, request: pb.UnbanClientRequest, context: Context) -> pb.UnbanClientResponse:
         """Let it back."""
-        await self._parts.fleet.unban(request.client_id, actor())
+        await self._operators.unban(request.client_id, actor())
         return pb.UnbanClientResponse(client=self._client(request.client_id))
 
     async def ReleaseClient(self, request: pb.ReleaseClientRequest, context: Context) -> pb.ReleaseClientResponse:
         """Let it be drawn before its quarantine is over."""
-        await self._parts.fleet.release(request.client_id, actor())
+        await self._operators.release(request.client_id, actor())
         return pb.ReleaseClientResponse(client=self._client(request.client_id))
 
     async def ForgetClient(self, request: pb.ForgetClientRequest, context: Context) -> pb.ForgetClientResponse:
         """Wait for it no more."""
-        await self._parts.fleet.forget(request.client_id, actor())
+        await self._operators.forget(request.client_id, actor())
         return pb.ForgetClientResponse()
 
     async def DrainClient(self, request: pb.DrainClientRequest, context: Context) -> pb.DrainClientResponse:
         """Give it nothing new."""
-        await self._parts.fleet.drain(request.client_id, request.reason, request.undo, actor())
+        await self._operators.drain(request.client_id, request.reason, request.undo, actor())
         return pb.DrainClientResponse(client=self._client(request.client_id))
 
     def _client(self, client_id: str) -> pb.ClientStatus:

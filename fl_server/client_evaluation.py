@@ -99,7 +99,7 @@ class ClientEvaluations:
         run, wanted = self._run, self._run.config.evaluation.clients
         if wanted and wanted <= len(answered):
             return ()
-        pool = set(run.parts.fleet.evaluators(run.task, run.config.labels)) - answered
+        pool = set(run.parts.fleet.workforce.evaluators(run.task, run.config.labels)) - answered
         return draw_evaluators(pool, wanted and wanted - len(answered), run.config.seed, round_)
 
     def _question(self, one: _UnderWay) -> pb.AttendResponse:

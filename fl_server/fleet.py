@@ -1,14 +1,15 @@
-"""The clients: who is registered, who is here, who may be drawn, and how to reach each of them.
+"""The clients: who is registered, who is here, and how to reach each of them.
 
 Presence comes from the Attend streams: a lost stream makes a client suspect, and after the grace lost. Everything
-known about a client is also in the ledger, so that a restarted coordinator knows whom to wait for.
+known about a client is also in the ledger, so that a restarted coordinator knows whom to wait for. Who of them may be
+drawn says `workforce.py`, and what operators say of them `operators.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,11 +29,12 @@ from fl_server.identity import require_name
 from fl_server.ledger import Ledger, until_room
 from fl_server.metrics import Metrics
 from fl_server.quarantine import Quarantine
-from fl_server.registration import check_sizes, checked_id, common_protocol, fits, is_of, record_of, unregistered
+from fl_server.registration import check_sizes, checked_id, common_protocol, record_of
 from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
 from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError
 from fl_server.transfers import Transfer, Transfers
+from fl_server.workforce import Workforce
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -62,11 +64,8 @@ class Fleet:
         self._transfers = Transfers()
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
-        self._waits: dict[str, asyncio.TimerHandle] = {}
-        """What looks again when a quarantine is over."""
         self._records: dict[str, ClientRecord] = {}
-        self._availability: dict[str, pb.Availability] = {}
-        self._working_for: dict[str, str] = {}
+        self.workforce = Workforce(self._records, self._roster, self.quarantine, self._changed)
         self.listener: FleetListener | None = None
         self.version = 0
         """Goes up whenever somebody's eligibility may have changed."""
@@ -82,7 +81,7 @@ class Fleet:
             log.info("roster_awaited", clients=len(expected), grace_s=self._limits.reattach_grace_s)
         self.quarantine.read_back(await self._ledger.do(self._ledger.store.standings))
         for client_id in self.quarantine.clients():
-            self._wait_out(client_id)
+            self.workforce.wait_out(client_id)
         self._changed()
 
     # Sessions.
@@ -102,8 +101,8 @@ class Fleet:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
         session, older = self._sessions.open(client_id, request.instance_id)
         asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
-        await self._remember(record_of(request, known), self._registration(session, older))
-        self._availability[client_id] = request.availability if request.HasField("availability") else _MAY_TRAIN
+        await self.remember(record_of(request, known), self._registration(session, older))
+        self.workforce.registered(request)
         self._metrics.sessions.set(len(self._sessions))
         return session, protocol
 
@@ -195,7 +194,7 @@ class Fleet:
         session = self._sessions.of(client_id)
         return session is not None and session.stream is not None
 
-    # Who may be drawn.
+    # Who is here.
 
     @property
     def settled(self) -> bool:
@@ -206,151 +205,41 @@ class Fleet:
         """Clients that are here, or may come back within the grace."""
         return self._roster.present()
 
-    def eligible(self, run_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Clients that run `run_id` may draw now, in the order of id bytes.
+    def state(self, client_id: str) -> str:
+        """One of "present", "suspect" or "lost"."""
+        presence = self._roster.state_of(client_id)
+        return presence.value if presence is not None else "lost"
 
-        task: name and source of the fingerprint that a client must have.
-        """
-        return tuple(
-            client_id for client_id in self._able(task, labels) if self._working_for.get(client_id, run_id) == run_id
-        )
+    # What is known of each.
 
-    def evaluators(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Clients with held-out examples of the task, whatever they work for now, in the order of id bytes."""
-
-        def examples(client_id: str) -> int:
-            return max(each["eval_examples"] for each in self._records[client_id].tasks if is_of(each, task))
-
-        return tuple(client_id for client_id in self._able(task, labels) if examples(client_id))
-
-    def _able(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Clients that are here, or may come back within the grace, may work and have what it takes."""
-        return tuple(
-            client_id
-            for client_id in self._roster.present()
-            if self._availability.get(client_id, _MAY_TRAIN).may_train
-            and fits(self._records[client_id], task, labels)
-            and not self.quarantine.seconds_left(client_id)
-        )
-
-    def work_for(self, run_id: str, clients: frozenset[str]) -> None:
-        """From now on exactly these clients work for the run."""
-        before = {client for client, run in self._working_for.items() if run == run_id}
-        for client_id in before - clients:
-            del self._working_for[client_id]
-        for client_id in clients:
-            self._working_for[client_id] = run_id
-        if before != clients:
-            self._changed()
-
-    def set_availability(self, client_id: str, availability: pb.Availability) -> None:
-        """What the client says about itself."""
-        if self._availability.get(client_id) != availability:
-            self._availability[client_id] = availability
-            log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
-            self._changed()
-
-    def keep_standing(self, standing: Standing, why: HistoryRecord | None) -> None:
-        """An update was refused, and this is in the ledger; `why` where the client is quarantined for it."""
-        self.quarantine.keep(standing)
-        if why is None:
-            return
-        self._metrics.quarantines.inc()
-        log.warning("client_quarantined", client=standing.client_id, why=why.detail)
-        text = f"the coordinator gives this client no work {why.detail}"
-        self.push(standing.client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
-        self._wait_out(standing.client_id)
-
-    def _wait_out(self, client_id: str) -> None:
-        """Who may be drawn has changed, and will again when the client's quarantine is over."""
-        if timer := self._waits.pop(client_id, None):
-            timer.cancel()
-        if left := self.quarantine.seconds_left(client_id):
-            # Behind the end by a little, as with the grace; the clock on the wall may also have been set back.
-            self._waits[client_id] = asyncio.get_running_loop().call_later(left + 0.02, self._wait_out, client_id)
-        self._changed()
-
-    # Operators.
+    def known(self, client_id: str) -> ClientRecord | None:
+        """What is known of a client; None if it never came, or was forgotten."""
+        return self._records.get(client_id)
 
     def record(self, client_id: str) -> ClientRecord:
         """What is known of a client. Raises NoSuchClient."""
-        record = self._records.get(client_id)
+        record = self.known(client_id)
         if record is None:
             raise NoSuchClient(client_id)
         return record
 
     def banned(self, client_id: str) -> bool:
         """Whether nothing of the client counts: it is banned, or was forgotten."""
-        record = self._records.get(client_id)
+        record = self.known(client_id)
         return record is None or record.banned
 
     async def records(self) -> list[ClientRecord]:
         """All clients in the order of id bytes, with the counters that only the ledger moves."""
         return await self._ledger.do(self._ledger.store.clients)
 
-    def state(self, client_id: str) -> str:
-        """One of "present", "suspect" or "lost"."""
-        presence = self._roster.state_of(client_id)
-        return presence.value if presence is not None else "lost"
-
-    def availability(self, client_id: str) -> pb.Availability:
-        """What the client last said."""
-        return self._availability.get(client_id, _MAY_TRAIN)
-
-    def run_of(self, client_id: str) -> str:
-        """The run it works for now; empty for none."""
-        return self._working_for.get(client_id, "")
-
-    async def ban(self, client_id: str, reason: str, actor: str) -> None:
-        """Refuse the client from now on, and end what it is doing. It need not have registered yet."""
-        known = self._records.get(client_id) or unregistered(client_id)
-        record = replace(known, banned=True, note=reason, present=False)
-        await self._remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
-        self._expel(client_id, f"to be unbanned (banned: {reason})")
-        self._gone(client_id, "banned")
-
-    async def unban(self, client_id: str, actor: str) -> None:
-        """Let the client register again."""
-        record = replace(self.record(client_id), banned=False, note="")
-        await self._remember(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
-
-    async def release(self, client_id: str, actor: str) -> None:
-        """End a quarantine, and count refusals from zero again; where there is nothing to end, nothing happens."""
-        self.record(client_id)
-        why = HistoryRecord(time.time(), actor, "client_released", client_id)
-        await self._ledger.do(self._ledger.store.clear_standing, client_id, why)
-        self.quarantine.drop(client_id)
-        self._wait_out(client_id)
-
-    async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
-        """The client gets nothing new, or takes work again."""
-        event = "client_undrained" if undo else "client_drained"
-        record = replace(self.record(client_id), draining=not undo, note="" if undo else reason)
-        await self._remember(record, HistoryRecord(time.time(), actor, event, client_id, reason))
-        if not undo:
-            self.push(client_id, pb.AttendResponse(drain=pb.Drain(reason=reason)))
-
-    async def forget(self, client_id: str, actor: str) -> None:
-        """Nobody waits for the client any more."""
-        self.record(client_id)
-        why = HistoryRecord(time.time(), actor, "client_forgotten", client_id)
-        await self._ledger.do(self._ledger.store.forget_client, client_id, why)
-        self._expel(client_id, "to register again: it was forgotten here")
-        self._records.pop(client_id, None)
-        self._availability.pop(client_id, None)
-        self.quarantine.drop(client_id)
-        self._wait_out(client_id)
-        self._gone(client_id, "forgotten")
-
     async def note(self, client_id: str, text: str) -> None:
         """Keep a word on a client for operators to see: its last failure."""
-        record = self._records.get(client_id)
+        record = self.known(client_id)
         if record is not None and record.note != text:
-            await self._remember(replace(record, note=text), None)
+            await self.remember(replace(record, note=text), None)
 
-    # Inside.
-
-    async def _remember(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+    async def remember(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+        """Know this of a client from now on, here and in the ledger. Raises StoreError, and then nothing is changed."""
         before = self._records.get(record.client_id)
         self._records[record.client_id] = record
         try:
@@ -367,6 +256,40 @@ class Fleet:
             if before is not None:
                 self._records[record.client_id] = before
 
+    # Who gets no work, and who has to go.
+
+    def keep_standing(self, standing: Standing, why: HistoryRecord | None) -> None:
+        """An update was refused, and this is in the ledger; `why` where the client is quarantined for it."""
+        self.quarantine.keep(standing)
+        if why is None:
+            return
+        self._metrics.quarantines.inc()
+        log.warning("client_quarantined", client=standing.client_id, why=why.detail)
+        text = f"the coordinator gives this client no work {why.detail}"
+        self.push(standing.client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
+        self.workforce.wait_out(standing.client_id)
+
+    def expel(self, client_id: str, needed: str, reason: str) -> None:
+        """Nobody waits for the client any more; what it needs to come back stands in the errors that it gets."""
+        self._end(client_id, needed)
+        self._gone(client_id, reason)
+
+    def forget(self, client_id: str) -> None:
+        """The client is expelled, and nothing is known of it any more."""
+        self._end(client_id, "to register again: it was forgotten here")
+        self._records.pop(client_id, None)
+        self.workforce.forget(client_id)
+        self._gone(client_id, "forgotten")
+
+    def _end(self, client_id: str, needed: str) -> None:
+        """End all that the client does here, its transfers too."""
+        error = Forbidden(f"client:{client_id}", needed)
+        self._sessions.close(client_id, error)
+        self._transfers.end(client_id, error)
+        self._roster.forget(client_id)
+
+    # Inside.
+
     async def _keep_absence(self, client_id: str) -> None:
         """A restart need not wait for a client that was lost; unless it has come back since."""
         if self.state(client_id) == "lost":
@@ -377,14 +300,7 @@ class Fleet:
     async def _set_present(self, client_id: str, present: bool, why: HistoryRecord | None = None) -> None:
         record = self._records.get(client_id)
         if record is not None and record.present != present:
-            await self._remember(replace(record, present=present, last_seen=time.time()), why)
-
-    def _expel(self, client_id: str, needed: str) -> None:
-        """End all that the client does here, its transfers too; what it needs to come back stands in the errors."""
-        error = Forbidden(f"client:{client_id}", needed)
-        self._sessions.close(client_id, error)
-        self._transfers.end(client_id, error)
-        self._roster.forget(client_id)
+            await self.remember(replace(record, present=present, last_seen=time.time()), why)
 
     def _gone(self, client_id: str, reason: str) -> None:
         if self.listener is not None:
@@ -406,7 +322,6 @@ class Fleet:
         self._metrics.quarantined.set(len(self.quarantine.clients()))
 
 
-_MAY_TRAIN = pb.Availability(may_train=True)
 _background: set[asyncio.Task[None]] = set()
 
 

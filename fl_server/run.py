@@ -282,7 +282,7 @@ class Run:
         """Before anything is awaited: no other run may draw the clients that work for this one."""
         fleet = self.parts.fleet
         up_to_date = self._fleet_seen == fleet.version
-        fleet.work_for(self.id, self.state.outstanding)
+        fleet.workforce.work_for(self.id, self.state.outstanding)
         if up_to_date:
             self._fleet_seen = fleet.version
 
@@ -350,7 +350,7 @@ class Run:
 
     def eligible(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
-        eligible = self.parts.fleet.eligible(self.id, self.task, self.config.labels)
+        eligible = self.parts.fleet.workforce.eligible(self.id, self.task, self.config.labels)
         refused = self.intake.refused
         return tuple(client for client in eligible if client not in refused) if refused else eligible
 

@@ -131,7 +131,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             came = f"{len(request.failures)} and {len(request.availability.detail)}"
             raise InvalidInput("failures", f"{MAX_FAILURES} at most, and details of {MAX_CHARS} characters", came)
         if request.HasField("availability"):
-            self._fleet.set_availability(client_id, request.availability)
+            self._fleet.workforce.set_availability(client_id, request.availability)
         for failure in request.failures:
             reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
             words = f"{reason}: {failure.message[:1000]}"

@@ -21,6 +21,7 @@ from fl_server.coordinator import Coordinator
 from fl_server.fleet import Fleet
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
+from fl_server.operators import Operators
 from fl_server.parts import Parts
 from fl_server.run import Run
 from fl_server.run_config import RunConfig, from_values
@@ -158,6 +159,7 @@ class World:
             compute=ThreadPoolExecutor(1),
             io=ThreadPoolExecutor(2),
         )
+        self.operators = Operators(ledger, self.parts.fleet)
         self.coordinator = Coordinator(self.parts)
         self.uploads = Uploads(self.parts)
         self.service = CoordinatorService(self.parts, self.coordinator, self.uploads)

@@ -79,8 +79,8 @@ async def test_who_is_asked(world):
         await Device("drained", eval_examples=3, labels=south).come(world),
         await Device("unwilling", eval_examples=3, labels=south).come(world),
     ]
-    await world.fleet.drain("drained", "", undo=False, actor="admin")
-    world.fleet.set_availability("unwilling", pb.Availability(may_train=False))
+    await world.operators.drain("drained", "", undo=False, actor="admin")
+    world.fleet.workforce.set_availability("unwilling", pb.Availability(may_train=False))
     await world.create(labels=south, **ASKING)
     await devices[0].asked()
     assert [device.name for device in devices if device.told("evaluation")] == ["asked"]
@@ -187,7 +187,7 @@ async def test_who_cannot_answer_is_not_waited_for(world, how):
         failure = pb.WorkFailure(key=ExchangeKey(run_id="r", round=0), reason=FAILURE_REASON_TASK_ERROR, message="no")
         await world.service.ReportStatus(pb.ReportStatusRequest(session_id=b.session, failures=[failure]), None)
     else:
-        await world.fleet.ban("b", "smoke", "admin")
+        await world.operators.ban("b", "smoke", "admin")
     await a.report(world)
     await world.completed()
     assert metrics(world)["clients_evaluated"] == 1

@@ -115,7 +115,7 @@ async def test_a_lost_client_is_replaced_at_once(world):
     devices = await fleet(world, "a", "b")
     run = await world.create(round={"clients_per_round": 1}, **ONE_ROUND)
     (gone,), (spare,) = await drawn(world, devices, run)
-    await world.fleet.ban(gone.name, "smoke", "admin")
+    await world.operators.ban(gone.name, "smoke", "admin")
     await deliver(world, spare)
     await world.completed()
     assert run.log.commits[0].attempts == 2
@@ -341,7 +341,7 @@ async def test_a_banned_clients_fetch_ends(world):
     request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
     reading = aiter(world.service.FetchModel(request, None))
     await anext(reading)
-    await world.fleet.ban("a", "it fetches too much", "admin")
+    await world.operators.ban("a", "it fetches too much", "admin")
     with pytest.raises(Forbidden, match="banned: it fetches too much"):
         await anext(reading)
 

@@ -189,7 +189,7 @@ async def test_a_forgotten_member_takes_its_state_with_it(world):
     devices = await arrive(world, [Device(name) for name in NAMES])
     run = await world.create(**{**SCAFFOLD, "stop": {"rounds": 2000}})
     await until(lambda: "a" in run.state.members, "a has counted")
-    await world.fleet.forget("a", "admin")
+    await world.operators.forget("a", "admin")
     await until(lambda: run.record.state_epoch == 1, "the states are restarted")
     assert "a" not in run.client_states.members
     await world.coordinator.stop(run, "", "admin")

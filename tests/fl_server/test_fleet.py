@@ -57,7 +57,7 @@ async def world(tmp_path):
 
 def eligible(world, run="r", task=OFFER, labels=None):
     """Who may be drawn for a run."""
-    return world.fleet.eligible(run, task, labels or {})
+    return world.fleet.workforce.eligible(run, task, labels or {})
 
 
 def history(world, client="a"):
@@ -193,9 +193,9 @@ async def test_what_an_operator_said_holds_or_is_refused(world, monkeypatch):
     with monkeypatch.context() as patch:
         without_a_ledger(patch, world)
         with pytest.raises(StoreAway):
-            await world.fleet.ban("a", "smoke", "admin")
+            await world.operators.ban("a", "smoke", "admin")
         with pytest.raises(StoreAway):
-            await world.fleet.ban("b", "smoke", "admin")
+            await world.operators.ban("b", "smoke", "admin")
     assert (world.fleet.record("a").banned, eligible(world)) == (False, ("a",))
     with pytest.raises(NoSuchClient):
         world.fleet.record("b")
@@ -219,7 +219,7 @@ async def test_a_restart_waits_for_who_was_here(tmp_path, clock):
     async with World(tmp_path) as world:
         for name in "abc":
             await Device(name).come(world)
-        await world.fleet.ban("c", "smoke", "admin")
+        await world.operators.ban("c", "smoke", "admin")
         await world.service.Register(Device("never-attended").registration(), None)
     async with World(tmp_path, reattach_grace_s=20.0) as world:
         assert (world.fleet.settled, world.fleet.present()) == (False, ("a", "b"))
@@ -325,7 +325,7 @@ async def test_availability_is_the_clients_word(world):
     a = await Device("a").come(world)
     busy = pb.Availability(may_train=False, reason=pb.UNAVAILABLE_REASON_DEVICE_BUSY, detail="a game")
     await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=busy), None)
-    assert (eligible(world), world.fleet.availability("a").detail) == ((), "a game")
+    assert (eligible(world), world.fleet.workforce.availability("a").detail) == ((), "a game")
     await a.come(world)
     assert eligible(world) == ("a",)
     registration = a.registration(availability=busy)
@@ -338,25 +338,25 @@ async def test_a_client_works_for_one_run(world):
     """Others may draw it when its run lets it go, and not before."""
     for name in "ab":
         await Device(name).come(world)
-    world.fleet.work_for("r", frozenset("a"))
-    assert (eligible(world, "r"), eligible(world, "s"), world.fleet.run_of("a")) == (("a", "b"), ("b",), "r")
+    world.fleet.workforce.work_for("r", frozenset("a"))
+    assert (eligible(world, "r"), eligible(world, "s"), world.fleet.workforce.run_of("a")) == (("a", "b"), ("b",), "r")
     version = world.fleet.version
-    world.fleet.work_for("r", frozenset("a"))
+    world.fleet.workforce.work_for("r", frozenset("a"))
     assert world.fleet.version == version
-    world.fleet.work_for("r", frozenset())
-    assert (eligible(world, "s"), world.fleet.run_of("a")) == (("a", "b"), "")
+    world.fleet.workforce.work_for("r", frozenset())
+    assert (eligible(world, "s"), world.fleet.workforce.run_of("a")) == (("a", "b"), "")
 
 
 async def test_a_ban_holds_until_it_is_undone(world):
     """The stream ends with the reason, registering is refused with it, and the ledger remembers."""
     a = await Device("a").come(world)
-    await world.fleet.ban("a", "smoke", "admin:eve")
+    await world.operators.ban("a", "smoke", "admin:eve")
     with pytest.raises(Forbidden, match="to be unbanned .banned: smoke"):
         await a.stream
     with pytest.raises(Forbidden, match="banned: smoke"):
         await a.come(world)
     assert (world.fleet.present(), world.store.clients()[0].banned) == ((), True)
-    await world.fleet.unban("a", "admin:eve")
+    await world.operators.unban("a", "admin:eve")
     await a.come(world)
     assert eligible(world) == ("a",)
     assert history(world) == ["client_registered", "client_banned", "client_unbanned", "client_back"]
@@ -364,27 +364,27 @@ async def test_a_ban_holds_until_it_is_undone(world):
 
 async def test_a_client_can_be_banned_before_it_comes(world):
     """By an id that it could have."""
-    await world.fleet.ban("a", "", "admin")
+    await world.operators.ban("a", "", "admin")
     with pytest.raises(Forbidden, match="banned: no reason given"):
         await Device("a").come(world)
     with pytest.raises(InvalidInput, match="client_id: expected 1 to 64"):
-        await world.fleet.ban("a/b", "", "admin")
+        await world.operators.ban("a/b", "", "admin")
 
 
 async def test_a_draining_client_gets_nothing_new(world):
     """It is told, stays connected, and comes back into the draw when that is undone."""
     a = await Device("a").come(world)
-    await world.fleet.drain("a", "move", undo=False, actor="admin")
+    await world.operators.drain("a", "move", undo=False, actor="admin")
     await until(lambda: a.told("drain"), "it is told")
     assert (eligible(world), world.fleet.state("a"), world.fleet.record("a").note) == ((), "present", "move")
-    await world.fleet.drain("a", "", undo=True, actor="admin")
+    await world.operators.drain("a", "", undo=True, actor="admin")
     assert (eligible(world), world.fleet.record("a").note) == (("a",), "")
 
 
 async def test_a_forgotten_client_is_gone(world):
     """From the ledger too; it may register anew."""
     a = await Device("a").come(world)
-    await world.fleet.forget("a", "admin")
+    await world.operators.forget("a", "admin")
     with pytest.raises(Forbidden, match="to register again: it was forgotten here"):
         await a.stream
     with pytest.raises(NoSuchClient, match="no client 'a' has registered"):
@@ -399,13 +399,13 @@ async def test_operations_need_a_client_that_is_known(world, operation):
     """A typing mistake is told."""
     arguments = {"drain": ("x", "", False, "admin")}.get(operation, ("x", "admin"))
     with pytest.raises(NoSuchClient, match="no client 'x' has registered"):
-        await getattr(world.fleet, operation)(*arguments)
+        await getattr(world.operators, operation)(*arguments)
 
 
 async def test_what_operators_said_survives_a_registration(world):
     """Draining and notes stay; what the client says of itself is new."""
     a = await Device("a").come(world)
-    await world.fleet.drain("a", "move", undo=False, actor="admin")
+    await world.operators.drain("a", "move", undo=False, actor="admin")
     a.labels = {"site": "south"}
     await a.come(world)
     record = world.fleet.record("a")
@@ -417,13 +417,13 @@ async def test_what_operators_said_holds_over_a_restart(tmp_path):
     async with World(tmp_path) as world:
         for name in ("banned", "drained", "forgotten", "free"):
             await Device(name).come(world)
-        await world.fleet.ban("banned", "smoke", "admin:eve")
-        await world.fleet.drain("drained", "move", undo=False, actor="admin:eve")
-        await world.fleet.forget("forgotten", "admin:eve")
-        await world.fleet.ban("free", "a mistake", "admin:eve")
-        await world.fleet.unban("free", "admin:eve")
-        await world.fleet.drain("free", "a mistake", undo=False, actor="admin:eve")
-        await world.fleet.drain("free", "", undo=True, actor="admin:eve")
+        await world.operators.ban("banned", "smoke", "admin:eve")
+        await world.operators.drain("drained", "move", undo=False, actor="admin:eve")
+        await world.operators.forget("forgotten", "admin:eve")
+        await world.operators.ban("free", "a mistake", "admin:eve")
+        await world.operators.unban("free", "admin:eve")
+        await world.operators.drain("free", "a mistake", undo=False, actor="admin:eve")
+        await world.operators.drain("free", "", undo=True, actor="admin:eve")
     async with World(tmp_path) as world:
         for name in ("drained", "free"):
             await Device(name).come(world)
@@ -465,5 +465,5 @@ async def test_a_forgotten_client_said_nothing(world):
     a = await Device("a").come(world)
     no = pb.Availability(may_train=False)
     await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=no), None)
-    await world.fleet.forget("a", "admin")
-    assert world.fleet.availability("a").may_train
+    await world.operators.forget("a", "admin")
+    assert world.fleet.workforce.availability("a").may_train

@@ -140,7 +140,7 @@ async def test_a_run_that_lacks_a_quarantined_client_says_so(tmp_path):
         reason = run_status(run).reason
         assert reason.startswith("1 of 2 clients are here that could be drawn; 1 in quarantine, first a, for ")
         assert reason.endswith("`fl clients release a` ends it")
-        await world.fleet.release("a", "admin:eve")
+        await world.operators.release("a", "admin:eve")
         await good(world, a, 1)
         await world.completed()
         assert (world.store.standings(), world.metric("fl_clients_quarantined")) == ([], 0)
@@ -234,7 +234,7 @@ async def test_what_is_forgotten_is_forgiven(tmp_path):
         await world.create(**PAIR, stop={"rounds": 1})
         await bad(world, a)
         await world.completed()
-        await world.fleet.forget("a", "admin")
+        await world.operators.forget("a", "admin")
         await a.come(world)
         assert not shown(world).HasField("quarantine")
 
@@ -243,7 +243,7 @@ async def test_releasing_needs_a_client_that_is_known(tmp_path):
     """A typing mistake is told; a client that is free already is no error, and leaves no line."""
     async with World(tmp_path) as world:
         await Device("a").come(world)
-        await world.fleet.release("a", "admin")
+        await world.operators.release("a", "admin")
         assert [line.event for line in world.store.history("a")] == ["client_registered"]
         with pytest.raises(NoSuchClient, match="no client 'x' has registered"):
-            await world.fleet.release("x", "admin")
+            await world.operators.release("x", "admin")

@@ -319,7 +319,7 @@ async def test_a_banned_clients_upload_ends(bench):
     async def banned_meanwhile():
         yield header
         yield chunks[0]
-        await bench.world.fleet.ban("a", "it sends too much", "admin")
+        await bench.world.operators.ban("a", "it sends too much", "admin")
         yield chunks[1]
         raise AssertionError("no more is wanted")
 
@@ -335,7 +335,7 @@ async def test_a_silent_upload_of_a_client_that_has_to_go_ends_at_once(bench, le
     """Nothing of it stays on disk or in the ledger, and the round goes on without it."""
     sending = bench.world.spawn(bench.submit(*bench.parts()[:3], hangs=True))
     await until(lambda: "a.part" in bench.files(), "it has begun")
-    await getattr(bench.world.fleet, leave)("a", *{"ban": ("noise", "admin"), "forget": ("admin",)}[leave])
+    await getattr(bench.world.operators, leave)("a", *{"ban": ("noise", "admin"), "forget": ("admin",)}[leave])
     with pytest.raises(Forbidden, match=words):
         await sending
     assert (bench.files(), bench.line()) == ([], None)
@@ -349,7 +349,7 @@ async def test_a_ban_just_before_an_update_is_entered(bench):
     async with bench.run.turn:
         sending = bench.world.spawn(bench.send())
         await until(lambda: any(name.endswith(".update") for name in bench.files()), "it is in the spool")
-        await bench.world.fleet.ban("a", "noise", "admin")
+        await bench.world.operators.ban("a", "noise", "admin")
     receipt = await sending
     assert (receipt.admitted, receipt.reason, receipt.detail) == (
         False, messages.REFUSAL_REASON_BANNED, "the client is banned"
@@ -361,7 +361,7 @@ async def test_a_draining_client_finishes_what_it_has(bench):
     """Its upload under way counts."""
     sending = bench.world.spawn(bench.submit(*bench.parts()[:3], hangs=True))
     await until(lambda: "a.part" in bench.files(), "it has begun")
-    await bench.world.fleet.drain("a", "move", undo=False, actor="admin")
+    await bench.world.operators.drain("a", "move", undo=False, actor="admin")
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     assert (await bench.send(start=await bench.kept())).admitted

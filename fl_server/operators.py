@@ -1,0 +1,57 @@
+"""What operators say of clients. The ledger has it before anything is ended or sent; unwritten it does not hold."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from fl_server.fleet import Fleet
+from fl_server.ledger import Ledger
+from fl_server.registration import unregistered
+from fl_server.store.base import HistoryRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+
+
+class Operators:
+    """Their words on the clients of one coordinator. `actor` is who said it, as history shows it."""
+
+    def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+
+    async def ban(self, client_id: str, reason: str, actor: str) -> None:
+        """Refuse the client from now on, and end what it is doing. It need not have registered yet."""
+        known = self._fleet.known(client_id) or unregistered(client_id)
+        record = replace(known, banned=True, note=reason, present=False)
+        await self._fleet.remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
+        self._fleet.expel(client_id, f"to be unbanned (banned: {reason})", "banned")
+
+    async def unban(self, client_id: str, actor: str) -> None:
+        """Let the client register again. Raises NoSuchClient."""
+        record = replace(self._fleet.record(client_id), banned=False, note="")
+        await self._fleet.remember(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
+
+    async def release(self, client_id: str, actor: str) -> None:
+        """End a quarantine, and count refusals from zero again; where there is nothing to end, nothing happens.
+
+        Raises NoSuchClient.
+        """
+        self._fleet.record(client_id)
+        why = HistoryRecord(time.time(), actor, "client_released", client_id)
+        await self._ledger.do(self._ledger.store.clear_standing, client_id, why)
+        self._fleet.workforce.release(client_id)
+
+    async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
+        """The client gets nothing new, or takes work again. Raises NoSuchClient."""
+        event = "client_undrained" if undo else "client_drained"
+        record = replace(self._fleet.record(client_id), draining=not undo, note="" if undo else reason)
+        await self._fleet.remember(record, HistoryRecord(time.time(), actor, event, client_id, reason))
+        if not undo:
+            self._fleet.push(client_id, pb.AttendResponse(drain=pb.Drain(reason=reason)))
+
+    async def forget(self, client_id: str, actor: str) -> None:
+        """Nobody waits for the client any more. Raises NoSuchClient."""
+        self._fleet.record(client_id)
+        why = HistoryRecord(time.time(), actor, "client_forgotten", client_id)
+        await self._ledger.do(self._ledger.store.forget_client, client_id, why)
+        self._fleet.forget(client_id)
