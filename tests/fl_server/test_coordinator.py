@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 
 import pytest
 
 from fl_server import events as ev
-from fl_server.broadcast import Broadcast
-from fl_server.errors import Forbidden, InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
 from fl_server.round_state import Phase
 from fl_server.store.base import StoreFull
 from fl_server.store.checkpoints import INITIAL
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import (
-    REFUSAL_REASON_ABANDONED,
-    REFUSAL_REASON_NOT_NEEDED,
-    ExchangeKey,
-)
+from protos.fl.v1.training_pb2 import REFUSAL_REASON_ABANDONED, REFUSAL_REASON_NOT_NEEDED, ExchangeKey
 from tests.fl_server.devices import Device, announced, stream, upload
 from tests.fl_server.harness import TASK, World, until
 
@@ -288,62 +282,6 @@ async def test_what_is_not_there_is_said_so(world):
         world.coordinator.run("x")
     with pytest.raises(NoSuchResource, match="its round is over; wait for a new assignment"):
         world.coordinator.resource(bytes(32))
-
-
-async def test_a_fetch_goes_on_from_an_offset(tmp_path):
-    """From the chunk border at or below it; a whole one gets the header alone, and more than the size is refused."""
-    async with World(tmp_path, chunk_bytes=1 << 16) as world:
-        a = await Device("a", options={"model": "frozen"}, works=False).come(world)
-        await world.create(round={"clients_per_round": 1}, task={"name": TASK, "options": {"model": "frozen"}})
-        frozen = (await a.assigned()).resources[-1]
-
-        async def fetched(offset):
-            request = pb.FetchModelRequest(session_id=a.session, digest=frozen.digest, offset=offset)
-            parts = [pb.FetchModelResponse.FromString(each) async for each in world.service.FetchModel(request, None)]
-            return [part.chunk.offset for part in parts[1:]]
-
-        assert await fetched((5 << 16) + 17) == list(range(5 << 16, frozen.size_bytes, 1 << 16))
-        assert await fetched(frozen.size_bytes) == []
-        with pytest.raises(InvalidInput, match=f"offset: expected at most the size, {frozen.size_bytes}"):
-            await fetched(frozen.size_bytes + 1)
-
-
-async def test_fetches_share_their_messages(world):
-    """What goes down is encoded once: no copy is made for a stream."""
-    a = await Device("a", works=False).come(world)
-    await world.create(round={"clients_per_round": 1})
-    request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
-    one, other = [[part async for part in world.service.FetchModel(request, None)] for _ in range(2)]
-    assert len(one) == 2
-    assert all(mine is theirs for mine, theirs in zip(one, other, strict=True))
-
-
-async def test_a_slow_reader_keeps_no_model_of_an_earlier_round(world):
-    """It has read the header when its round ends: of that round's model nothing is held for it, and it is told so."""
-    a = await Device("a", works=False).come(world)
-    run = await world.create(round={"clients_per_round": 1})
-    request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
-    reading = aiter(world.service.FetchModel(request, None))
-    await anext(reading)
-    model = run.model.broadcasts[0].digest
-    await a.contribute(world, await a.assigned())
-    await a.assigned(round_=1)
-    gc.collect()
-    assert not [held for held in gc.get_objects() if type(held) is Broadcast and held.digest == model]
-    with pytest.raises(NoSuchResource):
-        await anext(reading)
-
-
-async def test_a_banned_clients_fetch_ends(world):
-    """At the next message, in mid-transfer."""
-    a = await Device("a", works=False).come(world)
-    await world.create(round={"clients_per_round": 1})
-    request = pb.FetchModelRequest(session_id=a.session, digest=(await a.assigned()).resources[0].digest)
-    reading = aiter(world.service.FetchModel(request, None))
-    await anext(reading)
-    await world.operators.ban("a", "it fetches too much", "admin")
-    with pytest.raises(Forbidden, match="banned: it fetches too much"):
-        await anext(reading)
 
 
 async def test_other_code_of_the_task_is_told_at_both_ends(world):

@@ -1,4 +1,4 @@
-"""Who is here, who may be drawn, and what operators can do about it."""
+"""Who is registered and who is here, over lost streams, restarts and a ledger that is away."""
 
 from __future__ import annotations
 
@@ -10,28 +10,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from fl_server import fleet as fleet_module
-from fl_server import ledger as ledger_module
-from fl_server.errors import (
-    Fenced,
-    Forbidden,
-    InvalidInput,
-    NoCommonProtocol,
-    NoSuchClient,
-    NoSuchRun,
-    NotNow,
-    UnknownSessionError,
-)
+from fl_server.errors import Fenced, Forbidden, InvalidInput, NoCommonProtocol, NoSuchRun, NotNow, UnknownSessionError
 from fl_server.identity import Identity, caller
 from fl_server.registration import common_protocol
 from fl_server.store.base import StoreAway
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey
-from tasks import fingerprint, load_task
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import TASK, World, until
-
-VERSION, SOURCE = fingerprint(load_task(TASK, {}))
-OFFER = {"name": TASK, "version": VERSION, "source": SOURCE}
+from tests.fl_server.fleet_looks import eligible, history, without_a_ledger
+from tests.fl_server.harness import World, until
 
 
 class Clock:
@@ -53,16 +40,6 @@ async def world(tmp_path):
     """A coordinator without clients, that waits 20 s for those who left."""
     async with World(tmp_path, reattach_grace_s=20.0, max_clients=3) as world:
         yield world
-
-
-def eligible(world, run="r", task=OFFER, labels=None):
-    """Who may be drawn for a run."""
-    return world.fleet.workforce.eligible(run, task, labels or {})
-
-
-def history(world, client="a"):
-    """The events about a client."""
-    return [entry.event for entry in world.store.history(client)]
 
 
 async def test_who_attends_is_present(world):
@@ -137,16 +114,6 @@ async def test_a_stream_that_is_lost_is_waited_for(world, clock):
     assert history(world) == ["client_registered", "client_lost", "client_back"]
 
 
-def without_a_ledger(patch, world):
-    """The database is away, as far as clients are concerned."""
-
-    def away(*_):
-        raise StoreAway("nobody answers")
-
-    patch.setattr(world.store, "put_client", away)
-    patch.setattr(ledger_module, "NO_ROOM_S", 0.001)
-
-
 async def test_who_was_lost_while_the_ledger_was_away_is_not_waited_for(world, clock, monkeypatch):
     """That it was lost is written once it can be; a restart need not wait for it."""
     a = await Device("a").come(world)
@@ -185,22 +152,6 @@ async def test_presence_that_could_not_be_written_is_written_at_the_next_try(wor
     a.stream = world.spawn(a._attend(world))
     await until(lambda: a.told("attached"), "it attends in the same session")
     assert world.store.clients()[0].present
-
-
-async def test_what_an_operator_said_holds_or_is_refused(world, monkeypatch):
-    """A ban that cannot be written is none: after a restart it would not hold."""
-    a = await Device("a").come(world)
-    with monkeypatch.context() as patch:
-        without_a_ledger(patch, world)
-        with pytest.raises(StoreAway):
-            await world.operators.ban("a", "smoke", "admin")
-        with pytest.raises(StoreAway):
-            await world.operators.ban("b", "smoke", "admin")
-    assert (world.fleet.record("a").banned, eligible(world)) == (False, ("a",))
-    with pytest.raises(NoSuchClient):
-        world.fleet.record("b")
-    assert a.stream is not None
-    assert not a.stream.done()
 
 
 async def test_who_comes_back_inside_the_grace_was_never_away(world, clock):
@@ -304,141 +255,6 @@ async def test_a_full_coordinator_says_not_now(world):
     await Device("a").come(world)
 
 
-@pytest.mark.parametrize("key", ["name", "version", "source"])
-async def test_a_task_must_be_the_same_code(world, key):
-    """Name, version and source."""
-    await Device("a").come(world)
-    assert eligible(world, task={**OFFER, key: "other"}) == ()
-
-
-async def test_labels_choose(world):
-    """A run takes clients that have all of its labels; they may have more."""
-    await Device("a", labels={"site": "north", "gpu": "yes"}).come(world)
-    await Device("b", labels={"site": "south"}).come(world)
-    assert eligible(world, labels={"site": "north"}) == ("a",)
-    assert eligible(world, labels={"site": "north", "gpu": "no"}) == ()
-    assert eligible(world) == ("a", "b")
-
-
-async def test_availability_is_the_clients_word(world):
-    """Who may not train is not drawn, until it says otherwise; a registration says it too."""
-    a = await Device("a").come(world)
-    busy = pb.Availability(may_train=False, reason=pb.UNAVAILABLE_REASON_DEVICE_BUSY, detail="a game")
-    await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=busy), None)
-    assert (eligible(world), world.fleet.workforce.availability("a").detail) == ((), "a game")
-    await a.come(world)
-    assert eligible(world) == ("a",)
-    registration = a.registration(availability=busy)
-    a.registration = lambda: registration
-    await a.come(world)
-    assert eligible(world) == ()
-
-
-async def test_a_client_works_for_one_run(world):
-    """Others may draw it when its run lets it go, and not before."""
-    for name in "ab":
-        await Device(name).come(world)
-    world.fleet.workforce.work_for("r", frozenset("a"))
-    assert (eligible(world, "r"), eligible(world, "s"), world.fleet.workforce.run_of("a")) == (("a", "b"), ("b",), "r")
-    version = world.fleet.version
-    world.fleet.workforce.work_for("r", frozenset("a"))
-    assert world.fleet.version == version
-    world.fleet.workforce.work_for("r", frozenset())
-    assert (eligible(world, "s"), world.fleet.workforce.run_of("a")) == (("a", "b"), "")
-
-
-async def test_a_ban_holds_until_it_is_undone(world):
-    """The stream ends with the reason, registering is refused with it, and the ledger remembers."""
-    a = await Device("a").come(world)
-    await world.operators.ban("a", "smoke", "admin:eve")
-    with pytest.raises(Forbidden, match="to be unbanned .banned: smoke"):
-        await a.stream
-    with pytest.raises(Forbidden, match="banned: smoke"):
-        await a.come(world)
-    assert (world.fleet.present(), world.store.clients()[0].banned) == ((), True)
-    await world.operators.unban("a", "admin:eve")
-    await a.come(world)
-    assert eligible(world) == ("a",)
-    assert history(world) == ["client_registered", "client_banned", "client_unbanned", "client_back"]
-
-
-async def test_a_client_can_be_banned_before_it_comes(world):
-    """By an id that it could have."""
-    await world.operators.ban("a", "", "admin")
-    with pytest.raises(Forbidden, match="banned: no reason given"):
-        await Device("a").come(world)
-    with pytest.raises(InvalidInput, match="client_id: expected 1 to 64"):
-        await world.operators.ban("a/b", "", "admin")
-
-
-async def test_a_draining_client_gets_nothing_new(world):
-    """It is told, stays connected, and comes back into the draw when that is undone."""
-    a = await Device("a").come(world)
-    await world.operators.drain("a", "move", undo=False, actor="admin")
-    await until(lambda: a.told("drain"), "it is told")
-    assert (eligible(world), world.fleet.state("a"), world.fleet.record("a").note) == ((), "present", "move")
-    await world.operators.drain("a", "", undo=True, actor="admin")
-    assert (eligible(world), world.fleet.record("a").note) == (("a",), "")
-
-
-async def test_a_forgotten_client_is_gone(world):
-    """From the ledger too; it may register anew."""
-    a = await Device("a").come(world)
-    await world.operators.forget("a", "admin")
-    with pytest.raises(Forbidden, match="to register again: it was forgotten here"):
-        await a.stream
-    with pytest.raises(NoSuchClient, match="no client 'a' has registered"):
-        world.fleet.record("a")
-    assert (world.store.clients(), world.fleet.present()) == ([], ())
-    await a.come(world)
-    assert eligible(world) == ("a",)
-
-
-@pytest.mark.parametrize("operation", ["unban", "forget", "drain"])
-async def test_operations_need_a_client_that_is_known(world, operation):
-    """A typing mistake is told."""
-    arguments = {"drain": ("x", "", False, "admin")}.get(operation, ("x", "admin"))
-    with pytest.raises(NoSuchClient, match="no client 'x' has registered"):
-        await getattr(world.operators, operation)(*arguments)
-
-
-async def test_what_operators_said_survives_a_registration(world):
-    """Draining and notes stay; what the client says of itself is new."""
-    a = await Device("a").come(world)
-    await world.operators.drain("a", "move", undo=False, actor="admin")
-    a.labels = {"site": "south"}
-    await a.come(world)
-    record = world.fleet.record("a")
-    assert (record.draining, record.note, record.labels) == (True, "move", {"site": "south"})
-
-
-async def test_what_operators_said_holds_over_a_restart(tmp_path):
-    """Banned, drained and forgotten stay so, each with its line of history, and so does what was undone."""
-    async with World(tmp_path) as world:
-        for name in ("banned", "drained", "forgotten", "free"):
-            await Device(name).come(world)
-        await world.operators.ban("banned", "smoke", "admin:eve")
-        await world.operators.drain("drained", "move", undo=False, actor="admin:eve")
-        await world.operators.forget("forgotten", "admin:eve")
-        await world.operators.ban("free", "a mistake", "admin:eve")
-        await world.operators.unban("free", "admin:eve")
-        await world.operators.drain("free", "a mistake", undo=False, actor="admin:eve")
-        await world.operators.drain("free", "", undo=True, actor="admin:eve")
-    async with World(tmp_path) as world:
-        for name in ("drained", "free"):
-            await Device(name).come(world)
-        with pytest.raises(Forbidden, match="banned: smoke"):
-            await Device("banned").come(world)
-        assert (eligible(world), world.fleet.record("drained").note) == (("free",), "move")
-        assert [record.client_id for record in await world.fleet.records()] == ["banned", "drained", "free"]
-        assert {name: history(world, name)[1:] for name in ("banned", "drained", "forgotten", "free")} == {
-            "banned": ["client_banned"],
-            "drained": ["client_drained"],
-            "forgotten": ["client_forgotten"],
-            "free": ["client_banned", "client_unbanned", "client_drained", "client_undrained", "client_back"],
-        }
-
-
 async def test_counters_are_the_ledgers(world):
     """Counted and refused updates are seen by operators, though the fleet itself never writes them."""
     devices = [await Device(name).come(world) for name in "ab"]
@@ -458,12 +274,3 @@ async def test_a_session_that_nobody_attends_is_closed(tmp_path):
         with pytest.raises(UnknownSessionError):
             world.fleet.session(dead.session_id)
         assert world.fleet.attached("a")
-
-
-async def test_a_forgotten_client_said_nothing(world):
-    """What it said of itself goes with it."""
-    a = await Device("a").come(world)
-    no = pb.Availability(may_train=False)
-    await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, availability=no), None)
-    await world.operators.forget("a", "admin")
-    assert world.fleet.workforce.availability("a").may_train

@@ -5,74 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-import threading
 
 import pytest
 
 from fl_server import events as ev
-from fl_server.errors import Forbidden, InvalidInput, NotNow, UploadBroken
+from fl_server.errors import Forbidden, InvalidInput, UploadBroken
 from fl_server.spool import SpoolKey
-from fl_server.spool_parts import PartFile
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2 as messages
 from protos.fl.v1.tensor_pb2 import Digest
-from tests.fl_server.devices import Device, announced, stream, upload
+from tests.fl_server.bench import Bench, a_bench
+from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
-
-TWO = {"round": {"clients_per_round": 2}, "stop": {"rounds": 1}}
-
-
-class Bench:
-    """A run that waits for two updates, and what device a would send to it."""
-
-    def __init__(self, world, run, a, b):
-        self.world, self.run, self.a, self.b = world, run, a, b
-
-    async def prepare(self):
-        self.assignment = await self.a.assigned()
-        self.header, self.data = await self.a.update(self.world, self.assignment)
-        self.layout = self.run.model.engine.layout
-        return self
-
-    def changed(self, data=None, **header):
-        """Header and bytes with something else in them; digest and size fit unless they are given."""
-        return announced(self.assignment, self.layout, self.data if data is None else data, **header)
-
-    async def send(self, header=None, data=None, start=0, device=None):
-        """What the coordinator answers to an upload."""
-        parts = upload(header or self.header, self.data if data is None else data, (device or self.a).session, start)
-        return await self.submit(*parts)
-
-    async def submit(self, *parts, hangs=False):
-        answer = await self.world.service.SubmitUpdate(stream(*parts, hangs=hangs), None)
-        return answer.receipt
-
-    async def kept(self, header=None):
-        """Where an upload would go on."""
-        header = header or self.header
-        query = pb.QueryUploadRequest(session_id=self.a.session, key=header.key, digest=header.digest)
-        return (await self.world.service.QueryUpload(query, None)).kept_bytes
-
-    def parts(self, **start):
-        """The messages of a good upload."""
-        return list(upload(self.header, self.data, self.a.session, **start))
-
-    def files(self):
-        """Names of what lies in the spool."""
-        return sorted(path.name for path in (self.world.config.state_dir / "spool").rglob("*") if path.is_file())
-
-    def line(self):
-        """The ledger's line on device a."""
-        return self.world.store.update_of("r", 0, 0, "a")
 
 
 @pytest.fixture
 async def bench(tmp_path):
     """Two devices that were drawn for round 0."""
-    async with World(tmp_path, stall_s=5.0) as world:
-        a, b = [await Device(name, works=False).come(world) for name in "ab"]
-        yield await Bench(world, await world.create(**TWO), a, b).prepare()
+    async with a_bench(tmp_path, stall_s=5.0) as bench:
+        yield bench
 
 
 async def test_a_good_update_is_admitted(bench):
@@ -147,23 +99,6 @@ async def test_a_loss_that_is_no_number_is_left_out(bench):
     assert bench.run.log.commits[0].training_loss == 0.5
 
 
-async def test_an_upload_that_was_cut_goes_on_where_it_stopped(bench):
-    """Two chunks came; the query says so, and the rest makes it whole."""
-    with pytest.raises(UploadBroken, match="the stream ended before the trailer; 200 bytes are kept"):
-        await bench.submit(*bench.parts()[:3])
-    assert await bench.kept() == 200
-    assert (await bench.send(start=200)).admitted
-    assert bench.world.metric("fl_uploads_resumed_total") == 1
-
-
-async def test_a_start_behind_what_is_kept_is_told_where_to_start(bench):
-    """Nothing is here and the sender begins at 100."""
-    with pytest.raises(UploadBroken, match="expected a start at 0 or before, got 100") as error:
-        await bench.submit(*bench.parts(start=100))
-    assert error.value.detail.kept_bytes == 0
-    assert (await bench.send()).admitted
-
-
 async def test_chunks_that_are_not_in_order_break_the_upload(bench):
     """With one left out, what came before it is kept."""
     header, first, _, third, *_ = bench.parts()
@@ -218,25 +153,6 @@ async def test_a_wrong_digest_is_not_forgiven_for_another_one(bench):
     assert (receipt.admitted, receipt.reason) == (False, messages.REFUSAL_REASON_DIGEST)
 
 
-async def test_no_more_is_read_than_is_written(bench, monkeypatch):
-    """While a chunk waits for the disk its sender waits too: one chunk of each stream is in hand."""
-    begun, go_on = held(monkeypatch, PartFile, "write")
-    read = []
-
-    async def parts():
-        for message in bench.parts():
-            read.append(message.WhichOneof("part"))
-            yield message
-
-    sending = asyncio.create_task(bench.world.service.SubmitUpdate(parts(), None))
-    await until(begun.is_set, "a chunk is being written")
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert read == ["header", "chunk"]
-    go_on.set()
-    assert (await sending).receipt.admitted
-
-
 async def test_a_repeat_gets_the_first_answer(bench):
     """Word for word, from its header alone."""
     first = await bench.send()
@@ -280,36 +196,6 @@ async def test_an_update_on_its_way_when_the_round_closes_is_late(bench):
     answer = await bench.world.service.SubmitUpdate(closed_meanwhile(), None)
     assert (answer.receipt.admitted, answer.receipt.reason) == (False, messages.REFUSAL_REASON_LATE)
     assert bench.line() is None
-
-
-async def test_a_stream_that_brings_nothing_is_ended(tmp_path):
-    """What came is kept, and the client may try again."""
-    async with World(tmp_path, stall_s=0.01) as world:
-        a, b = [await Device(name, works=False).come(world) for name in "ab"]
-        bench = await Bench(world, await world.create(**TWO), a, b).prepare()
-        with pytest.raises(
-            NotNow, match=r"less than a chunk of \d+ bytes came in 0.01 s; what came is kept; try again"
-        ):
-            await bench.submit(*bench.parts()[:2], hangs=True)
-        assert await bench.kept() == 100
-        assert (world.uploads.in_flight, world.metric("fl_uploads_in_flight_bytes")) == (0, 0)
-
-
-async def test_a_stream_that_trickles_is_ended(tmp_path):
-    """A byte every few milliseconds is no progress, although something always comes: it goes on later where it was."""
-    async with World(tmp_path, stall_s=0.3) as world:
-        a, b = [await Device(name, works=False).come(world) for name in "ab"]
-        bench = await Bench(world, await world.create(**TWO), a, b).prepare()
-
-        async def trickle():
-            for message in upload(bench.header, bench.data, a.session, chunk=1):
-                yield message
-                await asyncio.sleep(0.005)
-
-        with pytest.raises(NotNow, match=r"less than a chunk of \d+ bytes came in 0.3 s"):
-            await world.service.SubmitUpdate(trickle(), None)
-        assert 0 < await bench.kept() < len(bench.data)
-        assert (await bench.send(start=await bench.kept())).admitted
 
 
 async def test_a_banned_clients_upload_ends(bench):
@@ -365,102 +251,6 @@ async def test_a_draining_client_finishes_what_it_has(bench):
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     assert (await bench.send(start=await bench.kept())).admitted
-
-
-async def test_two_streams_for_one_update_do_not_mix(bench):
-    """While an older one is open the newer waits; once the older is gone, it goes on."""
-    older = asyncio.create_task(bench.submit(*bench.parts()[:2], hangs=True))
-    await until(lambda: bench.run.log.bytes_up == 100, "the older one brought a chunk")
-    with pytest.raises(NotNow, match="an older stream of this update is still open"):
-        await bench.send()
-    older.cancel()
-    await asyncio.gather(older, return_exceptions=True)
-    assert (await bench.send(start=100)).admitted
-
-
-def held(monkeypatch, owner, name):
-    """Makes a method wait until the event it returns second is set; the first tells that it has begun."""
-    begun, go_on, function = threading.Event(), threading.Event(), getattr(owner, name)
-
-    def wait(*args, **kwargs):
-        begun.set()
-        assert go_on.wait(20)
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, wait)
-    return begun, go_on
-
-
-@pytest.mark.parametrize("came", [1, -1], ids=["at its first chunk", "at its trailer"])
-async def test_a_repeat_that_is_on_its_way_when_the_round_closes_changes_nothing(bench, monkeypatch, came):
-    """Begun before the first stream's word was in the ledger: it gets the same word, and the round has its bytes."""
-    begun, go_on = held(monkeypatch, bench.run.model.engine, "step")
-    await bench.b.contribute(bench.world, await bench.b.assigned())
-    parts, closed, key = bench.parts(), asyncio.Event(), SpoolKey("r", 0, 0, "a")
-    spool = bench.world.parts.spool._inner
-
-    async def repeated():
-        for part in parts[:came]:
-            yield part
-        await closed.wait()
-        for part in parts[came:]:
-            yield part
-
-    async with bench.run.turn:
-        first = asyncio.create_task(bench.send())
-        await until(spool.path(key, bench.header.digest.value).exists, "it waits for its word")
-        second = asyncio.create_task(bench.world.service.SubmitUpdate(repeated(), None))
-        await until(lambda: not spool._parts[key].closed, "the repeat is under way")
-    await until(begun.is_set, "the round is closed")
-    closed.set()
-    assert (await second).receipt == await first
-    go_on.set()
-    await bench.world.completed()
-
-
-@pytest.mark.parametrize("good", [True, False], ids=["admitted", "refused"])
-async def test_a_stream_that_is_cut_while_its_answer_is_written(bench, monkeypatch, good):
-    """What the ledger says the run knows: the round neither waits for the client nor loses its update."""
-    begun, go_on = held(monkeypatch, bench.world.store, "record_update")
-    header, data = (bench.header, bench.data) if good else bench.changed(num_steps=0)
-    sending = asyncio.create_task(bench.send(header, data))
-    await until(begun.is_set, "the answer is being written")
-    sending.cancel()
-    go_on.set()
-    await asyncio.gather(sending, return_exceptions=True)
-    await until(lambda: "a" not in bench.run.state.outstanding, "the run knows")
-    assert bool(bench.run.state.admitted) == bench.line().admitted == good
-
-
-async def test_a_stream_that_is_cut_while_its_file_is_opened(bench, monkeypatch):
-    """Nobody writes into it any more, so the next stream may."""
-    begun, go_on = held(monkeypatch, bench.world.parts.spool._inner, "open_part")
-    sending = asyncio.create_task(bench.send())
-    await until(begun.is_set, "the file is being opened")
-    sending.cancel()
-    await asyncio.gather(sending, return_exceptions=True)
-    go_on.set()
-    spool = bench.world.parts.spool._inner
-    part = await until(lambda: spool._parts.get(SpoolKey("r", 0, 0, "a")), "it is opened")
-    await until(lambda: part.closed, "it is closed again")
-    assert (await bench.send()).admitted
-
-
-async def test_a_stream_that_is_cut_while_its_file_waits_to_be_closed(bench):
-    """Also when no thread is free for that before the call is cancelled once more, the next stream may go on."""
-    sending = asyncio.create_task(bench.submit(*bench.parts()[:2], hangs=True))
-    await until(lambda: bench.run.log.bytes_up, "a chunk has come")
-    part = bench.world.parts.spool._inner._parts[SpoolKey("r", 0, 0, "a")]
-    io, go_on = bench.world.parts.io, threading.Event()
-    busy = [io.submit(go_on.wait, 20) for _ in range(io._max_workers)]
-    sending.cancel()
-    await until(lambda: io._work_queue.qsize() == 1, "the file waits to be closed")
-    sending.cancel()
-    await asyncio.gather(sending, return_exceptions=True)
-    go_on.set()
-    assert all(each.result() for each in busy)
-    await until(lambda: part.closed, "it is closed")
-    assert (await bench.send(start=bench.run.log.bytes_up)).admitted
 
 
 async def test_a_norm_over_the_limit_is_refused(tmp_path):
