@@ -106,7 +106,8 @@ def test_an_unbanned_client_takes_part_again(fleet):
         daemon.start()
         fleet.attend()
         lines = [(line.actor, line.event, line.detail) for line in admin.list_history("edge-1", 0)]
-    assert [("admin", "client_banned", "a mistake"), ("admin", "client_unbanned", "")] == lines[-2:]
+    said = [line for line in lines if line[0] == "admin"]
+    assert [("admin", "client_banned", "a mistake"), ("admin", "client_unbanned", "")] == said[-2:]
     server.completed(server.create("unbanned", round={"clients_per_round": 3}))
 
 
