@@ -6,25 +6,9 @@ from random import Random
 
 import pytest
 
-from tests.chaos.arena import Arena
 from tests.chaos.jobs import JOBS
 from tests.chaos.plan import FAULTS, Plan, plan
 from tests.chaos.trial import Trial, play
-from tests.integration.processes import HERE, Place
-
-
-@pytest.fixture(scope="module")
-def arena(tmp_path_factory):
-    """One for all plans: starting processes is what costs time."""
-    with Place(tmp_path_factory.mktemp("chaos")) as place, Arena(place) as arena:
-        yield arena
-
-
-@pytest.fixture(autouse=True)
-def _at_hand(monkeypatch):
-    """A replay needs the daemons' task."""
-    monkeypatch.syspath_prepend(HERE)
-
 
 CHOSEN = [
     pytest.param("fedcm", "death behind checkpoint's rename", "kill half of the daemons", id="fedcm"),
