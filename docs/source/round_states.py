@@ -7,6 +7,7 @@ runs can reach, so the page cannot say what the machine does not do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from fl_server import events as e
@@ -68,6 +69,7 @@ Events that leave the phase as it is are not drawn; the table below has all of t
 """
 
 
+@cache
 def transitions() -> frozenset[Edge]:
     """Every (phase, event, next phase) that the small runs can reach, including those that stay in their phase."""
     edges: set[Edge] = set()

@@ -52,7 +52,9 @@ def place(tmp_path):
         yield place
 
 
-@pytest.mark.parametrize("method", ["scaffold", "feddyn", pytest.param("scaffold-I", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["scaffold", *(pytest.param(method, marks=pytest.mark.slow) for method in ("feddyn", "scaffold-I"))]
+)
 def test_the_optimum_is_reached_in_spite_of_everything(place, method):
     """A clipped update, an abandoned attempt, a crash between upload and outcome, a lost state, a client that joins."""
     server = Coordinator(place, settings={"limits": {"reattach_grace_s": 0.5}}).serve()
