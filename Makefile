@@ -1,7 +1,7 @@
 # `make install` makes .venv; every other target makes it when it is missing or when what it is made from has changed.
 
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 SEEDS ?= 20
 MINUTES ?= 30
 DAEMONS ?= 20
