@@ -61,9 +61,10 @@ def test_a_database_that_is_away_is_waited_for(pg_fleet, undisturbed, postgres):
     """Whoever would deliver an update is told to come again, and counts as ever once it can be written down."""
     server = pg_fleet.server
     _, slow = pg_fleet.half_delivered("away")
+    before = len(server.events("rpc_refused", code="UNAVAILABLE"))
     with postgres.away():
         slow.hold.unlink()
-        refused = server.logged("rpc_refused", code="UNAVAILABLE")
+        refused = server.logged("rpc_refused", before + 1, code="UNAVAILABLE")
     assert "see that PostgreSQL runs where `ledger` says" in refused["error"]
     assert undisturbed == server.digests("away")
 

@@ -58,8 +58,10 @@ def recover_all(wrecks: Sequence[Wreck], folder) -> None:
             raise
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("job", ["process-scaffold", "power-fedcm"])
+@pytest.mark.parametrize(
+    ("job", "how"),
+    [*(("power-fedcm", how) for how in HOWS), *(("process-scaffold", how) for how in ("nothing-more", "drawn-1"))],
+)
 def test_a_cut_of_the_power_changes_nothing(tmp_path, lives, job, how):
     """A drawn few of the cuts, other ones for each kind."""
     wrecks = lives(job).wrecks(HOWS[how])
