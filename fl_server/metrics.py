@@ -25,6 +25,11 @@ class Metrics:
         self._of_runs: list[Counter | Gauge | Histogram] = []
         self._over: dict[str, None] = {}
         """Runs that are over, in the order of their ends."""
+        self._about_runs()
+        self._about_clients()
+        self._about_the_process()
+
+    def _about_runs(self) -> None:
         self.rounds = self._counter("fl_rounds", "Rounds by how they ended: committed, abandoned.", "run", "outcome")
         self.attempts = self._counter("fl_attempts", "Attempts at filling a round.", "run")
         self.assignments = self._counter(
@@ -34,16 +39,8 @@ class Metrics:
         self.update_conflicts = self._counter(
             "fl_update_conflicts", "Repeats of an update with another digest than the first.", "run"
         )
-        self.uploads_resumed = self._counter("fl_uploads_resumed", "Uploads that went on where one had stopped.")
-        self.bytes = self._counter("fl_transfer_bytes", "Tensor bytes by direction and kind.", "direction", "kind")
         self.phase_seconds = self._histogram("fl_phase_seconds", "Time spent in a phase of a round.", "run", "phase")
         self.round_seconds = self._histogram("fl_round_seconds", "From the first draw to the commit.", "run")
-        self.rpc_seconds = self._histogram("fl_rpc_seconds", "Duration of calls.", "rpc", "code")
-        self.commit_write_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
-        self.clients = self._gauge("fl_clients", "Clients by state: present, suspect.", "state")
-        self.quarantined = self._gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
-        self.quarantines = self._counter("fl_quarantines", "Times that a client was quarantined.")
-        self.sessions = self._gauge("fl_sessions", "Open sessions.")
         self.round = self._gauge("fl_round", "Committed rounds.", "run")
         self.over_selection = self._gauge(
             "fl_over_selection", "Clients drawn for each update wanted, at the latest draw.", "run"
@@ -58,9 +55,21 @@ class Metrics:
         self.cosine = self._gauge(
             "fl_update_direction_cosine", "Cosine between the aggregate and the direction it was made with.", "run"
         )
+
+    def _about_clients(self) -> None:
+        self.clients = self._gauge("fl_clients", "Clients by state: present, suspect.", "state")
+        self.quarantined = self._gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
+        self.quarantines = self._counter("fl_quarantines", "Times that a client was quarantined.")
+        self.sessions = self._gauge("fl_sessions", "Open sessions.")
+        self.uploads_resumed = self._counter("fl_uploads_resumed", "Uploads that went on where one had stopped.")
+        self.bytes = self._counter("fl_transfer_bytes", "Tensor bytes by direction and kind.", "direction", "kind")
         self.uploads_in_flight = self._gauge(
             "fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete."
         )
+
+    def _about_the_process(self) -> None:
+        self.rpc_seconds = self._histogram("fl_rpc_seconds", "Duration of calls.", "rpc", "code")
+        self.commit_write_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
         self.loop_lag = self._histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.")
         self.loop_tasks = self._gauge("fl_event_loop_tasks", "Tasks of the event loop.")
 

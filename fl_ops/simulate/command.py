@@ -58,14 +58,19 @@ def simulate(
 
     keep_freed_memory()
     if replay is not None:
-        place = ledger if state_dir is None else state_dir
-        if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
-            raise Misused("--replay RUN goes with --state-dir DIR or --ledger URL, and with neither --seeds nor --out")
-        _do_again(context, Replayed(replay, place, config, client_configs))
+        _do_again(context, Replayed(replay, _ledger_at(state_dir, ledger, seeds, out), config, client_configs))
         return
     if any(option is not None for option in (state_dir, ledger, client_configs)):
         raise Misused("--state-dir, --ledger and --client-configs belong to --replay RUN")
     _do_runs(context, _jobs(config, seeds, out), processes)
+
+
+def _ledger_at(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
+    """The one place that --replay was given. Raises Misused for none, for two, or for what does not go with it."""
+    place = ledger if state_dir is None else state_dir
+    if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
+        raise Misused("--replay RUN goes with --state-dir DIR or --ledger URL, and with neither --seeds nor --out")
+    return place
 
 
 def _console(context: Context) -> Console:
