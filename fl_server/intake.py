@@ -13,7 +13,7 @@ import structlog
 from fl_server import events as ev
 from fl_server.admission import Gate
 from fl_server.progress import Progress
-from fl_server.store.base import UpdateRecord
+from fl_server.store.base import StoreFull, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 
 if TYPE_CHECKING:
@@ -62,9 +62,12 @@ class Intake:
     async def enter(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
         """Write the first word on an update down and act on it, with nothing in between; None if it came too late.
 
-        The round may be drawn anew at any other moment, and what was made for it before then does not count.
+        The round may be drawn anew at any other moment, and what was made for it before then does not count. Raises
+        StoreFull where the run itself waits for room: the client had better come again than wait with it.
         """
         run = self._run
+        if run.cannot_write:
+            raise StoreFull(run.cannot_write)
         async with run.turn:
             if self.refusal_of(header, update.client_id) is not None:
                 return None

@@ -71,8 +71,8 @@ class Run:
         self.norms = NormHistory()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
-        self._no_room = self._waited_for = ""
-        """The same while nothing can be written, and what it was before that."""
+        self.cannot_write = self._waited_for = ""
+        """Why nothing can be written, empty while it can; and what `waiting_for` was before that."""
         self.deadline = Deadline(self)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
@@ -311,13 +311,13 @@ class Run:
         Whoever wanted to write tries again, and nothing is lost.
         """
         if why:
-            self._waited_for = self._waited_for if self._no_room else self.waiting_for
-            self._no_room = self.waiting_for = f"the coordinator cannot write: {why}"
+            self._waited_for = self._waited_for if self.cannot_write else self.waiting_for
+            self.cannot_write, self.waiting_for = why, f"the coordinator cannot write: {why}"
             log.error("no_room", run=self.id, round=self.state.round, error=why)
-        elif self._no_room:
+        elif self.cannot_write:
             log.info("room_again", run=self.id, round=self.state.round)
-            told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self._no_room}")
-            self._no_room, self.waiting_for = "", self._waited_for
+            told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self.waiting_for}")
+            self.cannot_write, self.waiting_for = "", self._waited_for
             self.spawn(self._explain(told))
         self.watchers.tell(Progress("state", self.waiting_for))
 

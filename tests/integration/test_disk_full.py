@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -46,10 +48,16 @@ def with_a_client(place, server):
 
 
 def assigned(place, server):
-    """A run whose client is in mid-training; returns its id."""
+    """A run whose client is in mid-training, and the ledger has all that there is to write; returns its id."""
     one = {"clients_per_round": 1, "min_clients": 1}
     run = server.create("full", task={"options": {"model": "frozen"}}, round=one, stop={"rounds": 2})
     place.processes[1].logged("assignment", run=run)
+    ledger = f"file:{place.folder}/server-state/ledger.sqlite?mode=ro"
+    with closing(sqlite3.connect(ledger, uri=True)) as reader:
+        state = "select state from runs where run_id = ?"
+        eventually(
+            lambda: reader.execute(state, (run,)).fetchone() == ("running",), "the run is written down as running"
+        )
     return run
 
 
