@@ -39,6 +39,10 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
+PAUSE_A_CLIENT_S = 20e-6
+"""For each client known, between two looks at all of them: ten thousand that come at once are looked at now and then,
+not ten thousand times."""
+
 
 class FleetListener(Protocol):
     """Who is told about comings and goings."""
@@ -67,6 +71,9 @@ class Fleet:
         self._records: dict[str, ClientRecord] = {}
         self.workforce = Workforce(self._records, self._roster, self.quarantine, self._changed)
         self.listener: FleetListener | None = None
+        self._telling: asyncio.TimerHandle | None = None
+        self._pause_s = 0.0
+        """Between two looks at everybody."""
         self.version = 0
         """Goes up whenever somebody's eligibility may have changed."""
 
@@ -309,9 +316,16 @@ class Fleet:
 
     def _changed(self) -> None:
         self.version += 1
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(self._pause_s, self._tell)
+
+    def _tell(self) -> None:
+        """Count, and tell of all changes since the last time at once: each costs a look at everybody."""
+        self._telling, began = None, time.perf_counter()
         self._count()
         if self.listener is not None:
             self.listener.fleet_changed()
+        self._pause_s = max(PAUSE_A_CLIENT_S * len(self._records), 20 * (time.perf_counter() - began))
 
     def _count(self) -> None:
         present = self._roster.present()
