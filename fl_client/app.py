@@ -15,8 +15,9 @@ import structlog
 
 from fl_client import device as devices
 from fl_client.allocator import keep_freed_memory
-from fl_client.attendance import Attendance
+from fl_client.attendance import Attendance, Door
 from fl_client.bundles import BundleCache
+from fl_client.certificates import Certificates
 from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
@@ -29,7 +30,7 @@ from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
 from fl_client.state import StateDir
 from fl_client.training import Trainer
-from fl_client.transport import Connect, GrpcTransport, TlsFiles
+from fl_client.transport import GrpcTransport
 from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -78,7 +79,7 @@ class Instruments:
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
-    """Wire one daemon, inside a running event loop. Raises StartError when the TLS files cannot be read."""
+    """Wire one daemon, inside a running event loop. Raises ConfigError when the TLS files cannot be used."""
     link = Link(instruments.waits)
     tools = Tools(
         link=link,
@@ -90,7 +91,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         metrics=instruments.metrics,
         progress=instruments.progress,
     )
-    return Daemon(Attendance(_hello(config, local), config.server, _connect(config), link), tools)
+    return Daemon(Attendance(_hello(config, local), _door(config, instruments), link), tools)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -108,12 +109,12 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _connect(config: ClientConfig) -> Connect:
-    """How connections are made. Raises StartError now, not later, when the TLS files cannot be read."""
-    tls = None if config.tls is None else TlsFiles(config.tls.ca, config.tls.cert, config.tls.key)
-    if tls is not None:
-        tls.credentials()
-    return lambda: GrpcTransport(config.server, tls)
+def _door(config: ClientConfig, instruments: Instruments) -> Door:
+    """The way in. Raises ConfigError now, not later, when the TLS files cannot be used."""
+    if config.tls is None:
+        return Door(config.server, lambda: GrpcTransport(config.server))
+    certificates = Certificates(config.tls, identity_of(config), (instruments.metrics, instruments.waits))
+    return Door(config.server, lambda: GrpcTransport(config.server, certificates.fresh()), certificates.renewed)
 
 
 def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:

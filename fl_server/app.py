@@ -31,7 +31,7 @@ from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.lock import lock_directory
 from fl_server.store.sql import open_ledger
-from fl_server.tls import server_credentials
+from fl_server.tls import Certificates
 from fl_server.uploads import Uploads
 from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -56,6 +56,7 @@ class Server:
         self._parts = self._build()
         self._coordinator = Coordinator(self._parts)
         self._uploads = Uploads(self._parts)
+        self._certificates: Certificates | None = None
         self._servers: list[grpc.aio.Server] = []
         self._addresses = dict(probes.addresses)
 
@@ -92,7 +93,9 @@ class Server:
         return self._parts.ledger
 
     async def start(self) -> None:
-        """Read the state back, then listen. Raises SettingsError for a port that cannot be had."""
+        """Read the state back, then listen. Raises SettingsError for a port or a certificate that cannot be had."""
+        if self.config.tls is not None:
+            self._certificates = Certificates(self.config.tls, self._parts.metrics)
         clients = self._listener(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._parts, self._coordinator, self._uploads)),)
@@ -112,7 +115,7 @@ class Server:
 
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[CallInterceptor(self._parts.metrics)], options=server_options())
-        credentials = None if self.config.tls is None else server_credentials(self.config.tls)
+        credentials = None if self._certificates is None else self._certificates.credentials()
         port = add_port(server, address, setting, credentials)
         self._addresses[setting] = f"{address.rpartition(':')[0]}:{port}"
         self._servers.append(server)
@@ -152,6 +155,11 @@ class Server:
         await self._coordinator.close()
         await self._open.aclose()
 
+    async def watch_certificates(self) -> None:
+        """Take up those that are renewed."""
+        if self._certificates is not None:
+            await self._certificates.watch()
+
     async def measure_lag(self) -> None:
         """Watch how late the loop wakes up."""
         while True:
@@ -184,9 +192,10 @@ async def _serve(server: Server, leaving: asyncio.Event) -> None:
     server.ledger.on_taken = leaving.set
     try:
         await server.start()
-        lag = asyncio.create_task(server.measure_lag())
+        watching = [asyncio.create_task(work) for work in (server.measure_lag(), server.watch_certificates())]
         await leaving.wait()
-        lag.cancel()
+        for task in watching:
+            task.cancel()
         if server.ledger.taken is not None:
             raise server.ledger.taken
         await server.drain()

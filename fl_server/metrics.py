@@ -72,6 +72,11 @@ class Metrics:
         self.commit_write_seconds = self._histogram("fl_commit_write_seconds", "Writing and syncing a commit.")
         self.loop_lag = self._histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.")
         self.loop_tasks = self._gauge("fl_event_loop_tasks", "Tasks of the event loop.")
+        self.certificate_expiry = self._gauge(
+            "fl_certificate_expiry_timestamp_seconds",
+            "When what the coordinator's TLS is made with ends: cert, its own; ca, the last of its clients'.",
+            "file",
+        )
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Count the loop's tasks whenever somebody asks, in a thread of his: it costs the loop nothing."""
