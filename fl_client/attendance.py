@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 import structlog
@@ -29,7 +30,8 @@ log = structlog.get_logger()
 class Attendance:
     """Keeps one attended session open, and the link informed of it."""
 
-    def __init__(self, hello: pb.RegisterRequest, server: str, connect: Connect, link: Link) -> None:
+    def __init__(self, hello: Callable[[], pb.RegisterRequest], server: str, connect: Connect, link: Link) -> None:
+        """hello: what this daemon says of itself now."""
         self._hello = hello
         self._server = server
         self._connect = connect
@@ -93,8 +95,7 @@ class Attendance:
         return wait, why
 
     async def _register(self, connection: Connection, desk: Desk) -> pb.RegisterResponse:
-        request = pb.RegisterRequest()
-        request.CopyFrom(self._hello)
+        request = self._hello()
         request.pending.extend(await desk.pending())
         request.states.extend(await desk.states())
         response = await connection.register(request)

@@ -130,8 +130,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if len(request.failures) > MAX_FAILURES or len(request.availability.detail) > MAX_CHARS:
             came = f"{len(request.failures)} and {len(request.availability.detail)}"
             raise InvalidInput("failures", f"{MAX_FAILURES} at most, and details of {MAX_CHARS} characters", came)
-        if request.HasField("availability"):
-            self._fleet.workforce.set_availability(client_id, request.availability)
+        if request.HasField("availability") and self._fleet.workforce.set_availability(client_id, request.availability):
+            self._coordinator.client_available(client_id)
         for failure in request.failures:
             reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
             words = f"{reason}: {failure.message[:1000]}"
