@@ -106,7 +106,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     hello = _hello(config, local)
 
     def hello_now() -> pb.RegisterRequest:
-        now = pb.RegisterRequest(availability=tools.gatekeeper.availability)
+        now = pb.RegisterRequest(availability=tools.gatekeeper.introduce())
         now.MergeFrom(hello)
         return now
 

@@ -38,6 +38,7 @@ class Gatekeeper:
         self._clock = clock
         self._closed: tuple[Closed, ...] = ()
         self._changed = asyncio.Event()
+        self._told: pb.Availability | None = None
         self._at_work: set[asyncio.Task[object]] = set()
         self._begun: Round | None = None
         self._show()
@@ -88,16 +89,25 @@ class Gatekeeper:
 
     # Telling.
 
+    def introduce(self) -> pb.Availability:
+        """What a registration says."""
+        self._told = self.availability
+        return self._told
+
     async def tell(self, link: Link) -> None:
         """Tell the coordinator of every change, as soon as it can be reached; registrations say it by themselves."""
 
         async def report(session: Session) -> None:
-            request = pb.ReportStatusRequest(session_id=session.id, availability=self.availability)
-            await session.connection.report_status(request)
+            said = self.availability
+            await session.connection.report_status(pb.ReportStatusRequest(session_id=session.id, availability=said))
+            self._told = said
 
         while True:
             await self._changed.wait()
+            await link.session()
             self._changed.clear()
+            if self._told == self.availability:
+                continue  # a registration was quicker
             try:
                 await link.patiently(report)
             except TransportError as error:

@@ -163,7 +163,8 @@ class Work:
         """
         reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
         self._tools.metrics.failures.labels(reason).inc()
-        log.error("work_failed", **named(key), reason=reason, message=str(failure))
+        stopped = failure.reason == pb.FAILURE_REASON_STOPPED
+        (log.info if stopped else log.error)("work_failed", **named(key), reason=reason, message=str(failure))
         told = pb.WorkFailure(
             key=message_of(key),
             reason=failure.reason,
@@ -172,7 +173,7 @@ class Work:
 
         async def report(session: Session) -> None:
             request = pb.ReportStatusRequest(session_id=session.id, failures=[told])
-            if failure.reason == pb.FAILURE_REASON_STOPPED:
+            if stopped:
                 request.availability.CopyFrom(self._tools.gatekeeper.availability)
             await session.connection.report_status(request)
 
