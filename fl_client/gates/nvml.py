@@ -19,13 +19,18 @@ _HOST = "pid:[4026531836]"
 _RECENT_US = 1_500_000
 
 
+def host_pids() -> bool:
+    """Whether this process has the number that the driver knows it by."""
+    return _NAMESPACE.is_symlink() and str(_NAMESPACE.readlink()) == _HOST
+
+
 class NvmlMeter:
     """One GPU: the other processes' share of it where the driver tells it, else the whole load."""
 
-    def __init__(self, device: torch.device, host_pids: bool | None = None) -> None:
+    def __init__(self, device: torch.device, apart: bool | None = None) -> None:
         """device: a CUDA device; on a daemon that trains on the CPU, the first GPU is meant.
 
-        host_pids: whether this process has the number that the driver knows it by. None: see.
+        apart: whether this process can be told from others by its number. None: see.
 
         Raises:
             ConfigError: the package, the driver or the GPU is missing, or the GPU tells no load.
@@ -37,13 +42,11 @@ class NvmlMeter:
                 "gates.gpu_below: expected the package nvidia-ml-py, which asks the driver, found none: install"
                 ' "impetus-fl[gates]", or remove gpu_below'
             ) from None
-        if host_pids is None:
-            host_pids = _NAMESPACE.is_symlink() and str(_NAMESPACE.readlink()) == _HOST
         self.others_only = False
         try:
             self._nvml.nvmlInit()
             self._gpu = self._handle(device)
-            self.others_only = host_pids and self._tells_processes()
+            self.others_only = (host_pids() if apart is None else apart) and self._tells_processes()
             self.share()
         except (self._nvml.NVMLError, SensorError) as error:
             raise ConfigError(
