@@ -22,12 +22,15 @@ OK, CANNOT_START, FENCED = 0, 2, 3
 def main(arguments: list[str] | None = None) -> int:
     """Run the daemon until a signal ends it, and return the exit code."""
     parser = argparse.ArgumentParser(prog="fl-client", description="Train on this device's data for a coordinator.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file with the settings")
-    path: Path = parser.parse_args(arguments).config
+    parser.add_argument(
+        "--config", type=Path, required=True, action="append", metavar="FILE",
+        help="settings in TOML; once more for a file whose keys take the place of those before",
+    )  # fmt: skip
+    first, *on_top = parser.parse_args(arguments).config
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # until the event loop has its own handlers
     try:
-        return _run(load_config(path))
+        return _run(load_config(first, on_top))
     except StartError as error:
         print(f"fl-client: {error}", file=sys.stderr)
         return CANNOT_START
