@@ -142,7 +142,7 @@ class ClientConfig(Section):
 
 
 def load_config(path: Path, on_top: Sequence[Path] = ()) -> ClientConfig:
-    """Read a file, with others on top of it. Raises ConfigError that names file and key, what was expected, what came."""
+    """Read a file, with others on top. Raises ConfigError that names file and key, what was expected and what came."""
     try:
         return read_settings(path, ClientConfig, on_top)
     except SettingsError as error:
