@@ -24,9 +24,9 @@ from typing import Any
 
 from benchmarks.idle_clients import Crowd, live
 from benchmarks.place import PATIENCE_S, Place, Server, cpu_s, resident_mb
-from fl_client.transport import TlsFiles
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2, coordinator_pb2
+from protos.pem import Pem, PemFiles
 from tasks import fingerprint, load_task
 
 TASK = "benchmarks.constant_task:ConstantTask"
@@ -106,7 +106,7 @@ def _crowds(case: argparse.Namespace, place: Place, server: str) -> Iterator[lis
     pipes, processes = [], []
     for index in range(case.processes):
         mine = tuple(names[index :: case.processes])
-        files = {name: _files(place, name) for name in mine} if place.tls else {}
+        files = {name: _pem(place, name) for name in mine} if place.tls else {}
         here, there = _SPAWN.Pipe()
         process = _SPAWN.Process(
             target=live, args=(there, Crowd(server, mine, offer.SerializeToString(), files)), daemon=True
@@ -125,9 +125,9 @@ def _crowds(case: argparse.Namespace, place: Place, server: str) -> Iterator[lis
             process.join()
 
 
-def _files(place: Place, name: str) -> TlsFiles:
+def _pem(place: Place, name: str) -> Pem:
     mine = place.certificates("client", name)
-    return TlsFiles(mine.ca, mine.cert, mine.key)
+    return PemFiles(mine.cert, mine.key, mine.ca).read()
 
 
 def _ask(crowds: Sequence[Pipe]) -> list[tuple[int, list[float]]]:

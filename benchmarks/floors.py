@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -105,7 +106,7 @@ async def _grpc_server(results: Connection, traffic: Traffic) -> None:
     turns, over, chunks = _Turns(traffic), asyncio.Event(), _chunks(traffic.bytes_down)
     go = asyncio.Event()
 
-    async def down(request: bytes, context: object) -> AsyncIterator[bytes]:
+    async def down(_request: bytes, _context: object) -> AsyncIterator[bytes]:
         nonlocal go
         mine = go
         if turns.arrive():
@@ -115,7 +116,7 @@ async def _grpc_server(results: Connection, traffic: Traffic) -> None:
         for chunk in chunks:
             yield chunk
 
-    async def up(requests: AsyncIterator[bytes], context: object) -> bytes:
+    async def up(requests: AsyncIterator[bytes], _context: object) -> bytes:
         async for _ in requests:
             pass
         if turns.finish():
@@ -123,7 +124,7 @@ async def _grpc_server(results: Connection, traffic: Traffic) -> None:
         return b"ok"
 
     server = grpc.aio.server(options=list(server_options()))
-    handlers = {
+    handlers: dict[str, Any] = {
         "Down": grpc.unary_stream_rpc_method_handler(down),
         "Up": grpc.stream_unary_rpc_method_handler(up),
     }
@@ -131,6 +132,7 @@ async def _grpc_server(results: Connection, traffic: Traffic) -> None:
     results.send(server.add_insecure_port("127.0.0.1:0"))
     await server.start()
     await over.wait()
+    await server.stop(1.0)
     results.send(turns.seconds)
 
 
@@ -141,7 +143,8 @@ def _client_grpc(port: int, traffic: Traffic) -> None:
 async def _grpc_client(port: int, traffic: Traffic) -> None:
     chunks = _chunks(traffic.bytes_up)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=list(client_options())) as channel:
-        down, up = channel.unary_stream(_DOWN), channel.stream_unary(_UP)
+        down: Any = channel.unary_stream(_DOWN)
+        up: Any = channel.stream_unary(_UP)
         for _ in range(traffic.rounds):
             async for _ in down(b""):
                 pass

@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection as Pipe
 
 import structlog
 
-from fl_client.attendance import Attendance
+from fl_client.attendance import Attendance, Door
 from fl_client.link import Link, Waits
-from fl_client.transport import GrpcTransport, TlsFiles
+from fl_client.transport import GrpcTransport
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
+from protos.pem import Pem
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 START_SPREAD_S = 10.0
@@ -33,7 +34,7 @@ class Crowd:
     names: tuple[str, ...]
     offer: bytes
     """A TaskOffer that runs ask for, serialized."""
-    tls: dict[str, TlsFiles]
+    tls: dict[str, Pem]
     """By name; empty for plain text."""
 
 
@@ -105,6 +106,6 @@ async def _client(crowd: Crowd, name: str, delay: float, seen: _Seen) -> None:
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         tasks=[pb.TaskOffer.FromString(crowd.offer)],
     )
-    connect = lambda: GrpcTransport(crowd.server, crowd.tls.get(name))  # noqa: E731
-    attendance = Attendance(hello, crowd.server, connect, Link(Waits()))
+    door = Door(crowd.server, lambda: GrpcTransport(crowd.server, crowd.tls.get(name)))
+    attendance = Attendance(lambda: pb.RegisterRequest.FromString(hello.SerializeToString()), door, Link(Waits()))
     await attendance.keep(_Desk(seen))  # type: ignore[arg-type] # all that Attendance asks of a desk

@@ -1,4 +1,4 @@
-"""A place for a benchmark: a folder, real processes in it with production settings, and what the kernel says of them."""
+"""A place for a benchmark: a folder, real processes in it with production settings, what the kernel says of them."""
 
 from __future__ import annotations
 
