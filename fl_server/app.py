@@ -16,7 +16,7 @@ import structlog
 import torch
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from fl_server import admin, service
 from fl_server.config import ServerConfig
@@ -31,10 +31,11 @@ from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.lock import lock_directory
 from fl_server.store.sql import open_ledger
-from fl_server.tls import server_credentials
+from fl_server.tls import Certificates
 from fl_server.uploads import Uploads
 from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.metrics import listening
 from protos.settings import SettingsError, split_address
 from protos.wire import server_options
 
@@ -56,6 +57,7 @@ class Server:
         self._parts = self._build()
         self._coordinator = Coordinator(self._parts)
         self._uploads = Uploads(self._parts)
+        self._certificates: Certificates | None = None
         self._servers: list[grpc.aio.Server] = []
         self._addresses = dict(probes.addresses)
 
@@ -92,14 +94,16 @@ class Server:
         return self._parts.ledger
 
     async def start(self) -> None:
-        """Read the state back, then listen. Raises SettingsError for a port that cannot be had."""
+        """Read the state back, then listen. Raises SettingsError for a port or a certificate that cannot be had."""
+        if self.config.tls is not None:
+            self._certificates = Certificates(self.config.tls, self._parts.metrics)
         clients = self._listener(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._parts, self._coordinator, self._uploads)),)
         )
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
-        self._parts.metrics.watch(asyncio.get_running_loop())
+        self._parts.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._serve_metrics()
         await self._parts.fleet.start()
         await self._coordinator.start()
@@ -112,7 +116,7 @@ class Server:
 
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[CallInterceptor(self._parts.metrics)], options=server_options())
-        credentials = None if self.config.tls is None else server_credentials(self.config.tls)
+        credentials = None if self._certificates is None else self._certificates.credentials()
         port = add_port(server, address, setting, credentials)
         self._addresses[setting] = f"{address.rpartition(':')[0]}:{port}"
         self._servers.append(server)
@@ -123,19 +127,17 @@ class Server:
             return
         host, port = split_address(self.config.metrics_listen)
         try:
-            http, thread = start_http_server(port, host, self._parts.metrics.registry)
+            port = self._open.enter_context(listening(self._parts.metrics.registry, host, port))
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
             ) from error
-        self._addresses["metrics_listen"] = f"{host}:{http.server_port}"
-        self._open.callback(thread.join)
-        self._open.callback(http.server_close)
-        self._open.callback(http.shutdown)
+        self._addresses["metrics_listen"] = f"{host}:{port}"
 
     async def drain(self) -> None:
         """Nothing new; what is under way may finish within the grace, or is on disk and goes on after a restart."""
         log.info("draining", grace_s=self.config.drain_grace_s)
+        self._parts.metrics.draining.set(1)
         for run in self._coordinator.runs():
             run.hold()
         self._parts.fleet.push_all(pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down")))
@@ -151,6 +153,11 @@ class Server:
         await asyncio.gather(*(server.stop(0.2) for server in self._servers))
         await self._coordinator.close()
         await self._open.aclose()
+
+    async def watch_certificates(self) -> None:
+        """Take up those that are renewed."""
+        if self._certificates is not None:
+            await self._certificates.watch()
 
     async def measure_lag(self) -> None:
         """Watch how late the loop wakes up."""
@@ -184,9 +191,10 @@ async def _serve(server: Server, leaving: asyncio.Event) -> None:
     server.ledger.on_taken = leaving.set
     try:
         await server.start()
-        lag = asyncio.create_task(server.measure_lag())
+        watching = [asyncio.create_task(work) for work in (server.measure_lag(), server.watch_certificates())]
         await leaving.wait()
-        lag.cancel()
+        for task in watching:
+            task.cancel()
         if server.ledger.taken is not None:
             raise server.ledger.taken
         await server.drain()
