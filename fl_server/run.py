@@ -37,6 +37,7 @@ from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken
+from fl_server.tally import Tally
 
 log = structlog.get_logger()
 
@@ -63,6 +64,7 @@ class Run:
         self.behaviour = behaviour
         self.watchers = Watchers()
         self.log = RoundLog(config.stop.metric)
+        self.tally = Tally(parts.metrics, record.run_id, self.log)
         self.model = ModelLine(parts, record.run_id, behaviour.make_engine)
         algorithm = behaviour.algorithm
         population = config.population if algorithm.needs_population else 0
@@ -124,6 +126,7 @@ class Run:
 
     def begin(self) -> None:
         """Start taking events, and counting time where it is limited; what runs already goes on."""
+        self.parts.metrics.told.goes_on(self.id)
         for name, work in (
             ("events", self._live),
             ("time", self._watch_wall_time),
@@ -288,7 +291,7 @@ class Run:
 
     def _phase_changed(self, before: Phase) -> None:
         now = time.monotonic()
-        self.parts.metrics.phase_seconds.labels(self.id, before.value).observe(now - self._phase_began)
+        self.tally.phase(before, now - self._phase_began)
         self._phase_began = now
         if before is Phase.COLLECTING:
             self.stop_timer(ev.DeadlinePassed)
