@@ -75,6 +75,9 @@ class Run:
         """Why nothing goes on, in words; empty while something does."""
         self.cannot_write = self._waited_for = ""
         """Why nothing can be written, empty while it can; and what `waiting_for` was before that."""
+        self.state_since = time.time()
+        """When it came into its state; where that was before the coordinator's start: when it was read back."""
+        self._state_seen = self.status
         self.deadline = Deadline(self)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
@@ -301,6 +304,7 @@ class Run:
 
     async def save_status(self, event: str = "") -> None:
         """Write down how the run stands, with a line of history if `event` names one."""
+        self._note_state()
         reason = self.state.ending[1] if self.ended and self.state.ending else self.waiting_for
         ended_at = time.time() if self.ended else None
         self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
@@ -322,7 +326,12 @@ class Run:
             told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self.waiting_for}")
             self.cannot_write, self.waiting_for = "", self._waited_for
             self.spawn(self._explain(told))
+        self._note_state()
         self.watchers.tell(Progress("state", self.waiting_for))
+
+    def _note_state(self) -> None:
+        if self.status != self._state_seen:
+            self._state_seen, self.state_since = self.status, time.time()
 
     async def _explain(self, why: HistoryRecord) -> None:
         await self.parts.ledger.insist(self.no_room, self.parts.ledger.store.add_history, why)

@@ -62,6 +62,10 @@ def _state(run: Run) -> Found:
     return {(state,): float(state == status) for state in STATES}
 
 
+def _since(run: Run) -> Found:
+    return _one(run.record.ended_at or run.state_since)
+
+
 def _rounds(run: Run) -> Found:
     return _one(len(run.log.commits))
 
@@ -125,6 +129,7 @@ def _cosine(run: Run) -> Found:
 LOOKS = (
     _look("fl_run_info", "What the run is; always 1.", _info, name=ANY, algorithm=ANY, task=ANY),
     _look("fl_run_state", "1 for the state that the run is in, 0 for the others.", _state, state=STATES),
+    _look("fl_run_state_since_timestamp_seconds", "Time at which it came into it, or was read back in it.", _since),
     _look("fl_round", "Committed rounds.", _rounds),
     _look("fl_rounds_planned", "Committed rounds at which the run ends.", _planned),
     _look("fl_clients_per_round", 'Updates wanted in a round; none with sampling = "bernoulli".', _clients_per_round),

@@ -68,6 +68,21 @@ def test_a_whole_configuration_is_read(tmp_path):
         ("index = 3", 'index = 3\nfolder = "x"', "expected one of partition, file and folder"),
         ("partition = {", "p = {", "shard.p: unknown key"),
         ("[task]", '[tls]\nca = "a"\ncert = "b"\nkey = "c"\n[task]', "insecure and [tls] contradict each other"),
+        ("[task]", '[gates]\nwindows = ["22-6"]\n[task]', "gates.windows.0: expected a window such as"),
+        ("[task]", '[gates]\ntimezone = "Mars"\n[task]', "gates.timezone: expected a time zone such as"),
+        (
+            "[task]",
+            '[gates]\ntimezone = "UTC"\n[task]',
+            "gates: timezone is the zone of the windows, and there are none",
+        ),
+        ("[task]", '[gates]\ntemperature_zones = ["cpu"]\n[task]', "temperature_zones needs temperature_below"),
+        ("[task]", "[gates]\ngpu_below = 20\n[task]", "gates.gpu_below: expected less than or equal to 1, got 20"),
+        (
+            "[task]",
+            '[gates]\nfinish = ["windows"]\n[task]',
+            "gates.finish.0: expected 'window', 'gpu', 'power' or 'temperature', got 'windows'",
+        ),
+        ("[task]", "[gates]\nmains = true\n[task]", "gates.mains: unknown key, did you mean on_mains?"),
         ("[task]", "[task", "is not TOML"),
     ],
 )
