@@ -47,7 +47,7 @@ def phase_seconds(runs: str) -> str:
     """Seconds of a round that each phase takes, so that their sum is a round."""
     spent = f"sum by (phase) (rate(fl_phase_seconds_sum{{{runs}}}[$window]))"
     rounds = f"sum (rate(fl_round_seconds_count{{{runs}}}[$window]))"
-    return f"{spent} / on () group_left ({rounds} > 0)"
+    return f"{spent} / on () group_left () ({rounds} > 0)"
 
 
 def since_commit(runs: str) -> str:

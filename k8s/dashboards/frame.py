@@ -70,7 +70,8 @@ class Frame:
 
     def _annotations(self) -> list[models.AnnotationQuery]:
         commits = _Marks("Commits", f"1000 * max by (run) (fl_last_commit_timestamp_seconds{{{self.runs}}})", "green")
-        commits.title, commits.at_value, commits.enable = "{{run}}: a round was committed", True, not self.all_runs
+        commits.title, commits.at_value, commits.enable = "{{run}}: a round was committed", True, False
+        commits.step = "1s"
         gone = f'fl_rounds_total{{{self.runs},outcome="abandoned"}}'
         abandoned = _Marks("Abandoned rounds", f"sum by (run) (increase({gone}[1m])) > 0", "orange")
         abandoned.title = "{{run}}: a round was given up"
@@ -92,12 +93,15 @@ class _Marks(models.AnnotationQuery):
     at_value = False
     """The value is the time in milliseconds; else there is a mark wherever the value is over 0."""
 
+    step = "10s"
+    """Marks no further apart than that are one region."""
+
     def __init__(self, name: str, expr: str, colour: str) -> None:
         super().__init__(name=name, datasource=DATASOURCE, icon_color=colour, expr=expr)
 
     def to_json(self) -> dict[str, object]:
         """With what is missing."""
-        return {**super().to_json(), "titleFormat": self.title, "step": "10s", "useValueForTime": self.at_value}
+        return {**super().to_json(), "titleFormat": self.title, "step": self.step, "useValueForTime": self.at_value}
 
 
 def _source() -> DatasourceVariable:

@@ -37,12 +37,12 @@ def dashboard() -> models.Dashboard:
     sections = [
         Section("Is it healthy?", [Row(4, _health())]),
         Section("What is running?", [Row(6, [run_table(R)])]),
-        Section("Does it learn?", [Row(8, _learning())]),
-        Section("Rounds", [Row(8, _rounds())]),
-        Section("Clients", [Row(8, _clients())]),
-        Section("Devices", [Row(8, _devices())]),
-        Section("Traffic", [Row(8, _traffic())]),
-        Section("Coordinator", [Row(8, _coordinator())]),
+        Section("Does it learn?", [Row(7, _learning())]),
+        Section("Rounds", [Row(7, _rounds())]),
+        Section("Clients", [Row(7, _clients())]),
+        Section("Devices", [Row(7, _devices())]),
+        Section("Traffic", [Row(7, _traffic())]),
+        Section("Coordinator", [Row(7, _coordinator())]),
     ]
     return place(FRAME.built(), sections)
 
@@ -185,8 +185,8 @@ def _traffic() -> list[timeseries.Panel]:
         Query("sum(fl_uploads_in_flight_bytes)", "under way"),
     )
     calls = lines(
-        What("Slow calls", "s", "99% of the calls of an rpc are faster. Attend is a session, and not a call."),
-        Query(quantile(0.99, "fl_rpc_seconds", 'rpc!~"Attend|WatchRun|Watch"', "le, rpc"), "{{rpc}}"),
+        What("Slow calls", "s", "99% of a daemon's calls are faster; a transfer takes as long as its link is slow."),
+        Query(quantile(0.99, "fl_rpc_seconds", 'rpc=~"Register|FetchModel|SubmitUpdate"', "le, rpc"), "{{rpc}}"),
     )
     return [tensors, uploads, calls]
 

@@ -91,8 +91,8 @@ def _now() -> list[stat.Panel]:
 def _worth() -> list[timeseries.Panel]:
     accuracy = lines(
         What("Accuracy", "percentunit", "On held-out data, and the best so far."),
-        Query(evaluation(R, "accuracy"), "held out"),
         Query(f'max(fl_evaluation_best{{{R},metric="accuracy"}})', "best"),
+        Query(evaluation(R, "accuracy"), "held out"),
     )
     loss = lines(
         What("Loss", "none", "Training: what the accepted clients saw on their own data. Far below: they overfit."),
@@ -119,7 +119,7 @@ def _worth() -> list[timeseries.Panel]:
     return [
         dashed(coloured(accuracy.max(1), {"held out": "green", "best": "text"}), "best"),
         coloured(loss, {"held out": "green", "training": "orange"}),
-        clients.max(1),
+        clients.fill_opacity(0).max(1),
     ]
 
 
@@ -137,7 +137,7 @@ def _updates() -> list[timeseries.Panel | heatmap.Panel]:
         Query(f'max(fl_norm{{{R},of="aggregate"}})', "step"),
         Query(f'max(fl_norm{{{R},of="direction"}})', "direction"),
     )
-    norms = norms.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
+    norms = norms.fill_opacity(0).scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
     norms = _band(norms, "update: smallest", "update: largest")
     cosine = lines(
         What(
@@ -159,7 +159,7 @@ def _updates() -> list[timeseries.Panel | heatmap.Panel]:
     colours = {"update: mean": "blue", "step": "orange", "direction": "purple"}
     return [
         coloured(norms, colours),
-        limit(coloured(cosine.min(-1).max(1), {"cosine": "purple"}), {0: "text"}),
+        limit(coloured(cosine.fill_opacity(0).min(-1).max(1), {"cosine": "purple"}), {0: "text"}),
         late,
     ]
 
@@ -188,7 +188,7 @@ def _clients() -> list[timeseries.Panel]:
         Query(f"max(fl_clients_eligible{{{R}}})", "could be drawn"),
     )
     colours = {"wanted in a round": "text", "drawn, with over-selection": "orange", "could be drawn": "green"}
-    return [coloured(ends.decimals(0), ENDS), refused.decimals(0), coloured(drawn, colours)]
+    return [coloured(ends.decimals(0), ENDS), refused.decimals(0), coloured(drawn.fill_opacity(0), colours)]
 
 
 def _rounds() -> list[timeseries.Panel]:

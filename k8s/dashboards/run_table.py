@@ -71,8 +71,9 @@ def _in_order(columns: list[_Column]) -> DataTransformerConfig:
 def _with_looks(panel: table.Panel, columns: list[_Column]) -> table.Panel:
     link = {"title": "Run detail", "url": RUN_URL + "${__data.fields.Run}"}
     panel = panel.override_by_name(
-        "Run", [DynamicConfigValue("links", [link]), DynamicConfigValue("custom.width", 220)]
+        "Run", [DynamicConfigValue("links", [link]), DynamicConfigValue("custom.width", 150)]
     )
+    panel = panel.override_by_name("Task", [DynamicConfigValue("custom.width", 210)])
     words = mappings({state: (state, colour) for state, colour in RUN_STATES.items()})
     looks = [DynamicConfigValue("custom.cellOptions", {"type": "color-text"}), DynamicConfigValue("mappings", words)]
     panel = panel.override_by_name("State", looks)

@@ -86,5 +86,5 @@ class Sheet:
         """Write it as PNG with a palette."""
         self._figure.savefig(path, facecolor=theme.PAGE)
         with Image.open(path) as picture:
-            small = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            small = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         small.save(path, optimize=True)

@@ -17,7 +17,7 @@ from docs.source.dashboards import theme
 from docs.source.dashboards.asking import Line, Look, View, look_of
 from docs.source.dashboards.canvas import Box, Sheet
 from docs.source.dashboards.marks import Mark
-from docs.source.dashboards.units import written
+from docs.source.dashboards.units import on_axis, written
 
 TEXT = 11.0
 _BLUES = LinearSegmentedColormap.from_list("blues", ["#1b2a41", "#1f60c4", "#5794f2", "#c0d8ff"])
@@ -157,8 +157,19 @@ def _y_axis(axes: Axes, panel: Mapping[str, Any], top: float) -> None:
         low = look["min"] if look["min"] is not None else 0
         high = look["max"] if look["max"] is not None else (top * 1.05 or 1)
         axes.set_ylim(low, high)
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=look["decimals"] == 0, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(round(value, 9), look["unit"])))
+        axes.set_yticks(_ticks(low, high, look))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: on_axis(value, look["unit"])))
+
+
+def _ticks(low: float, high: float, look: Look) -> list[float]:
+    """Round numbers in the unit that is written: of bytes in powers of 1024, of time in seconds or minutes."""
+    scale = 1.0
+    if look["unit"] == "bytes":
+        scale = 1024.0 ** int(math.log(max(high, 1.0), 1024.0))
+    elif look["unit"] == "s" and high >= 60:
+        scale = 60.0
+    locator = MaxNLocator(5, integer=look["decimals"] == 0, steps=[1, 2, 2.5, 5, 10])
+    return [scale * tick for tick in locator.tick_values(low / scale, high / scale) if low <= scale * tick <= high]
 
 
 def _limits(axes: Axes, panel: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ from docs.source.dashboards.asking import Line, Look, View, by_threshold, look_o
 from docs.source.dashboards.canvas import Box, Sheet
 from docs.source.dashboards.units import written
 
-ROW = 30.0
+ROW, TITLE = 30.0, 30.0
+"""Heights of a table's row, and of what a panel has above its content."""
 
 
 def draw_number(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -> None:
@@ -30,8 +31,8 @@ def draw_number(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) ->
     else:
         text, colour = written(value, look["unit"], look["decimals"]), by_threshold(look, value)
     if panel["options"]["colorMode"] == "background":
-        sheet.rounded(box.inside(1, -29, 1, 1), theme.colour(colour), radius=3)
-        sheet.text(box.x + 12, box.y - 14, panel["title"], 12.5, color="#ffffff")
+        sheet.rounded(box.inside(1, -TITLE + 1, 1, -5), theme.darker(theme.colour(colour)))
+        sheet.text(box.x + 12, box.y - TITLE + 16, panel["title"], 12.5, color="#ffffff")
         _big(sheet, box, text, "#ffffff")
         return
     if panel["options"]["graphMode"] == "area":

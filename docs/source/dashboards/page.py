@@ -12,12 +12,11 @@ from docs.source.dashboards.asking import View
 from docs.source.dashboards.canvas import Box, Sheet
 from docs.source.dashboards.graphs import draw_buckets, draw_lines
 from docs.source.dashboards.marks import marks_of
-from docs.source.dashboards.numbers import draw_number, draw_table
+from docs.source.dashboards.numbers import TITLE, draw_number, draw_table
 
 WIDTH, MARGIN, HEAD, FOOT = 1400.0, 16.0, 84.0, 44.0
 ROW, GAP, COLUMNS = 30.0, 8.0, 24
 """Grafana's own: a row of the grid, and what lies between two."""
-TITLE = 30.0
 
 
 def draw(dashboard: Mapping[str, Any], view: View, path: Path, caption: str) -> None:

@@ -31,6 +31,11 @@ def colour(name: str) -> str:
     return _NAMED.get(name, name)
 
 
+def darker(hexadecimal: str) -> str:
+    """Dark enough to read white words on it."""
+    return "#" + "".join(f"{round(0.62 * int(hexadecimal[at : at + 2], 16)):02x}" for at in (1, 3, 5))
+
+
 def points(pixels: float) -> float:
     """A length of text in the unit that matplotlib takes."""
     return pixels * 72 / DPI

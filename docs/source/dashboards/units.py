@@ -18,6 +18,12 @@ def written(value: float, unit: str, decimals: int | None = None) -> str:
     return f"{_plain(number, decimals)}{suffix}"
 
 
+def on_axis(value: float, unit: str) -> str:
+    """A tick's value: as short as it can be."""
+    number, suffix = _scaled(value, unit)
+    return f"{number:.4g}{suffix}" if abs(number) < 1e4 else f"{number:.0f}{suffix}"
+
+
 def _scaled(value: float, unit: str) -> tuple[float, str]:
     if unit == "percentunit":
         return 100 * value, "%"
@@ -48,8 +54,7 @@ def _plain(number: float, decimals: int | None) -> str:
 
 
 def fitting_decimals(number: float) -> int:
-    """About two digits that say something, none for a whole number."""
+    """Three digits in all where there is a fraction, as Grafana has it; none for a whole number."""
     if number == 0 or float(number).is_integer():
         return 0
-    decimals = -math.floor(math.log10(abs(number)))
-    return max(0, decimals + (abs(number) * 10.0**decimals > 2.25))
+    return max(0, 2 - math.floor(math.log10(abs(number))))
