@@ -29,6 +29,7 @@ FRAME = Frame(
     all_runs=True,
 )
 R = FRAME.runs
+ADMITTED = 'state="admitted"'
 SHARES: Steps = {LOWEST: "green", 0.1: "orange", 0.3: "red"}
 
 
@@ -51,7 +52,7 @@ def _health() -> list[stat.Panel]:
     states = {"0": ("Serving", "green"), "1": ("Draining", "orange"), "2": ("Down", "red")}
     overdue = f"max (({since_commit(R)}) / on (run) max by (run) (fl_round_deadline_seconds{{{R}}}))"
     refused = f"sum ({increase('fl_updates_refused_total', R)})"
-    whole = increase("fl_assignments_total", f'{R},state=~"admitted|refused"')
+    admitted = f"sum ({increase('fl_assignments_total', f'{R},{ADMITTED}')})"
     return [
         word(
             What("Coordinator", "none", "Down: no coordinator answers its scraper. Draining: it was told to end."),
@@ -59,8 +60,11 @@ def _health() -> list[stat.Panel]:
             states,
         ),
         number(
-            What("Runs running", "none", "Runs that draw clients now; the table below has the others too."),
-            'sum(fl_runs{state="running"})',
+            What(
+                "Alerts firing", "none", "Of the rules that come with this dashboard; docs/runbook.md says what to do."
+            ),
+            'count(ALERTS{alertname=~"Fl.+",alertstate="firing"}) or vector(0)',
+            {LOWEST: "green", 1: "red"},
         ),
         number(
             What("Clients present", "none", "Daemons with an open session, whatever they do."),
@@ -84,7 +88,7 @@ def _health() -> list[stat.Panel]:
         ),
         number(
             What("Updates refused", "percentunit", "Updates refused at the gate, of all that came whole."),
-            f"{refused} / (sum ({whole}) > 0)",
+            f"{refused} / (({refused} + {admitted}) > 0)",
             {LOWEST: "green", 0.02: "orange", 0.1: "red"},
         ),
         number(
@@ -99,7 +103,7 @@ def _health() -> list[stat.Panel]:
                 "Of the coordinator's certificate and its authority the one that ends first; nothing with plain text.",
             ),
             "min(fl_certificate_expiry_timestamp_seconds) - time()",
-            {LOWEST: "red", 7 * 86400: "orange", 21 * 86400: "green"},
+            {LOWEST: "red", 86400: "orange", 7 * 86400: "green"},
         ),
     ]
 

@@ -137,7 +137,9 @@ def _updates() -> list[timeseries.Panel | heatmap.Panel]:
         Query(f'max(fl_norm{{{R},of="aggregate"}})', "step"),
         Query(f'max(fl_norm{{{R},of="direction"}})', "direction"),
     )
-    norms = norms.fill_opacity(0).scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
+    norms = norms.fill_opacity(0).scale_distribution(
+        common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
+    )
     norms = _band(norms, "update: smallest", "update: largest")
     cosine = lines(
         What(

@@ -15,7 +15,15 @@ from docs.source.dashboards.units import written
 from k8s.dashboards.files import committed
 from tests.monitoring.prometheus import Sample, Series
 
-LABELS = {"run": "digits", "state": "running", "outcome": "committed", "phase": "collecting", "le": "1.0", "algorithm": "fedcm", "task": "digits"}
+LABELS = {
+    "run": "digits",
+    "state": "running",
+    "outcome": "committed",
+    "phase": "collecting",
+    "le": "1.0",
+    "algorithm": "fedcm",
+    "task": "digits",
+}
 
 
 @pytest.mark.parametrize(
@@ -130,4 +138,7 @@ def test_every_panel_is_drawn(uid, tmp_path):
 def test_the_story_heals_every_fault_that_it_makes():
     """Whoever is killed comes back, whoever falls sick gets well: the pictures show a federation that recovers."""
     told = [words for words, _ in federation.story().values()]
-    assert sum("killed" in words or "off" in words for words in told) == sum("back" in words or "again" in words for words in told) - 1
+    assert (
+        sum("killed" in words or "off" in words for words in told)
+        == sum("back" in words or "again" in words for words in told) - 1
+    )

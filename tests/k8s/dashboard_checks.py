@@ -73,7 +73,9 @@ def _variables(model: Model) -> Iterator[str]:
     known = {variable["name"] for variable in model["templating"]["list"]} | _OF_GRAFANA
     texts = expressions(model) | {link["title"]: link["url"] for link in _links(model)}
     for where, text in texts.items():
-        yield from (f"{where} asks for ${name}, which is no variable" for name in _VARIABLE.findall(text) if name not in known)
+        yield from (
+            f"{where} asks for ${name}, which is no variable" for name in _VARIABLE.findall(text) if name not in known
+        )
 
 
 def _links(model: Model) -> Iterator[Model]:

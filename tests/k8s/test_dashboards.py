@@ -1,4 +1,4 @@
-"""The dashboards: what is committed is what the Python makes, and there is nothing wrong with it that can be seen here."""
+"""The dashboards: what is committed is what the Python makes, and nothing is wrong with it that can be seen here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_the_dashboards_lead_to_each_other(uid, other):
 
 def test_a_run_leads_to_its_details():
     """From its row of the table by the cell's value, from its line by the series' label."""
-    by_type = {kind: [panel for panel in panels(MODELS[OVERVIEW]) if panel["type"] == kind] for kind in ("table", "timeseries")}
+    by_type = {
+        kind: [panel for panel in panels(MODELS[OVERVIEW]) if panel["type"] == kind] for kind in ("table", "timeseries")
+    }
     of_table, of_lines = (json.dumps(found) for found in by_type.values())
     assert "var-run=${__data.fields.Run}" in of_table
     assert of_lines.count("var-run=${__field.labels.run}") == 3

@@ -55,10 +55,10 @@ def _watched(arguments: argparse.Namespace) -> Iterator[tuple[Prometheus, float,
         end = arguments.end or time.time()
         yield Prometheus(arguments.prometheus.removeprefix("http://")), end - 60 * arguments.minutes, end, ""
         return
-    with tempfile.TemporaryDirectory() as folder, federation.federation(Path(folder)) as all:
-        federation.play(all, lambda line: print(line, file=sys.stderr, flush=True))
-        what = f" that watched a real coordinator and {len(all.daemons)} real daemons, with faults on purpose"
-        yield all.prometheus, all.began, time.time(), what
+    with tempfile.TemporaryDirectory() as folder, federation.federation(Path(folder)) as fleet:
+        federation.play(fleet, lambda line: print(line, file=sys.stderr, flush=True))
+        what = f" that watched a real coordinator and {len(fleet.daemons)} real daemons, with faults on purpose"
+        yield fleet.prometheus, fleet.began, time.time(), what
 
 
 if __name__ == "__main__":

@@ -49,7 +49,12 @@ class Sheet:
 
     def axes(self, box: Box) -> Axes:
         """Axes that fill a box."""
-        at = (box.x / self.width, 1 - (box.y + box.height) / self.height, box.width / self.width, box.height / self.height)
+        at = (
+            box.x / self.width,
+            1 - (box.y + box.height) / self.height,
+            box.width / self.width,
+            box.height / self.height,
+        )
         axes = self._figure.add_axes(at)
         axes.patch.set_alpha(0)
         return axes

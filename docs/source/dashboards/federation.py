@@ -60,32 +60,32 @@ def story() -> dict[float, tuple[str, Happening]]:
     return {
         0: ("a run with FedCM begins, four updates wanted in a round", _first_run),
         40: ("a second run begins, with FedAvg", _second_run),
-        70: ("two devices are switched off", lambda all: [all.daemons[each].kill() for each in (2, 7)]),
-        95: ("they are back", lambda all: [all.daemons[each].start() for each in (2, 7)]),
-        110: ("a device falls sick: its updates are far too long", lambda all: all.fault(5, "sick").touch()),
-        140: ("it is well again", lambda all: all.fault(5, "sick").unlink()),
+        70: ("two devices are switched off", lambda fleet: [fleet.daemons[each].kill() for each in (2, 7)]),
+        95: ("they are back", lambda fleet: [fleet.daemons[each].start() for each in (2, 7)]),
+        110: ("a device falls sick: its updates are far too long", lambda fleet: fleet.fault(5, "sick").touch()),
+        140: ("it is well again", lambda fleet: fleet.fault(5, "sick").unlink()),
         150: ("an operator stops the second run in the middle of a round", _stop),
-        170: ("the coordinator is killed", lambda all: all.server.kill()),
-        174: ("it is started again", lambda all: all.server.serve()),
-        200: ("a camera is unplugged", lambda all: all.fault(0, "unplugged").touch()),
-        215: ("and plugged in", lambda all: all.fault(0, "unplugged").unlink()),
-        240: ("the pictures are drawn", lambda all: None),
+        170: ("the coordinator is killed", lambda fleet: fleet.server.kill()),
+        174: ("it is started again", lambda fleet: fleet.server.serve()),
+        200: ("a camera is unplugged", lambda fleet: fleet.fault(0, "unplugged").touch()),
+        215: ("and plugged in", lambda fleet: fleet.fault(0, "unplugged").unlink()),
+        240: ("the pictures are drawn", lambda fleet: None),
     }
 
 
-def _first_run(all: Federation) -> None:
+def _first_run(fleet: Federation) -> None:
     algorithm = {"name": "fedcm", "parameters": {"alpha": 0.3}}
     gate = {"clients_per_round": 4, "quorum": 2, "max_relative_norm": 6.0}
-    all.server.create(RUN, **_with(algorithm, gate, rounds=150))
+    fleet.server.create(RUN, **_with(algorithm, gate, rounds=150))
 
 
-def _second_run(all: Federation) -> None:
+def _second_run(fleet: Federation) -> None:
     wait_for_all = {"clients_per_round": 2, "quorum": 1, "close": "cohort"}
-    all.server.create(OTHER_RUN, **_with({"name": "fedavg"}, wait_for_all, rounds=120))
+    fleet.server.create(OTHER_RUN, **_with({"name": "fedavg"}, wait_for_all, rounds=120))
 
 
-def _stop(all: Federation) -> None:
-    with all.server.admin() as admin:
+def _stop(fleet: Federation) -> None:
+    with fleet.server.admin() as admin:
         admin.stop_run(OTHER_RUN, "the other one is better")
 
 
@@ -127,9 +127,9 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def play(all: Federation, tell: Callable[[str], object]) -> None:
+def play(fleet: Federation, tell: Callable[[str], object]) -> None:
     """Let the story happen, in its own time."""
     for second, (words, happen) in story().items():
-        time.sleep(max(0.0, all.began + second - time.time()))
+        time.sleep(max(0.0, fleet.began + second - time.time()))
         tell(f"{second:4g} s: {words}")
-        happen(all)
+        happen(fleet)

@@ -16,7 +16,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from docs.source.dashboards import theme
 from docs.source.dashboards.asking import Line, Look, View, look_of
 from docs.source.dashboards.canvas import Box, Sheet
-from docs.source.dashboards.marks import Mark
 from docs.source.dashboards.units import on_axis, written
 
 TEXT = 11.0
@@ -32,20 +31,19 @@ class Drawn:
     colour: str
 
 
-def draw_lines(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View, marks: Sequence[Mark]) -> None:
-    """A time series panel below its title."""
+def draw_lines(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -> Axes | None:
+    """A time series panel below its title; its axes, where there is something to see."""
     lines = [line for target in panel["targets"] for line in view.lines(target)]
     series = [_drawn(panel, line, place) for place, line in enumerate(lines)]
     if not series:
         _no_data(sheet, box)
-        return
+        return None
     legend = _legend(sheet, box, series)
-    axes = _time_axes(sheet, box, panel, legend, view)
+    axes = _time_axes(sheet, box, legend, view)
     top = _stacked(axes, series) if _is_stacked(panel) else _plain(axes, series)
     _y_axis(axes, panel, top)
     _limits(axes, panel)
-    for mark in marks:
-        mark.draw(axes)
+    return axes
 
 
 def _drawn(panel: Mapping[str, Any], line: Line, place: int) -> Drawn:
@@ -91,8 +89,7 @@ def _called(each: Drawn) -> str:
     return each.line.name if below is None else f"{below} … {each.line.name.rpartition(' ')[2]}"
 
 
-def _time_axes(sheet: Sheet, box: Box, panel: Mapping[str, Any], legend: float, view: View) -> Axes:
-    del panel
+def _time_axes(sheet: Sheet, box: Box, legend: float, view: View) -> Axes:
     axes = sheet.axes(box.inside(58, 6, 16, 26 + legend))
     axes.set_xlim(view.start, view.end)
     axes.spines[:].set_visible(False)
@@ -190,7 +187,7 @@ def draw_buckets(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -
         return
     sums = np.array([_xy(line)[1] for line in lines])
     counts = np.diff(sums, axis=0, prepend=0)
-    axes = _time_axes(sheet, box, panel, 17, view)
+    axes = _time_axes(sheet, box, 17, view)
     axes.grid(visible=False)
     some = np.ma.masked_less(np.ma.masked_invalid(counts), 0.01)
     edges = np.array([at for at, _ in lines[0].points] + [view.end + view.step_s])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,15 @@ class Mark:
             axes.axvspan(self.start, self.end, color=self.colour, alpha=0.1, linewidth=0)
         for at in {self.start, self.end}:
             axes.axvline(at, color=self.colour, linewidth=theme.points(1), dashes=(3, 3), alpha=0.8)
-            axes.plot([at], [0], marker="^", color=self.colour, markersize=4, clip_on=False, transform=axes.get_xaxis_transform())
+            axes.plot(
+                [at],
+                [0],
+                marker="^",
+                color=self.colour,
+                markersize=4,
+                clip_on=False,
+                transform=axes.get_xaxis_transform(),
+            )
 
 
 def marks_of(dashboard: Mapping[str, Any], view: View) -> list[Mark]:
@@ -45,7 +54,7 @@ def _marks(annotation: Mapping[str, Any], view: View) -> Iterator[Mark]:
 
 def _times(annotation: Mapping[str, Any], line: Line) -> list[float]:
     if annotation["useValueForTime"]:
-        return sorted({value / 1000 for _, value in line.points if value == value})
+        return sorted({value / 1000 for _, value in line.points if not math.isnan(value)})
     return [at for at, value in line.points if value > 0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -115,5 +115,3 @@ def _gauge(sheet: Sheet, cell: Box, text: str, share: float) -> None:
     sheet.filled(whole, theme.EDGE)
     sheet.filled(Box(whole.x, whole.y, whole.width * min(1.0, share), whole.height), theme.colour("green"), 0.75)
     sheet.text(cell.x + cell.width - 10, cell.y + cell.height / 2, text, 12, ha="right")
-
-

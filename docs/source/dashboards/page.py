@@ -34,7 +34,9 @@ def draw(dashboard: Mapping[str, Any], view: View, path: Path, caption: str) -> 
         sheet.text(box.x + 12, box.y + 16, theme.fitted(panel["title"], 12.5, box.width - 20), 12.5)
         inner = box.inside(0, TITLE, 0, 6)
         if panel["type"] == "timeseries":
-            draw_lines(sheet, inner, panel, view, marks)
+            axes = draw_lines(sheet, inner, panel, view)
+            for mark in marks if axes else ():
+                mark.draw(axes)
         else:
             _DRAW[panel["type"]](sheet, inner, panel, view)
     sheet.text(MARGIN + 4, sheet.height - FOOT / 2, caption, 12, color=theme.DIM)
