@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from fl_ops.cli import app
-from protos.fl.v1 import training_pb2
+from fl_server.metrics.coordinator import REASONS
 from tests.docs.pages import read_page
 from tests.monitoring.programs import needed
 
@@ -91,13 +91,5 @@ def test_every_section_is_whole():
 def test_every_reason_of_a_refusal_is_explained():
     """A reason that the gate counts has its line, and no line has a reason that there is not."""
     section = PAGE[PAGE.index("## FlUpdatesRefusedHigh") : PAGE.index("## FlAccuracyFalling")]
-    told = {
-        reason
-        for line in re.findall(r"^- ((?:`\w+`(?:, )?)+):", section, re.MULTILINE)
-        for reason in re.findall(r"\w+", line)
-    }
-    known = {name.removeprefix("REFUSAL_REASON_").lower() for name in training_pb2.RefusalReason.keys()}
-    assert told <= known
-    from fl_server.metrics.coordinator import REASONS
-
-    assert told == set(REASONS)
+    lines = re.findall(r"^- ((?:`\w+`(?:, )?)+):", section, re.MULTILINE)
+    assert sorted(reason for line in lines for reason in re.findall(r"\w+", line)) == sorted(REASONS)
