@@ -82,6 +82,11 @@ class Metrics:
         self.draining = kit.gauge(
             "fl_draining", "1 while the coordinator lets what is under way finish, to end, else 0."
         )
+        self.certificate_expiry = kit.gauge(
+            "fl_certificate_expiry_timestamp_seconds",
+            "When what the coordinator's TLS is made with ends: cert, its own; ca, the last of its clients'.",
+            file=("cert", "ca"),
+        )
         kit.build("fl_build_info")
         kit.process()
 
