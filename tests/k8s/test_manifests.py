@@ -86,6 +86,12 @@ def test_every_object_says_that_it_is_ours(folder):
     ] == []
 
 
+@pytest.mark.parametrize("folder", EVERY)
+def test_every_object_can_be_applied(folder):
+    """`kubectl apply` writes an object into an annotation of itself, and annotations end at 256 KiB."""
+    assert {title(each): size for each in build(folder) if (size := len(json.dumps(each))) > 200 << 10} == {}
+
+
 def test_every_component_is_built_by_a_test():
     """A folder with a kustomization is an overlay of the product, or part of an overlay here."""
     written = "".join(path.read_text() for path in (ROOT / "tests/k8s/overlays").glob("*/kustomization.yaml"))
