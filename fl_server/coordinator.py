@@ -213,6 +213,12 @@ class Coordinator:
             elif client_id in run.client_states.members:
                 self._parts.fleet.push(client_id, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
 
+    def client_available(self, client_id: str) -> None:
+        """A client may train again: what it gave up meanwhile, and what is still wanted, it is asked for once more."""
+        for run in self._runs.values():
+            if not run.ended:
+                reattached(run, client_id)
+
     def _tell_misfit(self, run: Run, client_id: str) -> None:
         """A client that has the run's task in another version is never drawn for it: say so at both ends."""
         name, (version, source) = run.config.task.name, run.behaviour.fingerprint

@@ -84,8 +84,13 @@ def push_assignment(run: Run, client: str) -> None:
 
 
 def reattached(run: Run, client: str) -> None:
-    """A client is here again: push what it still has to do."""
+    """A client is here again, or may train again: push what it still has to do.
+
+    One that may not train goes on with what it has begun, or says that it will not; what it gave up it is spared.
+    """
     if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.intake.refused:
+        return
+    if client in run.state.out and not run.parts.fleet.workforce.availability(client).may_train:
         return
     if client in run.state.out:
         run.post(ev.ClientBack(client))
