@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -89,18 +90,17 @@ async def test_a_change_while_nobody_listens_is_told_later(silent_coordinator, m
 
 
 async def test_a_window_opens_when_its_time_comes(coordinator, fleet):
-    """At 12:00 UTC it says until when, and the second after 12:30 it may train; it waits for no look in between."""
-    now = [NOON]
-    gates = {"windows": ["12:30-13:00"], "timezone": "UTC", "check_s": 0.01}
-    async with fleet.daemon(clock=lambda: now[0], gates=gates):
+    """At 12:29:59 UTC it says until when, and a second later it may train, although no look is due for an hour."""
+    opens, started = NOON + 1800, time.monotonic()
+    gates = {"windows": ["12:30-13:00"], "timezone": "UTC", "check_s": 3600}
+    async with fleet.daemon(clock=lambda: opens - 1 + time.monotonic() - started, gates=gates):
         await coordinator.until(lambda: coordinator.calls["Attend"])
         closed = coordinator.calls["Register"][0].availability
         assert (closed.reason, closed.detail) == (
             pb.UNAVAILABLE_REASON_TIME_WINDOW,
             "window: outside 12:30-13:00 (UTC)",
         )
-        assert closed.until.seconds == NOON + 1800
-        now[0] = NOON + 1800
+        assert closed.until.seconds == opens
         await coordinator.until(lambda: said(coordinator))
         assert said(coordinator)[0].may_train
 
