@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -90,10 +89,11 @@ async def test_a_change_while_nobody_listens_is_told_later(silent_coordinator, m
 
 
 async def test_a_window_opens_when_its_time_comes(coordinator, fleet):
-    """At 12:29:59 UTC it says until when, and a second later it may train, although no look is due for an hour."""
-    opens, started = NOON + 1800, time.monotonic()
+    """Just before 12:30 UTC it says until when, and at 12:30 it may train, although no look is due for an hour."""
+    opens = NOON + 1800
+    now = [opens - 0.05]
     gates = {"windows": ["12:30-13:00"], "timezone": "UTC", "check_s": 3600}
-    async with fleet.daemon(clock=lambda: opens - 1 + time.monotonic() - started, gates=gates):
+    async with fleet.daemon(clock=lambda: now[0], gates=gates):
         await coordinator.until(lambda: coordinator.calls["Attend"])
         closed = coordinator.calls["Register"][0].availability
         assert (closed.reason, closed.detail) == (
@@ -101,6 +101,7 @@ async def test_a_window_opens_when_its_time_comes(coordinator, fleet):
             "window: outside 12:30-13:00 (UTC)",
         )
         assert closed.until.seconds == opens
+        now[0] = opens
         await coordinator.until(lambda: said(coordinator))
         assert said(coordinator)[0].may_train
 
