@@ -16,8 +16,9 @@ import structlog
 
 from fl_client import device as devices
 from fl_client.allocator import keep_freed_memory
-from fl_client.attendance import Attendance
+from fl_client.attendance import Attendance, Door
 from fl_client.bundles import BundleCache
+from fl_client.certificates import Certificates
 from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
@@ -33,7 +34,7 @@ from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
 from fl_client.state import StateDir
 from fl_client.training import Trainer
-from fl_client.transport import Connect, GrpcTransport, TlsFiles
+from fl_client.transport import GrpcTransport
 from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -87,7 +88,8 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     """Wire one daemon, inside a running event loop.
 
     Raises:
-        StartError: the TLS files cannot be read, or what a gate looks at is not on this device.
+        ConfigError: the TLS files cannot be used.
+        StartError: what a gate looks at is not on this device.
     """
     link, worker = Link(instruments.waits), Worker(config.threads)
     around = Surroundings(local.train.inputs.device, worker.idle_for, instruments.clock)
@@ -110,7 +112,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         now.MergeFrom(hello)
         return now
 
-    return Daemon(Attendance(hello_now, config.server, _connect(config), link), tools)
+    return Daemon(Attendance(hello_now, _door(config, instruments), link), tools)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -128,12 +130,12 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _connect(config: ClientConfig) -> Connect:
-    """How connections are made. Raises StartError now, not later, when the TLS files cannot be read."""
-    tls = None if config.tls is None else TlsFiles(config.tls.ca, config.tls.cert, config.tls.key)
-    if tls is not None:
-        tls.credentials()
-    return lambda: GrpcTransport(config.server, tls)
+def _door(config: ClientConfig, instruments: Instruments) -> Door:
+    """The way in. Raises ConfigError now, not later, when the TLS files cannot be used."""
+    if config.tls is None:
+        return Door(config.server, lambda: GrpcTransport(config.server))
+    certificates = Certificates(config.tls, identity_of(config), (instruments.metrics, instruments.waits))
+    return Door(config.server, lambda: GrpcTransport(config.server, certificates.fresh()), certificates.renewed)
 
 
 def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:

@@ -45,6 +45,7 @@ class Coordinator:
         self._not_loaded: set[str] = set()
         """Runs of the ledger whose task or configuration this program cannot use: their ids are taken."""
         self._creating = asyncio.Lock()
+        parts.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
         """Read every run back and go on with those that had not ended."""
@@ -167,7 +168,6 @@ class Coordinator:
             run.config = config
             run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
             raise
-        self._parts.metrics.run_goes_on(run.id)
         await run.save_status()
         run.begin()
 

@@ -215,6 +215,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attend(self, request: pb.AttendRequest, context: Any) -> AsyncIterator[pb.AttendResponse]:
         """Attached, what is outstanding, then whatever is pushed."""
         await self._fail("Attend", context)
+        if request.session_id in self.streams:
+            self.streams[request.session_id].put_nowait(None)
         stream = self.streams[request.session_id] = asyncio.Queue()
         yield pb.AttendResponse(attached=pb.Attached())
         for event in self.outstanding:
