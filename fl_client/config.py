@@ -6,6 +6,7 @@ Relative paths count from the directory in which the daemon is started.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
@@ -194,9 +195,9 @@ class ClientConfig(Section):
         return self
 
 
-def load_config(path: Path) -> ClientConfig:
-    """Read and check a configuration file. Raises ConfigError that names file and key, what was expected, what came."""
+def load_config(path: Path, on_top: Sequence[Path] = ()) -> ClientConfig:
+    """Read a file, with others on top. Raises ConfigError that names file and key, what was expected and what came."""
     try:
-        return read_settings(path, ClientConfig)
+        return read_settings(path, ClientConfig, on_top)
     except SettingsError as error:
         raise ConfigError(str(error)) from None
