@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from fl_ops import units
-from fl_server.client_metrics import PREFIX, by_clients
+from fl_server.client_metrics import by_clients, spread
 from protos.fl.v1 import admin_pb2
 
 _ENDS = ("admitted", "refused", "failed", "lost", "cancelled")
@@ -56,19 +56,13 @@ def norms(account: admin_pb2.RoundAccount) -> str:
 
 def on_clients(metrics: Mapping[str, float]) -> str:
     """Spread over clients: accuracy 81.20 ± 3.10 %, worst tenth 70.00 %."""
-    named = [
-        name.removesuffix("_mean").removeprefix(PREFIX)
-        for name in sorted(metrics)
-        if by_clients(name) and name.endswith("_mean")
-    ]
-    return "; ".join(_spread(metrics, name) for name in named)
+    return "; ".join(_spread(name, **statistics) for name, statistics in sorted(spread(metrics).items()))
 
 
-def _spread(metrics: Mapping[str, float], name: str) -> str:
-    mean, deviation, worst = (metrics[f"{PREFIX}{name}_{each}"] for each in ("mean", "std", "worst_decile"))
+def _spread(name: str, mean: float, deviation: float, worst_decile: float) -> str:
     if name == "accuracy":
-        return f"{name} {100 * mean:.2f} ± {100 * deviation:.2f} %, worst tenth {units.percent(worst)}"
-    return f"{name} {short(mean)} ± {short(deviation)}, worst tenth {short(worst)}"
+        return f"{name} {100 * mean:.2f} ± {100 * deviation:.2f} %, worst tenth {units.percent(worst_decile)}"
+    return f"{name} {short(mean)} ± {short(deviation)}, worst tenth {short(worst_decile)}"
 
 
 def _own(run: admin_pb2.RunStatus) -> list[str]:

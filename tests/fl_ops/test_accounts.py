@@ -10,7 +10,10 @@ from fl_ops.accounts import health_rows, lowest_loss, norms, on_clients
 from fl_ops.tables import best_of
 from protos.fl.v1 import admin_pb2
 
-CLIENTS = {"clients_accuracy_mean": 0.812, "clients_accuracy_std": 0.031, "clients_accuracy_worst_decile": 0.7}
+CLIENTS = {
+    "clients_evaluated": 9.0, "clients_accuracy": 0.8, "clients_accuracy_mean": 0.812, "clients_accuracy_std": 0.031,
+    "clients_accuracy_worst_decile": 0.7,
+}  # fmt: skip
 ACCOUNT = admin_pb2.RoundAccount(
     norms={"update": 0.31, "update_smallest": 0.2, "update_largest": 0.55, "aggregate": 0.21, "direction": 0.9},
     cosine=0.73,
