@@ -46,12 +46,13 @@ def _way_to_the_coordinator(config: ClientConfig) -> Iterator[Finding]:
 
 
 def _work(config: ClientConfig) -> Iterator[Finding]:
-    """The device, the task with its data, and room for it: torch is loaded only here."""
-    from fl_client.setup import device, room, trial
+    """The device, its owner's gates, the task with its data, and room for it: torch is loaded only here."""
+    from fl_client.setup import device, gates, room, trial
 
     yield from (found := device.look(config))
     if any(finding.level is Level.FAIL for finding in found):
         return
+    yield from gates.look(config)
     tried = trial.look(config)
     yield from tried.findings
     if tried.model_bytes is not None:

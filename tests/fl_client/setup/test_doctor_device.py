@@ -15,6 +15,7 @@ from fl_client.config import ClientConfig
 from fl_client.setup import device, room, state_place
 from fl_client.setup.findings import Level, size
 from fl_client.state import StateDir
+from tests.fl_client.gates.hardware import Hardware
 from tests.fl_client.setup.conftest import TASK
 
 NOBODY = 65534
@@ -242,3 +243,22 @@ def test_no_limit_is_the_machines_memory(tmp_path, monkeypatch):
 def test_sizes_in_words(count, words):
     """Binary units, one digit behind the point."""
     assert size(count) == words
+
+
+def test_gates_are_looked_at(look, tmp_path_factory):
+    """Which are open and which are closed now; that is no fault. Without any there is nothing to say."""
+    hardware = Hardware(tmp_path_factory.mktemp("sys"))
+    hardware.plug(False)
+    hardware.zone(0, "cpu", 40_000)
+    found = look(gates={"on_mains": True, "temperature_below": 75, "sysfs": str(hardware.root)})
+    said = "power is closed now, so a daemon would wait: on battery; temperature is open"
+    assert said in found.of("gates")
+    assert not [fault for fault in found.faults if "gates" in fault]
+    assert "gates" not in [each["check"] for each in look().findings]
+
+
+def test_a_gate_without_its_sensor(look, tmp_path_factory):
+    """As a daemon would say it."""
+    found = look(gates={"on_mains": True, "sysfs": str(tmp_path_factory.mktemp("sys"))})
+    assert "FAIL gates" in found.faults
+    assert "gates.on_mains: expected a power supply in" in found.of("gates")
