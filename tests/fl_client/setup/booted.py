@@ -33,6 +33,7 @@ mkdir -p $R{HOME}/python $R{HOME}/packages $R{HOME}/source
 mount --bind {sys.base_prefix} $R{HOME}/python
 mount --bind $3 $R{HOME}/packages
 mount --bind {ROOT} $R{HOME}/source
+for each in python packages source; do mount -o remount,ro,bind $R{HOME}/$each; done
 mount -t proc proc $R/proc
 mount --rbind /sys $R/sys
 mount -t tmpfs tmpfs $R/sys/fs/cgroup
@@ -57,7 +58,8 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin {SYSTEMD} --system
 
 _PROGRAM = f"""#!/bin/sh
 export PYTHONPATH={HOME}/source:{HOME}/packages LD_LIBRARY_PATH={HOME}/python/lib PYTHONDONTWRITEBYTECODE=1
-exec {HOME}/python/bin/python3 -m fl_client "$@"
+exec {HOME}/python/bin/python3 -c 'import sys; sys.argv[0] = "{HOME}/bin/fl-client"
+from fl_client.__main__ import main; sys.exit(main())' "$@"
 """
 
 

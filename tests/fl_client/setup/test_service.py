@@ -51,7 +51,9 @@ def service(system, server):
 
 def test_a_service_with_all_its_locks_trains(service, server):
     """Rounds of FedCM come to their end: what torch and grpc need is not locked away."""
-    run = server.create("service", task={"name": TASK}, round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2})
+    run = server.create(
+        "service", task={"name": TASK}, round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2}
+    )
     assert len(server.digests(run)) == 2
 
 
