@@ -30,26 +30,29 @@ def main(arguments: list[str] | None = None) -> int:
         from fl_client.setup.commands import main as set_up
 
         return set_up(words)
-    path = _settings_file(words[1:] if words[:1] == ["run"] else words)
+    first, *on_top = _settings_files(words[1:] if words[:1] == ["run"] else words)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # until the event loop has its own handlers
     try:
-        return _run(load_config(path))
+        return _run(load_config(first, on_top))
     except StartError as error:
         print(f"fl-client: {error}", file=sys.stderr)
         return CANNOT_START
 
 
-def _settings_file(arguments: list[str]) -> Path:
+def _settings_files(arguments: list[str]) -> list[Path]:
     parser = argparse.ArgumentParser(
         prog="fl-client",
         description="Train on this device's data for a coordinator.",
         usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit} --help",
         epilog="init writes the settings, doctor looks whether a daemon can work with them, unit makes it a service.",
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file with the settings")
-    path: Path = parser.parse_args(arguments).config
-    return path
+    parser.add_argument(
+        "--config", type=Path, required=True, action="append", metavar="FILE",
+        help="settings in TOML; once more for a file whose keys take the place of those before",
+    )  # fmt: skip
+    files: list[Path] = parser.parse_args(arguments).config
+    return files
 
 
 def _run(config: ClientConfig) -> int:

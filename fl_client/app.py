@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,13 +16,17 @@ import structlog
 
 from fl_client import device as devices
 from fl_client.allocator import keep_freed_memory
-from fl_client.attendance import Attendance
+from fl_client.attendance import Attendance, Door
 from fl_client.bundles import BundleCache
+from fl_client.certificates import Certificates
 from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
 from fl_client.disk import Disk
 from fl_client.errors import Fenced
+from fl_client.gatekeeper import Gatekeeper
+from fl_client.gates.make import Surroundings, gates_of
+from fl_client.gates.panel import Panel
 from fl_client.identity import identity_of
 from fl_client.link import Link, Waits
 from fl_client.logs import Progress
@@ -29,7 +34,7 @@ from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
 from fl_client.state import StateDir
 from fl_client.training import Trainer
-from fl_client.transport import Connect, GrpcTransport, TlsFiles
+from fl_client.transport import GrpcTransport
 from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -75,22 +80,39 @@ class Instruments:
     metrics: Metrics
     progress: Progress
     waits: Waits = field(default_factory=Waits)
+    clock: Callable[[], float] = time.time
+    """Unix seconds, for the owner's hours."""
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
-    """Wire one daemon, inside a running event loop. Raises StartError when the TLS files cannot be read."""
-    link = Link(instruments.waits)
+    """Wire one daemon, inside a running event loop.
+
+    Raises:
+        ConfigError: the TLS files cannot be used.
+        StartError: what a gate looks at is not on this device.
+    """
+    link, worker = Link(instruments.waits), Worker(config.threads)
+    around = Surroundings(local.train.inputs.device, worker.idle_for, instruments.clock)
+    panel = Panel(gates_of(config.gates, around), config.gates.open_after_s)
     tools = Tools(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
         trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
-        worker=Worker(config.threads),
+        worker=worker,
         disk=Disk(),
         shelf=Shelf(state.pending, state.states),
+        gatekeeper=Gatekeeper(panel, config.gates, instruments.metrics, instruments.clock),
         metrics=instruments.metrics,
         progress=instruments.progress,
     )
-    return Daemon(Attendance(_hello(config, local), config.server, _connect(config), link), tools)
+    hello = _hello(config, local)
+
+    def hello_now() -> pb.RegisterRequest:
+        now = pb.RegisterRequest(availability=tools.gatekeeper.introduce())
+        now.MergeFrom(hello)
+        return now
+
+    return Daemon(Attendance(hello_now, _door(config, instruments), link), tools)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -108,12 +130,12 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _connect(config: ClientConfig) -> Connect:
-    """How connections are made. Raises StartError now, not later, when the TLS files cannot be read."""
-    tls = None if config.tls is None else TlsFiles(config.tls.ca, config.tls.cert, config.tls.key)
-    if tls is not None:
-        tls.credentials()
-    return lambda: GrpcTransport(config.server, tls)
+def _door(config: ClientConfig, instruments: Instruments) -> Door:
+    """The way in. Raises ConfigError now, not later, when the TLS files cannot be used."""
+    if config.tls is None:
+        return Door(config.server, lambda: GrpcTransport(config.server))
+    certificates = Certificates(config.tls, identity_of(config), (instruments.metrics, instruments.waits))
+    return Door(config.server, lambda: GrpcTransport(config.server, certificates.fresh()), certificates.renewed)
 
 
 def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:

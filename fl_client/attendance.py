@@ -1,9 +1,17 @@
-"""Staying connected: register, attend, and come back for ever with growing waits."""
+"""Staying connected: register, attend, and come back for ever with growing waits.
+
+When certificates are renewed, the session moves: it is attended on a new connection before the old one is left, so
+that nothing is missed and nobody is lost. Calls under way end where they began.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import structlog
 
@@ -17,24 +25,52 @@ from fl_client.errors import (
     SessionLost,
     StartError,
     TransportError,
+    Unreachable,
 )
-from fl_client.link import Backoff, Link, Session
+from fl_client.link import Backoff, Calls, Link, Session
+from fl_client.stream import Stream
 from fl_client.transport import Connect, Connection
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
 
+LAST_WORDS_S = 20.0
+"""Patience with a stream that the coordinator ends because its session moves."""
+
+
+Reason = Callable[[], Awaitable[None]]
+"""Waits until there is a reason for a new connection although the one of the moment is well."""
+
+
+async def _never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the coordinator is, and how one gets in."""
+
+    server: str
+    connect: Connect
+    renewed: Reason = _never
+
 
 class Attendance:
     """Keeps one attended session open, and the link informed of it."""
 
-    def __init__(self, hello: pb.RegisterRequest, server: str, connect: Connect, link: Link) -> None:
+    def __init__(self, hello: Callable[[], pb.RegisterRequest], door: Door, link: Link) -> None:
+        """hello: what this daemon says of itself now."""
         self._hello = hello
-        self._server = server
-        self._connect = connect
+        self._door = door
         self._link = link
         self._session: pb.RegisterResponse | None = None
+        self._backoff = Backoff(link.waits)
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Connections that the session has moved away from, while calls are under way there."""
+        self._wait: float | None = None
+        self._why = ""
+        """What the coordinator wants us to wait before the next connection, and why it ended this one."""
 
     async def keep(self, desk: Desk) -> None:
         """Attend for ever, handing every event to `desk`.
@@ -42,59 +78,128 @@ class Attendance:
         Raises:
             Fenced: another daemon uses this identity; going on would be a fight without end.
         """
-        backoff = Backoff(self._link.waits)
-        while True:
-            known = self._session
-            try:
-                wait, why = await self._attend(desk, backoff)
-                wait = backoff.next() if wait is None else wait
-            except (SessionLost, Fenced) as error:
-                if isinstance(error, Fenced) and error.by_other_instance:
-                    raise
-                self._session = None
-                if known is not None:
-                    backoff.reset()  # the coordinator is back and only wants to be told who this is
-                wait, why = backoff.next(), str(error)
-            except (ProtocolMismatch, NotAllowed, Refused, StartError) as error:
-                self._session = None
-                wait, why = self._link.waits.blocked, str(error)
-                log.error("refused", reason=why, todo=_TODO[type(error)])
-            except TransportError as error:
-                wait, why = (backoff.next() if error.wait is None else error.wait), str(error)
-            log.warning("disconnected", server=self._server, reason=why, next_try_seconds=round(wait, 1))
-            desk.disconnected()
-            await asyncio.sleep(wait)
+        try:
+            while True:
+                wait, why = await self._attend_once(desk)
+                log.warning("disconnected", server=self._door.server, reason=why, next_try_seconds=round(wait, 1))
+                desk.disconnected()
+                await asyncio.sleep(wait)
+        finally:
+            for task in self._leaving:
+                task.cancel()
+            await asyncio.gather(*self._leaving, return_exceptions=True)
 
-    async def _attend(self, desk: Desk, backoff: Backoff) -> tuple[float | None, str]:
-        """One connection from beginning to end: the seconds that the coordinator wants before the next, and why."""
-        connection = self._connect()
-        wait, why = None, "the coordinator ended the stream"
+    async def _attend_once(self, desk: Desk) -> tuple[float, str]:
+        """A session for as long as it can be attended: the seconds before the next try, and why it ended."""
+        known, backoff = self._session, self._backoff
+        try:
+            await self._attend(desk)
+        except (SessionLost, Fenced) as error:
+            if isinstance(error, Fenced) and error.by_other_instance:
+                raise
+            self._session = None
+            if known is not None:
+                backoff.reset()  # the coordinator is back and only wants to be told who this is
+            return backoff.next(), str(error)
+        except (ProtocolMismatch, NotAllowed, Refused, StartError) as error:
+            self._session = None
+            log.error("refused", reason=str(error), todo=_TODO[type(error)])
+            return self._link.waits.blocked, str(error)
+        except TransportError as error:
+            return (backoff.next() if error.wait is None else error.wait), str(error)
+        return (backoff.next() if self._wait is None else self._wait), self._why
+
+    async def _attend(self, desk: Desk) -> None:
+        """One connection from beginning to end, or several, one behind the other."""
+        self._wait, self._why = None, "the coordinator ended the stream"
+        connection = self._door.connect()
         try:
             session = self._session = self._session or await self._register(connection, desk)
-            async with aclosing(connection.attend(session.session_id)) as events:
-                async for event in events:
-                    match event.WhichOneof("event"):
-                        case "attached":
-                            backoff.reset()
-                            self._link.open(_session_of(session, connection))
-                            desk.attached()
-                        case "retry":
-                            wait, why = event.retry.wait.ToTimedelta().total_seconds(), event.retry.reason
-                        case "drain":
-                            why = event.drain.reason or "drained"
-                            log.info("drained", by_coordinator=event.drain.coordinator_leaving, reason=why)
-                        case "notice":
-                            log.warning("notice", text=event.notice.text)
-                        case _:
-                            desk.take(event)
-        finally:
-            self._link.close()
+            stream = Stream(_session_of(session, connection))
+        except BaseException:
             await connection.close()
-        return wait, why
+            raise
+        until = self._door.renewed
+        try:
+            while await self._take_until(stream, renewal := asyncio.ensure_future(until()), desk):
+                stream, until = await self._move(stream, desk)
+        finally:
+            renewal.cancel()
+            self._link.close()
+            await stream.close()
+
+    async def _move(self, old: Stream, desk: Desk) -> tuple[Stream, Reason]:
+        """The session's stream on a new connection; the old one, if there is no new one to be had.
+
+        Returns the stream, and what to wait for before the next move.
+        """
+        new = Stream(replace(old.session, connection=self._door.connect(), calls=Calls()))
+        try:
+            here = await self._take_until(old, new.coming, desk)
+            first = await self._first(new, here)
+            if first is None:
+                await new.close()
+                return old, partial(asyncio.sleep, self._link.waits.longest)
+            if here:
+                await self._last_words(old, desk)
+        except BaseException:
+            await new.close()
+            raise
+        self._take(first, new.session, desk)
+        log.info("moved", server=self._door.server)
+        leaving = asyncio.create_task(old.leave())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        return new, self._door.renewed
+
+    async def _first(self, new: Stream, old_is_here: bool) -> pb.AttendResponse | None:
+        """What the coordinator says first. None if it does not let us in, but has not let us go either."""
+        try:
+            if (first := await new.next()) is not None:
+                return first
+            raise Unreachable("the coordinator ended the stream")
+        except (Unreachable, NotAllowed) as error:
+            if not old_is_here:
+                raise
+            todo = "the earlier connection is kept; does the coordinator know the CA of the new certificate?"
+            log.warning("not_moved", server=self._door.server, reason=str(error), todo=todo)
+            return None
+
+    async def _last_words(self, old: Stream, desk: Desk) -> None:
+        """The coordinator has ended the old stream: what it pushed there comes before what it pushes on the new one."""
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while (event := await old.next()) is not None:
+                    self._take(event, old.session, desk)
+
+    async def _take_until(self, stream: Stream, other: asyncio.Future[Any], desk: Desk) -> bool:
+        """Take events until `other` is done. False: the stream has ended before."""
+        while True:
+            await asyncio.wait({stream.coming, other}, return_when=asyncio.FIRST_COMPLETED)
+            if not stream.coming.done():
+                return True
+            if (event := stream.take()) is None:
+                return False
+            self._take(event, stream.session, desk)
+
+    def _take(self, event: pb.AttendResponse, session: Session, desk: Desk) -> None:
+        match event.WhichOneof("event"):
+            case "attached":
+                self._backoff.reset()
+                self._link.open(session)
+                desk.attached()
+            case "retry":
+                self._wait, self._why = event.retry.wait.ToTimedelta().total_seconds(), event.retry.reason
+            case "drain":
+                self._why = event.drain.reason or "drained"
+                log.info("drained", by_coordinator=event.drain.coordinator_leaving, reason=self._why)
+            case "notice":
+                log.warning("notice", text=event.notice.text)
+            case _:
+                desk.take(event)
 
     async def _register(self, connection: Connection, desk: Desk) -> pb.RegisterResponse:
-        request = pb.RegisterRequest()
-        request.CopyFrom(self._hello)
+        request = self._hello()
         request.pending.extend(await desk.pending())
         request.states.extend(await desk.states())
         response = await connection.register(request)

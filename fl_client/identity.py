@@ -11,6 +11,8 @@ from cryptography import x509
 
 from fl_client.config import ClientConfig
 from fl_client.errors import ConfigError
+from protos.pem import Pem
+from protos.settings import SettingsError
 
 _PREFIX = "fl://client/"
 
@@ -28,20 +30,38 @@ def identity_of(config: ClientConfig) -> str:
     return name
 
 
+def check_name(pem: Pem, client_id: str) -> None:
+    """Raises SettingsError unless the certificate is of that client: a device keeps its name for as long as it runs."""
+    uris = _uris(pem.leaf)
+    if _name_in(uris) != client_id:
+        raise SettingsError(
+            f"tls.cert: expected a new certificate of {client_id!r}, got {', '.join(uris) or 'no name'}: put this"
+            " device's own certificate there, or start its daemon anew with a state_dir of its own"
+        )
+
+
 def _certificate_name(path: Path) -> str:
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        uris = _uris(x509.load_pem_x509_certificate(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"tls.cert: expected a certificate that can be read, got {error}") from None
     except ValueError as error:
         raise ConfigError(f"tls.cert: expected a certificate in PEM in {path}, got other content ({error})") from None
-    except x509.ExtensionNotFound:
-        uris = []
-    if name := next((uri.removeprefix(_PREFIX) for uri in uris if uri.startswith(_PREFIX)), None):
+    if name := _name_in(uris):
         return name
     raise ConfigError(
         f"tls.cert: expected a client's certificate, which names it by a URI such as {_PREFIX}edge-3, got"
         f" {', '.join(uris) or 'none'} in {path}: `fl ca issue client NAME` makes one"
     )
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _name_in(uris: list[str]) -> str | None:
+    return next((uri.removeprefix(_PREFIX) for uri in uris if uri.startswith(_PREFIX)), None)

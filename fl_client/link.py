@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fl_client.errors import BrokenTransfer, Fenced, SessionLost, Unreachable
@@ -21,6 +21,8 @@ class Waits:
     first: float = 0.2
     longest: float = 15.0
     blocked: float = 60.0
+    look: float = 4.0
+    """At most, between two looks at the files of certificates."""
 
 
 class Backoff:
@@ -40,6 +42,28 @@ class Backoff:
         return wait * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
 
 
+class Calls:
+    """Counts the calls under way on one connection: `with calls: ...`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    async def over(self) -> None:
+        """Wait until none is under way."""
+        await self._none.wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """A session that is attended, and the connection it lives on."""
@@ -50,6 +74,8 @@ class Session:
     """Bytes of data in a chunk that the coordinator likes best."""
     max_chunk_bytes: int
     """Largest chunk in either direction."""
+    calls: Calls = field(default_factory=Calls, compare=False)
+    """Those of work; who moves to another connection waits for them before leaving this one."""
 
 
 class Link:
@@ -87,6 +113,7 @@ class Link:
         while True:
             session = await self.session()
             try:
-                return await call(session)
+                with session.calls:
+                    return await call(session)
             except (Unreachable, SessionLost, Fenced, BrokenTransfer) as error:
                 await asyncio.sleep(backoff.next() if error.wait is None else error.wait)

@@ -26,7 +26,15 @@ class Metrics:
         self.bytes = Counter("transfer_bytes", "Tensor bytes by direction", ["direction"], **make)
         self.attached = Gauge("attached", "1 while the coordinator's stream is open, else 0", **make)
         self.connects = Counter("connection_attempts", "Tries to reach the coordinator, by result", ["result"], **make)
+        self.certificate_expiry = Gauge(
+            "certificate_expiry_timestamp_seconds",
+            "When what TLS is made with ends: cert, this device's own; ca, the last of the coordinator's",
+            ["file"],
+            **make,
+        )
         self.failures = Counter("work_failures", "Assignments that could not be done, by reason", ["reason"], **make)
+        self.may_train = Gauge("may_train", "1 while no gate forbids training, else 0", **make)
+        self.gate_closed = Gauge("gate_closed", "1 while this gate is closed, else 0", ["gate"], **make)
 
     def received(self, count: int) -> None:
         """Tensor bytes that came down."""

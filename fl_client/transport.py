@@ -6,8 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -22,12 +20,12 @@ from fl_client.errors import (
     Refused,
     ResourceGone,
     SessionLost,
-    StartError,
     TransportError,
     Unreachable,
 )
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
+from protos.pem import Pem
 from protos.status import detail_of
 from protos.wire import client_options
 
@@ -75,32 +73,16 @@ Connect = Callable[[], Connection]
 """Makes a new connection; nothing is sent before its first call."""
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files of an mTLS client."""
-
-    ca: Path
-    cert: Path
-    key: Path
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Read anew for each connection, so that a renewed certificate is taken up. Raises StartError in words."""
-        try:
-            ca, cert, key = (path.read_bytes() for path in (self.ca, self.cert, self.key))
-        except OSError as error:
-            raise StartError(f"tls: expected a readable PEM file, got {error}") from None
-        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
-
-
 class GrpcTransport:
     """One TCP connection, a new one for each try: waiting between tries is the daemon's, not grpc's."""
 
-    def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
+    def __init__(self, address: str, tls: Pem | None = None) -> None:
         options = list(client_options())
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
-            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
 
     async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """See Connection."""

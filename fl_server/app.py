@@ -14,14 +14,15 @@ from contextlib import AsyncExitStack, suppress
 import grpc.aio
 import structlog
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from fl_server import admin, service
 from fl_server.config import ServerConfig
 from fl_server.coordinator import Coordinator
 from fl_server.fleet import Fleet
+from fl_server.health import Health, add_port
 from fl_server.interceptors import CallInterceptor
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
@@ -30,10 +31,11 @@ from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.lock import lock_directory
 from fl_server.store.sql import open_ledger
-from fl_server.tls import server_credentials
+from fl_server.tls import Certificates
 from fl_server.uploads import Uploads
 from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.metrics import listening
 from protos.settings import SettingsError, split_address
 from protos.wire import server_options
 
@@ -46,17 +48,18 @@ EXIT_AT_ONCE = 130
 
 
 class Server:
-    """One coordinator process. Lives on the event loop."""
+    """One coordinator process. Made in any thread, for that takes a while; then it lives on the event loop."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, probes: Health) -> None:
         self.config = config
+        self._health = probes
         self._open = AsyncExitStack()
         self._parts = self._build()
         self._coordinator = Coordinator(self._parts)
         self._uploads = Uploads(self._parts)
-        self._health = health.aio.HealthServicer()
+        self._certificates: Certificates | None = None
         self._servers: list[grpc.aio.Server] = []
-        self._addresses: dict[str, str] = {}
+        self._addresses = dict(probes.addresses)
 
     def _build(self) -> Parts:
         """Everything that is on disk or counts; the state directory is ours from here on."""
@@ -72,7 +75,8 @@ class Server:
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         io = ThreadPoolExecutor(4, thread_name_prefix="io")
         for pool in (compute, io):
-            self._open.callback(pool.shutdown, wait=True, cancel_futures=True)
+            # Beside the loop, which has probes to answer meanwhile.
+            self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
         return Parts(
             config=config,
             ledger=ledger,
@@ -90,36 +94,30 @@ class Server:
         return self._parts.ledger
 
     async def start(self) -> None:
-        """Read the state back, then listen. Raises SettingsError for a port that cannot be had."""
+        """Read the state back, then listen. Raises SettingsError for a port or a certificate that cannot be had."""
+        if self.config.tls is not None:
+            self._certificates = Certificates(self.config.tls, self._parts.metrics)
         clients = self._listener(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._parts, self._coordinator, self._uploads)),)
         )
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
-        self._parts.metrics.watch(asyncio.get_running_loop())
+        self._parts.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._serve_metrics()
         await self._parts.fleet.start()
         await self._coordinator.start()
         for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            self._health.serve_on(server)
             reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
             await server.start()
-        await self._set_serving(True)
+        await self._health.ready()
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
 
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[CallInterceptor(self._parts.metrics)], options=server_options())
-        try:
-            if self.config.tls is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, server_credentials(self.config.tls))
-        except RuntimeError as error:
-            raise SettingsError(
-                f"{setting}: cannot listen on {address}: the port is in use, or the address is not this machine's; "
-                f"choose another, or port 0 for any free one"
-            ) from error
+        credentials = None if self._certificates is None else self._certificates.credentials()
+        port = add_port(server, address, setting, credentials)
         self._addresses[setting] = f"{address.rpartition(':')[0]}:{port}"
         self._servers.append(server)
         return server
@@ -129,25 +127,17 @@ class Server:
             return
         host, port = split_address(self.config.metrics_listen)
         try:
-            http, thread = start_http_server(port, host, self._parts.metrics.registry)
+            port = self._open.enter_context(listening(self._parts.metrics.registry, host, port))
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
             ) from error
-        self._addresses["metrics_listen"] = f"{host}:{http.server_port}"
-        self._open.callback(thread.join)
-        self._open.callback(http.server_close)
-        self._open.callback(http.shutdown)
-
-    async def _set_serving(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", service.SERVICE, admin.SERVICE):
-            await self._health.set(name, status)
+        self._addresses["metrics_listen"] = f"{host}:{port}"
 
     async def drain(self) -> None:
         """Nothing new; what is under way may finish within the grace, or is on disk and goes on after a restart."""
         log.info("draining", grace_s=self.config.drain_grace_s)
-        await self._set_serving(False)
+        self._parts.metrics.draining.set(1)
         for run in self._coordinator.runs():
             run.hold()
         self._parts.fleet.push_all(pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down")))
@@ -163,7 +153,11 @@ class Server:
         await asyncio.gather(*(server.stop(0.2) for server in self._servers))
         await self._coordinator.close()
         await self._open.aclose()
-        log.info("stopped")
+
+    async def watch_certificates(self) -> None:
+        """Take up those that are renewed."""
+        if self._certificates is not None:
+            await self._certificates.watch()
 
     async def measure_lag(self) -> None:
         """Watch how late the loop wakes up."""
@@ -178,23 +172,46 @@ async def serve(config: ServerConfig) -> None:
 
     Raises StoreTaken when another coordinator has taken the ledger: then there is nothing to drain.
     """
-    server = Server(config)
-    leaving = asyncio.Event()
+    leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
     _listen_to_signals(asyncio.get_running_loop(), leaving.set)
+    await probes.listen(config.health_listen)
+    log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
+    ending = asyncio.create_task(_end_in_time(config, leaving, probes))
+    try:
+        server = await asyncio.to_thread(Server, config, probes)
+        await _serve(server, leaving)
+    finally:
+        ending.cancel()
+        await probes.close()
+    log.info("stopped")
+
+
+async def _serve(server: Server, leaving: asyncio.Event) -> None:
+    """From the recovery until everything is closed."""
     server.ledger.on_taken = leaving.set
-    in_time = threading.Timer(config.drain_grace_s + STOP_S, leave_at_once, ["the grace is over"])
-    in_time.daemon = True
     try:
         await server.start()
-        lag = asyncio.create_task(server.measure_lag())
+        watching = [asyncio.create_task(work) for work in (server.measure_lag(), server.watch_certificates())]
         await leaving.wait()
-        in_time.start()
-        lag.cancel()
+        for task in watching:
+            task.cancel()
         if server.ledger.taken is not None:
             raise server.ledger.taken
         await server.drain()
     finally:
         await server.stop()
+
+
+async def _end_in_time(config: ServerConfig, leaving: asyncio.Event, probes: Health) -> None:
+    """From the moment that the process is to leave: not ready any more, and not here for longer than the grace."""
+    await leaving.wait()
+    in_time = threading.Timer(config.drain_grace_s + STOP_S, leave_at_once, ["the grace is over"])
+    in_time.daemon = True
+    in_time.start()
+    try:
+        await probes.leave()
+        await asyncio.get_running_loop().create_future()
+    finally:
         in_time.cancel()
 
 

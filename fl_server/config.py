@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from protos.settings import Address, Section, is_loopback, split_address
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
-_MAY_BE_EMPTY = ("ledger", "metrics_listen")
+_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen")
 
 
 def _postgres_url(url: SecretStr) -> SecretStr:
@@ -78,6 +78,9 @@ class ServerConfig(Section):
     """For operators."""
     metrics_listen: Address | None = "127.0.0.1:7072"
     """For Prometheus. "": none."""
+    health_listen: Address | None = None
+    """For probes: grpc.health.v1.Health in plain text and nothing else, on any address. "live" is SERVING while the
+    process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
     tls: TlsConfig | None = None
     insecure: bool = False
     """Speak plain text, on this machine only."""

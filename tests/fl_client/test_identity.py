@@ -13,12 +13,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fl_client.certificates import Certificates
 from fl_client.config import ClientConfig
-from fl_client.errors import ConfigError, StartError, Unreachable
+from fl_client.errors import ConfigError, Unreachable
 from fl_client.identity import identity_of
-from fl_client.transport import GrpcTransport, TlsFiles
+from fl_client.link import Waits
+from fl_client.metrics import Metrics
+from fl_client.transport import GrpcTransport
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
+from protos.pem import PemFiles
 
 
 class Register(coordinator_pb2_grpc.CoordinatorServicer):
@@ -104,8 +108,9 @@ def test_a_key_is_not_a_certificate(pki):
 
 def test_a_missing_file_is_told_before_the_first_try(pki):
     """What cannot be read is a mistake of the start."""
-    with pytest.raises(StartError, match="tls: expected a readable PEM file"):
-        TlsFiles(pki / "nothing.pem", pki / "edge.pem", pki / "edge.key").credentials()
+    tls = config(pki).tls.model_copy(update={"ca": pki / "nothing.pem"})
+    with pytest.raises(ConfigError, match=r"tls\.ca: .*nothing.pem cannot be read: No such file"):
+        Certificates(tls, "edge-3", (Metrics(), Waits()))
 
 
 @pytest.fixture
@@ -121,6 +126,11 @@ async def tls_port(pki):
     await server.stop(None)
 
 
+def files(pki, name, ca="ca"):
+    """What the holder of a certificate connects with."""
+    return PemFiles(pki / f"{name}.pem", pki / f"{name}.key", pki / f"{ca}.pem").read()
+
+
 async def register(port, tls):
     """The answer to one registration."""
     transport = GrpcTransport(f"127.0.0.1:{port}", tls)
@@ -132,20 +142,20 @@ async def register(port, tls):
 
 async def test_mutual_tls_works(pki, tls_port):
     """Both sides know the authority."""
-    response = await register(tls_port, TlsFiles(pki / "ca.pem", pki / "edge.pem", pki / "edge.key"))
+    response = await register(tls_port, files(pki, "edge", "ca"))
     assert response.session_id == "edge-3"
 
 
 async def test_an_unknown_authority_is_told(pki, tls_port):
     """The coordinator's certificate is signed by somebody else: the message names tls.ca."""
     with pytest.raises(Unreachable, match=r"not signed by tls\.ca"):
-        await register(tls_port, TlsFiles(pki / "stranger.pem", pki / "edge.pem", pki / "edge.key"))
+        await register(tls_port, files(pki, "edge", "stranger"))
 
 
 async def test_a_certificate_of_another_authority_is_told(pki, tls_port):
     """The coordinator does not know who signed the client's certificate."""
     with pytest.raises(Unreachable, match="CA"):
-        await register(tls_port, TlsFiles(pki / "ca.pem", pki / "stranger.pem", pki / "stranger.key"))
+        await register(tls_port, files(pki, "stranger", "ca"))
 
 
 async def test_plain_text_to_a_tls_coordinator_is_told(tls_port):
@@ -157,7 +167,7 @@ async def test_plain_text_to_a_tls_coordinator_is_told(tls_port):
 async def test_tls_to_a_plain_text_coordinator_is_told(pki, coordinator):
     """The message says on which side to change what."""
     with pytest.raises(Unreachable, match="speaks plain text, this daemon TLS"):
-        await register(coordinator.port, TlsFiles(pki / "ca.pem", pki / "edge.pem", pki / "edge.key"))
+        await register(coordinator.port, files(pki, "edge", "ca"))
 
 
 async def test_another_kind_of_server_is_told(pki):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import grpc.aio
 import pytest
 
 from fl_client.transport import GrpcTransport
+from protos.pem import Pem
 from protos.wire import client_options
 
 
 @pytest.mark.parametrize(
-    ("tls", "makes"), [(None, "insecure_channel"), (SimpleNamespace(credentials=object), "secure_channel")]
+    ("tls", "makes"), [(None, "insecure_channel"), (Pem(b"cert", b"key", b"ca"), "secure_channel")]
 )
 def test_a_connection_is_watched_over(monkeypatch, tls, makes):
     """Keepalive, sizes and a TCP connection of its own, with TLS and without."""

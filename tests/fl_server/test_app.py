@@ -6,6 +6,7 @@ import grpc.aio
 
 from fl_server.app import Server
 from fl_server.config import ServerConfig
+from fl_server.health import Health
 from protos.wire import server_options
 
 
@@ -16,7 +17,7 @@ async def test_both_ports_watch_over_their_connections(tmp_path, monkeypatch):
     config = ServerConfig(
         state_dir=tmp_path, insecure=True, listen="127.0.0.1:0", admin_listen="127.0.0.1:0", metrics_listen=None
     )
-    server = Server(config)
+    server = Server(config, Health(()))
     await server.start()
     await server.stop()
     assert made == [server_options(), server_options()]

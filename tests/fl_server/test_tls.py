@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -14,9 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from fl_ops import ca
 from fl_server import identity
+from fl_server import tls as tls_module
 from fl_server.config import TlsConfig
+from fl_server.interceptors import CallInterceptor
 from fl_server.metrics import Metrics
-from fl_server.tls import server_credentials
+from fl_server.tls import Certificates
 from protos.settings import SettingsError
 from tests.fl_server.echo import Ends, calling
 
@@ -85,7 +89,9 @@ async def who(request, context):
 async def answer(site, credentials, service="fl.v1.Coordinator", tls=None):
     """What `who` says to a holder of these credentials."""
     metrics = Metrics(CollectorRegistry())
-    async with calling(metrics, service, Ends(server_credentials(tls or site.tls), credentials), One=who) as caller:
+    async with calling(
+        metrics, service, Ends(Certificates(tls or site.tls, metrics).credentials(), credentials), One=who
+    ) as caller:
         return await caller.one()
 
 
@@ -139,7 +145,92 @@ def test_files_that_cannot_be_used_are_named(site, tmp_path, key):
     """The message has the setting and the path, for a file that is missing and for one that is no PEM."""
     path = tmp_path / "x.pem"
     with pytest.raises(SettingsError, match=f"tls.{key}: {path} cannot be read: No such file"):
-        server_credentials(site.tls.model_copy(update={key: path}))
+        Certificates(site.tls.model_copy(update={key: path}), Metrics(CollectorRegistry()))
     path.write_text("hello")
     with pytest.raises(SettingsError, match=f"tls.{key}: expected a PEM file, got {path} without any -----BEGIN"):
-        server_credentials(site.tls.model_copy(update={key: path}))
+        Certificates(site.tls.model_copy(update={key: path}), Metrics(CollectorRegistry()))
+
+
+@pytest.fixture
+def renewable(site, tmp_path):
+    """The site's files, to be written over; and a way to issue the coordinator anew, by whichever authority."""
+    for name, path in (("cert", site.tls.cert), ("key", site.tls.key), ("client_ca", site.tls.client_ca)):
+        (tmp_path / name).write_bytes(path.read_bytes())
+    tls = TlsConfig(cert=tmp_path / "cert", key=tmp_path / "key", client_ca=tmp_path / "client_ca")
+
+    def issue(authority=site.authority):
+        identity = ca.Identity("server", "coordinator", ("localhost", "127.0.0.1"))
+        certificate, key = ca.issue(authority, identity, QUARTER)
+        return ca.certificate_pem(certificate), ca.key_pem(key)
+
+    return tls, issue
+
+
+async def shown_to(caller, server):
+    """The answer to a newcomer, who is called `caller`, on a connection of its own; None if there is none."""
+    async with grpc.aio.secure_channel(server, caller) as channel:
+        try:
+            return await channel.unary_unary("/fl.v1.Coordinator/One")(b"", timeout=20)
+        except grpc.aio.AioRpcError:
+            return None
+
+
+@pytest.fixture
+async def port(renewable, monkeypatch):
+    """A server with `who`, whose certificates are looked at all the time."""
+    monkeypatch.setattr(tls_module, "LOOK_S", 0.01)
+    metrics = Metrics(CollectorRegistry())
+    certificates = Certificates(renewable[0], metrics)
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    one = {"One": grpc.unary_unary_rpc_method_handler(who)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("fl.v1.Coordinator", one),))
+    number = server.add_secure_port("127.0.0.1:0", certificates.credentials())
+    await server.start()
+    watching = asyncio.create_task(certificates.watch())
+    with structlog.testing.capture_logs() as logs:
+        yield f"127.0.0.1:{number}", logs, metrics
+    watching.cancel()
+    await server.stop(None)
+
+
+async def told(logs, event):
+    """Wait until the log has it."""
+    async with asyncio.timeout(20):
+        while not any(line["event"] == event for line in logs):
+            await asyncio.sleep(0.01)
+
+
+async def test_another_authority_is_taken_up_without_a_restart(site, renewable, port):
+    """A connection that is open goes on; newcomers need the authority that is in the file now."""
+    (tls, issue), (address, _, metrics) = renewable, port
+    other = ca.make_authority("Next CA", DECADE)
+    made, key = ca.issue(other, ca.Identity("client", "edge-3"), QUARTER)
+    root = ca.certificate_pem(other.certificate)
+    newcomer = grpc.ssl_channel_credentials(root, ca.key_pem(key), ca.certificate_pem(made))
+    async with grpc.aio.secure_channel(address, site.holder("client", "edge-3")) as channel:
+        call = channel.unary_unary("/fl.v1.Coordinator/One")
+        assert await call(b"", timeout=20) == b"client:edge-3"
+        assert await shown_to(newcomer, address) is None
+        tls.cert.write_bytes((pair := issue(other))[0])
+        tls.key.write_bytes(pair[1])
+        tls.client_ca.write_bytes(root)
+        async with asyncio.timeout(20):
+            while await shown_to(newcomer, address) != b"client:edge-3":
+                await asyncio.sleep(0.01)
+        assert await shown_to(site.holder("client", "edge-3"), address) is None
+        assert await call(b"", timeout=20) == b"client:edge-3"
+    ends = metrics.registry.get_sample_value("fl_certificate_expiry_timestamp_seconds", {"file": "ca"})
+    assert ends == other.certificate.not_valid_after_utc.timestamp()
+
+
+async def test_half_of_a_renewal_does_no_harm(site, renewable, port):
+    """A certificate without its key is told in words, and newcomers are served with what was there before."""
+    (tls, issue), (address, logs, _) = renewable, port
+    certificate, key = issue()
+    tls.cert.write_bytes(certificate)
+    await told(logs, "certificates_not_used")
+    assert "tls.key: expected the private key of" in next(line["reason"] for line in logs)
+    assert await shown_to(site.holder("client", "edge-3"), address) == b"client:edge-3"
+    tls.key.write_bytes(key)
+    await told(logs, "certificates_renewed")
+    assert await shown_to(site.holder("client", "edge-3"), address) == b"client:edge-3"

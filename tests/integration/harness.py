@@ -38,8 +38,7 @@ class Coordinator(Process):
         self.start()
         self._starts += 1
         serving = self.logged("serving", self._starts)
-        for name in ("listen", "admin_listen", "metrics_listen"):
-            self.settings[name] = serving[name]
+        self.settings.update({name: address for name, address in serving.items() if name in self.settings})
         write_toml(self.config, self.settings)
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,8 +17,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
 from protos.wire import client_options
 from tasks import fingerprint
-from tests.integration.harness import TASK
-from tests.integration.processes import PATIENCE_S
+from tests.integration.harness import TASK, Coordinator
+from tests.integration.processes import PATIENCE_S, eventually
 from tests.integration.tiny_task import Tiny
 
 Tensors = dict[str, torch.Tensor]
@@ -140,3 +141,31 @@ def messages(update: Update, chunk_bytes: int) -> list[pb.SubmitUpdateRequest]:
         *(pb.SubmitUpdateRequest(chunk=chunk) for chunk in chunks),
         pb.SubmitUpdateRequest(trailer=update.trailer),
     ]
+
+
+HALF_BYTES = 128
+"""What comes before the halt, in chunks of 64."""
+
+
+class HaltedUpload:
+    """A client that stands still in the middle of its upload, until `goes_on` is set."""
+
+    def __init__(self, server: Coordinator, client: RawClient) -> None:
+        client.register()
+        self.pushed = client.attend()
+        self.run = server.create("shutdown", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2})
+        assignment = next(event for event in self.pushed if event.HasField("assignment")).assignment
+        self.update = client.update(assignment)
+        self.goes_on, self.client = threading.Event(), client
+        self.receipt = client.stub.SubmitUpdate.future(self._halting())
+        eventually(lambda: self.kept() == HALF_BYTES, "half of it is kept")
+
+    def _halting(self) -> Iterator[pb.SubmitUpdateRequest]:
+        for number, message in enumerate(messages(self.update, 64)):
+            if number == 1 + HALF_BYTES // 64:
+                self.goes_on.wait(PATIENCE_S)
+            yield message
+
+    def kept(self) -> int:
+        """Bytes that the coordinator says it has."""
+        return self.client.query(self.update).kept_bytes

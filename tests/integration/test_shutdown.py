@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import grpc
 import pytest
 
 from tests.integration.harness import PRESENT, Coordinator, Daemon
 from tests.integration.processes import eventually
-from tests.integration.raw_client import RawClient, messages
+from tests.integration.raw_client import HALF_BYTES, HaltedUpload, RawClient
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
-HALF = 2
-"""Chunks of 64 bytes that come before the signal."""
 AT_ONCE = 130
-
-
-class Upload:
-    """A client that stands still in the middle of its upload."""
-
-    def __init__(self, server, client):
-        client.register()
-        self.pushed = client.attend()
-        self.run = server.create("shutdown", round=ONE, stop={"rounds": 2})
-        assignment = next(event for event in self.pushed if event.HasField("assignment")).assignment
-        self.update = client.update(assignment)
-        self.goes_on, self.client = threading.Event(), client
-        self.receipt = client.stub.SubmitUpdate.future(self._halting())
-        eventually(lambda: self.kept() == HALF * 64, "half of it is kept")
-
-    def _halting(self):
-        for number, message in enumerate(messages(self.update, 64)):
-            if number == 1 + HALF:
-                self.goes_on.wait(60)
-            yield message
-
-    def kept(self):
-        """Bytes that the coordinator says it has."""
-        return self.client.query(self.update).kept_bytes
 
 
 @pytest.fixture
@@ -51,7 +24,7 @@ def server(place):
 def test_an_upload_in_flight_is_finished_and_committed(server):
     """SIGTERM in mid-upload: the rest is taken, its round committed, nobody drawn any more, and the end is orderly."""
     with RawClient(server.address) as client:
-        upload = Upload(server, client)
+        upload = HaltedUpload(server, client)
         server.signal(signal.SIGTERM)
         server.logged("draining")
         upload.goes_on.set()
@@ -64,7 +37,7 @@ def test_an_upload_in_flight_is_finished_and_committed(server):
 def test_a_second_signal_leaves_an_upload_to_be_resumed(server):
     """Nobody waits for it: the process ends at once, and the next one has what was kept and takes the rest."""
     with RawClient(server.address) as client:
-        upload = Upload(server, client)
+        upload = HaltedUpload(server, client)
         server.signal(signal.SIGTERM)
         server.logged("draining")
         assert server.exit_code is None
@@ -74,9 +47,9 @@ def test_a_second_signal_leaves_an_upload_to_be_resumed(server):
         assert isinstance(upload.receipt.exception(), grpc.RpcError)
         server.serve()
         eventually(lambda: _registered(client), "it can register again")
-        assert upload.kept() == HALF * 64
+        assert upload.kept() == HALF_BYTES
         upload.update.header.session_id = client.session_id
-        upload.update.header.resume_offset = HALF * 64
+        upload.update.header.resume_offset = HALF_BYTES
         assert client.submit(upload.update).admitted
 
 
@@ -90,7 +63,7 @@ def _registered(client):
 @pytest.fixture
 def evaluating(place, request):
     """A coordinator of so much grace whose last round is committed, and whose evaluation of it does not end."""
-    server = Coordinator(place, settings={"drain_grace_s": request.param}).serve()
+    server = Coordinator(place, settings={"drain_grace_s": request.param, "health_listen": "127.0.0.1:0"}).serve()
     daemon = Daemon(place, server, "edge-1").start()
     eventually(lambda: server.client("edge-1").state == PRESENT, "edge-1 attends")
     hold = place.folder / "evaluation.hold"
@@ -114,18 +87,19 @@ def test_what_does_not_end_in_the_grace_is_left(evaluating):
 
 @pytest.mark.parametrize("evaluating", [600.0], indirect=True)
 def test_a_second_signal_is_heard_by_who_waits_for_a_thread(evaluating):
-    """A coordinator that has closed its ports, and cannot end before the computation does, ends at once."""
+    """A coordinator that answers nobody but probes, and cannot end before the computation does, ends at once."""
     server, _ = evaluating
     server.signal(signal.SIGTERM)
     server.logged("draining")
-    eventually(lambda: not _answers(server), "its ports are closed")
+    eventually(lambda: not _answers(server.address), "its port for clients is closed")
     assert server.exit_code is None
+    assert _answers(server.settings["health_listen"])
     server.signal(signal.SIGTERM)
     assert server.wait() == AT_ONCE
 
 
-def _answers(server):
-    with grpc.insecure_channel(server.address) as channel:
+def _answers(address):
+    with grpc.insecure_channel(address) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=0.5)
         except grpc.FutureTimeoutError:

@@ -60,6 +60,7 @@ class Tiny(Classifier):
 
     model: a key of MODELS. fails: "loss" or "metrics" raises. hold: while this file is there, a training step waits.
     kept: examples of each shard that a device keeps from training. hold_evaluation: as hold, of an evaluation.
+    hold_model: as hold, of making the model.
     step_s: what a slow device needs for a training step.
     """
 
@@ -70,12 +71,16 @@ class Tiny(Classifier):
         hold: str = "",
         kept: int = 0,
         hold_evaluation: str = "",
+        hold_model: str = "",
         step_s: float = 0.0,
     ) -> None:
         self._make, self._fails, self._kept, self._step_s = MODELS[model], fails, kept, step_s
-        self._hold, self._hold_evaluation = (Path(file or "/nonexistent") for file in (hold, hold_evaluation))
+        files = (hold, hold_evaluation, hold_model)
+        self._hold, self._hold_evaluation, self._hold_model = (Path(file or "/nonexistent") for file in files)
 
     def model(self) -> nn.Module:
+        while self._hold_model.exists():
+            time.sleep(0.005)
         return self._make()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
