@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,6 +24,9 @@ from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
 from fl_client.disk import Disk
 from fl_client.errors import Fenced
+from fl_client.gatekeeper import Gatekeeper
+from fl_client.gates.make import Surroundings, gates_of
+from fl_client.gates.panel import Panel
 from fl_client.identity import identity_of
 from fl_client.link import Link, Waits
 from fl_client.logs import Progress
@@ -76,22 +80,39 @@ class Instruments:
     metrics: Metrics
     progress: Progress
     waits: Waits = field(default_factory=Waits)
+    clock: Callable[[], float] = time.time
+    """Unix seconds, for the owner's hours."""
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
-    """Wire one daemon, inside a running event loop. Raises ConfigError when the TLS files cannot be used."""
-    link = Link(instruments.waits)
+    """Wire one daemon, inside a running event loop.
+
+    Raises:
+        ConfigError: the TLS files cannot be used.
+        StartError: what a gate looks at is not on this device.
+    """
+    link, worker = Link(instruments.waits), Worker(config.threads)
+    around = Surroundings(local.train.inputs.device, worker.idle_for, instruments.clock)
+    panel = Panel(gates_of(config.gates, around), config.gates.open_after_s)
     tools = Tools(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
         trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
-        worker=Worker(config.threads),
+        worker=worker,
         disk=Disk(),
         shelf=Shelf(state.pending, state.states),
+        gatekeeper=Gatekeeper(panel, config.gates, instruments.metrics, instruments.clock),
         metrics=instruments.metrics,
         progress=instruments.progress,
     )
-    return Daemon(Attendance(_hello(config, local), _door(config, instruments), link), tools)
+    hello = _hello(config, local)
+
+    def hello_now() -> pb.RegisterRequest:
+        now = pb.RegisterRequest(availability=tools.gatekeeper.introduce())
+        now.MergeFrom(hello)
+        return now
+
+    return Daemon(Attendance(hello_now, _door(config, instruments), link), tools)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:

@@ -59,7 +59,8 @@ class Door:
 class Attendance:
     """Keeps one attended session open, and the link informed of it."""
 
-    def __init__(self, hello: pb.RegisterRequest, door: Door, link: Link) -> None:
+    def __init__(self, hello: Callable[[], pb.RegisterRequest], door: Door, link: Link) -> None:
+        """hello: what this daemon says of itself now."""
         self._hello = hello
         self._door = door
         self._link = link
@@ -198,8 +199,7 @@ class Attendance:
                 desk.take(event)
 
     async def _register(self, connection: Connection, desk: Desk) -> pb.RegisterResponse:
-        request = pb.RegisterRequest()
-        request.CopyFrom(self._hello)
+        request = self._hello()
         request.pending.extend(await desk.pending())
         request.states.extend(await desk.states())
         response = await connection.register(request)

@@ -6,17 +6,21 @@ Relative paths count from the directory in which the daemon is started.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
 from fl_client.errors import ConfigError
+from fl_client.gates import schedule
 from protos.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 from protos.wire import check_id
 
 Precision = Literal["float32", "bfloat16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+GateName = Literal["window", "gpu", "power", "temperature"]
 
 
 def _client_id(value: str) -> str:
@@ -33,6 +37,20 @@ def _reachable(value: str) -> str:
     if split_address(value)[1] == 0:
         raise ValueError(f"expected the port that the coordinator listens on, got {value!r}")
     return value
+
+
+def _window(value: str) -> str:
+    schedule.parse(value)
+    return value
+
+
+def _zone(value: str) -> str:
+    try:
+        return ZoneInfo(value).key if value else ""
+    except (ValueError, OSError, KeyError):
+        raise ValueError(
+            f'expected a time zone such as "Europe/Zurich", got {value!r}; where no zone is known, install tzdata'
+        ) from None
 
 
 class TlsConfig(Section):
@@ -79,6 +97,42 @@ class ShardConfig(Section):
         return self
 
 
+class GatesConfig(Section):
+    """When this device may train: at any time, but for what is asked for here."""
+
+    windows: list[Annotated[str, AfterValidator(_window)]] = Field(default_factory=list)
+    """Local times at which it may: "22:00-06:00", "mon-fri 18:30-24:00", "sat,sun 00:00-24:00"."""
+    timezone: Annotated[str, AfterValidator(_zone)] = ""
+    """Zone of the windows, such as "Europe/Zurich". "": the device's own."""
+    on_mains: bool = False
+    """Only while it does not live on a battery."""
+    temperature_below: float | None = Field(default=None, gt=0, le=150)
+    """Only while the hottest zone is below, in degrees Celsius."""
+    temperature_margin: float = Field(default=5.0, ge=0, le=50)
+    """Degrees below the limit at which it may again."""
+    temperature_zones: list[str] = Field(default_factory=list)
+    """Types of the thermal zones that are looked at. Empty: all that can be read."""
+    gpu_below: float | None = Field(default=None, gt=0, le=1)
+    """Only while others use less of the GPU; 0.2 is a fifth of it."""
+    finish: list[GateName] = Field(default=["window"])
+    """Those of "window", "power", "temperature" and "gpu" at whose closing a round that was begun is finished; at that
+    of any other it is given up."""
+    check_s: float = Field(default=15.0, gt=0, le=3600)
+    """Seconds between looks; a window's beginning and end are not waited for."""
+    open_after_s: float = Field(default=60.0, ge=0, le=86400)
+    """Seconds for which power, temperature or GPU must be well again before it may train again."""
+    sysfs: Path = Path("/sys")
+    """Where Linux tells of power and temperature; in a container it may be elsewhere."""
+
+    @model_validator(mode="after")
+    def _of_use(self) -> Self:
+        if self.timezone and not self.windows:
+            raise ValueError("timezone is the zone of the windows, and there are none: add windows, or remove it")
+        if self.temperature_zones and self.temperature_below is None:
+            raise ValueError("temperature_zones needs temperature_below: how hot they may be")
+        return self
+
+
 class ClientConfig(Section):
     """All that a daemon is told."""
 
@@ -107,6 +161,7 @@ class ClientConfig(Section):
     """Speak plain text over a network where everyone can read and change it."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Words by which runs choose clients."""
+    gates: GatesConfig = GatesConfig()
     metrics_listen: Address | None = None
     """host:port for Prometheus. None or "": none."""
     max_bundle_bytes: int = Field(default=4 << 30, ge=1)
@@ -140,9 +195,9 @@ class ClientConfig(Section):
         return self
 
 
-def load_config(path: Path) -> ClientConfig:
-    """Read and check a configuration file. Raises ConfigError that names file and key, what was expected, what came."""
+def load_config(path: Path, on_top: Sequence[Path] = ()) -> ClientConfig:
+    """Read a file, with others on top. Raises ConfigError that names file and key, what was expected and what came."""
     try:
-        return read_settings(path, ClientConfig)
+        return read_settings(path, ClientConfig, on_top)
     except SettingsError as error:
         raise ConfigError(str(error)) from None

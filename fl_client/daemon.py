@@ -37,9 +37,13 @@ class Daemon:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                desk = Desk(self._tools, tasks)
+                desk, keeper = Desk(self._tools, tasks), self._tools.gatekeeper
+                await keeper.look()
                 attending = tasks.create_task(self._attendance.keep(desk))
+                gates = [tasks.create_task(keeper.watch()), tasks.create_task(keeper.tell(self._tools.link))]
                 await stop.wait()
+                for task in gates:
+                    task.cancel()  # from here on it is the goodbye that says whether this device may train
                 desk.clear()
                 await self._say_goodbye()
                 attending.cancel()

@@ -75,7 +75,11 @@ class Fenced(TransportError):
 
 
 class ProtocolMismatch(TransportError):
-    """No protocol version in common."""
+    """No protocol version in common. spoken: the coordinator's oldest and newest."""
+
+    def __init__(self, message: str, spoken: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.spoken = spoken
 
 
 class NotAllowed(TransportError):

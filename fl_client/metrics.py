@@ -33,6 +33,8 @@ class Metrics:
             **make,
         )
         self.failures = Counter("work_failures", "Assignments that could not be done, by reason", ["reason"], **make)
+        self.may_train = Gauge("may_train", "1 while no gate forbids training, else 0", **make)
+        self.gate_closed = Gauge("gate_closed", "1 while this gate is closed, else 0", ["gate"], **make)
 
     def received(self, count: int) -> None:
         """Tensor bytes that came down."""

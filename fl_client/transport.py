@@ -174,6 +174,8 @@ def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
     detail = detail_of(error.trailing_metadata())
     if isinstance(detail, errors_pb2.SessionFenced):
         return Fenced(said, detail.by_other_instance)
+    if isinstance(detail, errors_pb2.ProtocolMismatch):
+        return ProtocolMismatch(said, (detail.server.min, detail.server.max))
     if isinstance(detail, errors_pb2.RetryLater):
         return Unreachable(said, detail.wait.ToTimedelta().total_seconds())
     if (kind := _BY_DETAIL.get(type(detail))) is not None:
@@ -185,7 +187,6 @@ def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
 
 _BY_DETAIL: dict[type, type[TransportError]] = {
     errors_pb2.UnknownSession: SessionLost,
-    errors_pb2.ProtocolMismatch: ProtocolMismatch,
     errors_pb2.NotAllowed: NotAllowed,
     errors_pb2.UnknownResource: ResourceGone,
     errors_pb2.BrokenUpload: BrokenTransfer,
@@ -218,6 +219,7 @@ _WORDS = (
         "failed to connect.*Socket closed",
         "what answers closes the connection; does it speak TLS, and know this device's CA?",
     ),
+    ("Expected SETTINGS frame as the first frame", "what answers there is not a coordinator"),
     ("Trying to connect an http1.x server", "what answers there is not a coordinator, or it speaks TLS only"),
 )
 

@@ -12,6 +12,7 @@ from fl_client import uploads
 from fl_client.bundles import BundleCache
 from fl_client.disk import Disk
 from fl_client.errors import NotAllowed, Refused, ResourceGone, TransportError, WorkFailed
+from fl_client.gatekeeper import Gatekeeper
 from fl_client.link import Link, Session
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
@@ -40,6 +41,7 @@ class Tools:
     worker: Worker
     disk: Disk
     shelf: Shelf
+    gatekeeper: Gatekeeper
     metrics: Metrics
     progress: Progress
 
@@ -72,7 +74,8 @@ class Work:
         with _disk_failures():
             update = await tools.disk.run(tools.shelf.resume, assignment)
         if update is None:
-            trained = await self._train(assignment)
+            async with tools.gatekeeper.at_work((assignment.key.run_id, assignment.key.round)):
+                trained = await self._train(assignment)
             await self._keep(trained)
             update = trained.update
         # What was made for an earlier attempt answers this one too: it is the same work.
@@ -139,8 +142,9 @@ class Work:
         tools, key = self._tools, key_of(assignment.key)
         tools.trainer.check(assignment.task, assignment.fingerprint)
         self._say(key, "evaluating")
-        bundles = await tools.bundles.get(assignment.resources)
-        examples, metrics = await tools.worker.run(lambda check: tools.trainer.evaluate(assignment, bundles))
+        async with tools.gatekeeper.at_work():
+            bundles = await tools.bundles.get(assignment.resources)
+            examples, metrics = await tools.worker.run(lambda check: tools.trainer.evaluate(assignment, bundles))
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(
@@ -153,10 +157,14 @@ class Work:
         log.info("evaluated", **named(key), examples=examples, **metrics)
 
     async def _report(self, key: Key, failure: WorkFailed) -> None:
-        """Tell the coordinator that a key's work will not be delivered, and why."""
+        """Tell the coordinator that a key's work will not be delivered, and why.
+
+        What the owner stopped is told with the state of the gates: so no run draws this device in between.
+        """
         reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
         self._tools.metrics.failures.labels(reason).inc()
-        log.error("work_failed", **named(key), reason=reason, message=str(failure))
+        stopped = failure.reason == pb.FAILURE_REASON_STOPPED
+        (log.info if stopped else log.error)("work_failed", **named(key), reason=reason, message=str(failure))
         told = pb.WorkFailure(
             key=message_of(key),
             reason=failure.reason,
@@ -164,7 +172,10 @@ class Work:
         )
 
         async def report(session: Session) -> None:
-            await session.connection.report_status(pb.ReportStatusRequest(session_id=session.id, failures=[told]))
+            request = pb.ReportStatusRequest(session_id=session.id, failures=[told])
+            if stopped:
+                request.availability.CopyFrom(self._tools.gatekeeper.availability)
+            await session.connection.report_status(request)
 
         with suppress(TransportError):
             await self._tools.link.patiently(report)

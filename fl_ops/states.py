@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fl_ops import units
-from protos.fl.v1 import admin_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2
 
 
 def state_name(enum: Any, value: int) -> str:
@@ -27,5 +27,15 @@ def client_state(client: admin_pb2.ClientStatus) -> str:
     state = state_name(admin_pb2.ClientState, client.state)
     if client.HasField("quarantine"):
         state += f", quarantined until {units.moment(client.quarantine.until)}"
-    away = client.HasField("availability") and not client.availability.may_train
-    return state + (", draining" if client.draining else "") + (", may not train" if away else "")
+    if client.draining:
+        state += ", draining"
+    if client.HasField("availability") and not client.availability.may_train:
+        state += f", {_resting(client.availability)}"
+    return state
+
+
+def _resting(said: coordinator_pb2.Availability) -> str:
+    """may not train until 2026-03-01 06:00:00 (time window)."""
+    until = f" until {units.moment(said.until)}" if said.HasField("until") else ""
+    why = state_name(coordinator_pb2.UnavailableReason, said.reason).replace("_", " ") if said.reason else ""
+    return f"may not train{until}" + (f" ({why})" if why else "")

@@ -124,9 +124,14 @@ def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
             _text(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.updates_refused:,}",
             units.moment(client.last_seen),
             _text(" ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
-            _text(client.quarantine.reason or client.note),
+            _text(client.quarantine.reason or _said(client) or client.note),
         )  # fmt: skip
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
+
+
+def _said(client: admin_pb2.ClientStatus) -> str:
+    """Why it may not train, in its own words."""
+    return "" if client.availability.may_train else client.availability.detail
 
 
 def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:

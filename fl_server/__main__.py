@@ -24,10 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="fl-server", description="The coordinator of federated training: serves until SIGTERM."
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="settings in TOML")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--config", type=Path, required=True, action="append", metavar="FILE",
+        help="settings in TOML; once more for a file whose keys take the place of those before",
+    )  # fmt: skip
+    first, *on_top = parser.parse_args(arguments).config
     try:
-        config = read_settings(options.config, ServerConfig)
+        config = read_settings(first, ServerConfig, on_top)
     except SettingsError as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

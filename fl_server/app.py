@@ -16,7 +16,7 @@ import structlog
 import torch
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from fl_server import admin, service
 from fl_server.config import ServerConfig
@@ -35,6 +35,7 @@ from fl_server.tls import Certificates
 from fl_server.uploads import Uploads
 from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.metrics import listening
 from protos.settings import SettingsError, split_address
 from protos.wire import server_options
 
@@ -102,7 +103,7 @@ class Server:
         )
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
-        self._parts.metrics.watch(asyncio.get_running_loop())
+        self._parts.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._serve_metrics()
         await self._parts.fleet.start()
         await self._coordinator.start()
@@ -126,19 +127,17 @@ class Server:
             return
         host, port = split_address(self.config.metrics_listen)
         try:
-            http, thread = start_http_server(port, host, self._parts.metrics.registry)
+            port = self._open.enter_context(listening(self._parts.metrics.registry, host, port))
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
             ) from error
-        self._addresses["metrics_listen"] = f"{host}:{http.server_port}"
-        self._open.callback(thread.join)
-        self._open.callback(http.server_close)
-        self._open.callback(http.shutdown)
+        self._addresses["metrics_listen"] = f"{host}:{port}"
 
     async def drain(self) -> None:
         """Nothing new; what is under way may finish within the grace, or is on disk and goes on after a restart."""
         log.info("draining", grace_s=self.config.drain_grace_s)
+        self._parts.metrics.draining.set(1)
         for run in self._coordinator.runs():
             run.hold()
         self._parts.fleet.push_all(pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down")))

@@ -45,6 +45,7 @@ class Coordinator:
         self._not_loaded: set[str] = set()
         """Runs of the ledger whose task or configuration this program cannot use: their ids are taken."""
         self._creating = asyncio.Lock()
+        parts.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
         """Read every run back and go on with those that had not ended."""
@@ -167,7 +168,6 @@ class Coordinator:
             run.config = config
             run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
             raise
-        self._parts.metrics.run_goes_on(run.id)
         await run.save_status()
         run.begin()
 
@@ -212,6 +212,12 @@ class Coordinator:
                 self._tell_misfit(run, client_id)
             elif client_id in run.client_states.members:
                 self._parts.fleet.push(client_id, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
+
+    def client_available(self, client_id: str) -> None:
+        """A client may train again: what it gave up meanwhile, and what is still wanted, it is asked for once more."""
+        for run in self._runs.values():
+            if not run.ended:
+                reattached(run, client_id)
 
     def _tell_misfit(self, run: Run, client_id: str) -> None:
         """A client that has the run's task in another version is never drawn for it: say so at both ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ async def settle(run: Run, round_: int, metrics: Mapping[str, float], by: ev.Sou
     """Enter metrics of a committed round beside those that another evaluation gave it; go on, or end the run."""
     record = run.log.evaluated(round_, metrics)
     await _write(run, round_)
-    for name, value in metrics.items():
-        run.parts.metrics.evaluation.labels(run.id, name).set(value)
+    if not all(map(math.isfinite, metrics.values())):
+        run.parts.metrics.not_finite.labels(run.id).inc()
     shown = {name: round(value, 5) for name, value in metrics.items()}
     log.info("round_evaluated", **{"run": run.id, "round": round_, "by": by, **shown})
     run.watchers.tell(Progress("evaluated", commit=record))

@@ -139,6 +139,17 @@ class OpenAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class QuorumMissed:
+    """An attempt has closed with too few updates; what follows in the list is another try."""
+
+    round: int
+    exchange: int
+    attempt: int
+    admitted: int
+    quorum: int
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitClients:
     """Too few clients for a draw: say so."""
 
@@ -207,5 +218,6 @@ class End:
 
 
 Command = (
-    OpenAttempt | AwaitClients | RetryLater | Cancel | RestartRound | ReduceExchange | Step | Commit | Announce | End
-)
+    OpenAttempt | QuorumMissed | AwaitClients | RetryLater | Cancel | RestartRound | ReduceExchange | Step | Commit
+    | Announce | End
+)  # fmt: skip

@@ -77,7 +77,7 @@ class Intake:
                 run.parts.fleet.keep_standing(standing, why)
             event = ev.UpdateAdmitted(stands.client_id, stands.digest)
             if stands.admitted and stands.digest == update.digest and run.applies(event):
-                run.parts.metrics.assignments.labels(run.id, "admitted").inc()
+                run.tally.assignment("admitted")
                 await run.take(event)
         if not stands.admitted:
             self.client_out(stands.client_id, "refused", f"update refused: {stands.detail}")
@@ -90,7 +90,7 @@ class Intake:
             self.refused.add(client)
             run.look_again()
         if client in run.state.outstanding:
-            run.parts.metrics.assignments.labels(run.id, state).inc()
+            run.tally.assignment(state)
             log.info("client_out", run=run.id, round=run.state.round, client=client, state=state, why=why)
             run.watchers.tell(Progress("client_out", f"{client}: {why}"))
             run.post(ev.ClientOut(client))

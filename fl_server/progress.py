@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from fl_server.account import Account
 from fl_server.client_metrics import has_evaluation
 from fl_server.stop_rules import Best, Evaluation, best_round
 from fl_server.store.base import CommitRecord, UpdateRecord
+
+LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,12 @@ class RoundLog:
     bytes_down: int = 0
     """Of the round under way."""
     bytes_up: int = 0
+    account: Account = field(default_factory=Account)
+    """Of the round under way."""
+    latest_account: Account = field(default_factory=Account)
+    """Of the newest committed round."""
+    sums: Account = field(default_factory=Account)
+    """Over all committed rounds."""
     _fetched: set[str] = field(default_factory=set)
     """Clients that fetch the model of the round under way from this process."""
     _resumed: set[str] = field(default_factory=set)
@@ -78,14 +87,20 @@ class RoundLog:
     """Bytes down to a client for the exchange under way, where that was so before the last start; else 0."""
     under_way: set[int] = field(default_factory=set)
     """Rounds that clients evaluate now: one of them may yet turn out the best."""
-    best: Best | None = None
-    """The best evaluated round."""
+    _best: dict[str, Best] = field(default_factory=dict)
+    """The best evaluated round, by the run's metric and by the loss."""
+    _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Of each metric the newest round that has it, and its value."""
+    _latest: int = -1
     _committed: tuple[int, int] = (0, 0)
     """Bytes down and up of all committed rounds. Like the best one not counted anew: a run may have 100,000."""
 
     def add(self, commit: CommitRecord) -> None:
         """A round was committed, which was not there before; counting starts anew."""
         self.commits[commit.round] = commit
+        self._latest = commit.round
+        self.latest_account, self.account = Account.of(commit.account), Account()
+        self.sums.add(self.latest_account)
         down, up = self._committed
         self._committed = (down + commit.bytes_down, up + commit.bytes_up)
         self._weigh(commit)
@@ -127,18 +142,40 @@ class RoundLog:
 
     def _weigh(self, commit: CommitRecord) -> None:
         """Compare a round's evaluation with the best one; it may have been that, and have become worse."""
-        if self.best is not None and self.best.round == commit.round:
-            self.best = best_round(self.metric, self.evaluations)
-        elif has_evaluation(commit.metrics, self.metric):
-            rivals = [(commit.round, commit.metrics)]
-            if self.best is not None:
-                rivals.append((self.best.round, self.commits[self.best.round].metrics))
-            self.best = best_round(self.metric, rivals)
+        for name, value in commit.metrics.items():
+            if commit.round >= self._newest.get(name, (-1, 0.0))[0]:
+                self._newest[name] = (commit.round, value)
+        for metric in dict.fromkeys((self.metric, LOSS)):
+            self._weigh_by(metric, commit)
+
+    def _weigh_by(self, metric: str, commit: CommitRecord) -> None:
+        best, rivals = self._best.get(metric), [(commit.round, commit.metrics)]
+        if best is not None and best.round != commit.round:
+            rivals.append((best.round, self.commits[best.round].metrics))
+        elif best is not None and commit.metrics.get(metric) != best.value:
+            rivals = [(each.round, each.metrics) for each in self.commits.values()]
+        if (found := best_round(metric, rivals)) is not None:
+            self._best[metric] = found
+        else:
+            self._best.pop(metric, None)
 
     @property
     def latest(self) -> CommitRecord | None:
         """The newest committed round."""
-        return self.commits[next(reversed(self.commits))] if self.commits else None
+        return self.commits.get(self._latest)
+
+    @property
+    def best(self) -> Best | None:
+        """The best evaluated round, by the run's metric."""
+        return self._best.get(self.metric)
+
+    def bests(self) -> dict[str, Best]:
+        """The best values so far of the run's metric and of the loss."""
+        return dict(self._best)
+
+    def newest(self) -> dict[str, float]:
+        """The newest value of each metric, whoever found it."""
+        return {name: value for name, (_, value) in dict(self._newest).items()}
 
     @property
     def evaluations(self) -> list[Evaluation]:

@@ -90,7 +90,7 @@ async def _read_back_ended(run: Run) -> None:
     await run.client_evaluations.make_up()
     if run.status == "completed":
         await prune(run)
-    run.parts.metrics.run_over(run.id)
+    run.parts.metrics.told.over(run.id, run.record.ended_at or run.record.created_at)
 
 
 async def _load(run: Run) -> None:

@@ -15,6 +15,8 @@ from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN, check_id
 MAX_ENTRIES = {"labels": 64, "tasks": 64, "pending": 1000, "states": 1000}
 MAX_CHARS = 256
 """Of a label, a task's name, a device's name: whatever a client says of itself."""
+_END_OF_TIME = 253_402_300_800 - 86_400
+"""The last day of 9999 in any zone is no time that is shown."""
 
 
 def checked_id(client_id: str) -> str:
@@ -34,12 +36,20 @@ def check_sizes(request: pb.RegisterRequest) -> None:
     for field, text in _texts(request):
         if len(text) > MAX_CHARS:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
+    check_availability(request.availability)
+
+
+def check_availability(availability: pb.Availability) -> None:
+    """Raises InvalidInput for more words than are kept, or for a time that nobody can read."""
+    if len(availability.detail) > MAX_CHARS:
+        raise InvalidInput("availability", f"{MAX_CHARS} characters at most", f"{len(availability.detail)}")
+    if not 0 <= availability.until.seconds < _END_OF_TIME:
+        raise InvalidInput("availability.until", "a time up to the year 9999", f"{availability.until.seconds}")
 
 
 def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
     yield from (("instance_id", request.instance_id), ("software", request.software))
     yield from (("device", request.device.kind), ("device", request.device.name))
-    yield "availability", request.availability.detail
     for name, value in request.labels.items():
         yield from (("labels", name), ("labels", value))
     for offer in request.tasks:

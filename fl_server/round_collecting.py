@@ -11,6 +11,7 @@ from fl_server.events import (
     ExchangeReduced,
     OpenAttempt,
     PickedUp,
+    QuorumMissed,
     ReduceExchange,
     RetryDue,
     Step,
@@ -34,7 +35,9 @@ def admit(state: RoundState, event: UpdateAdmitted) -> Result:
 
 def admit_while_waiting(state: RoundState, event: UpdateAdmitted) -> Result:
     """Nobody was expected any more, and yet one of the cohort delivered: x_t has not moved, so it counts."""
-    return admit(replace(state, phase=Phase.COLLECTING), event)
+    state, commands = admit(replace(state, phase=Phase.COLLECTING), event)
+    # The attempt that waits was never opened, so it has not missed anything.
+    return state, tuple(command for command in commands if not isinstance(command, QuorumMissed))
 
 
 def client_out(state: RoundState, event: ClientOut) -> Result:
@@ -120,10 +123,13 @@ def retry(state: RoundState, event: RetryDue) -> Result:
 
 def next_attempt(state: RoundState) -> Result:
     """Another try at filling the exchange."""
+    missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted set of the one before: nobody can replace it.
-        return restart_round(state)
-    return draw_replacements(replace(state, attempt=state.attempt + 1))
+        state, commands = restart_round(state)
+    else:
+        state, commands = draw_replacements(replace(state, attempt=state.attempt + 1))
+    return state, (missed, *commands)
 
 
 def close(state: RoundState) -> Result:

@@ -11,7 +11,7 @@ import structlog
 
 from fl_server import events as ev
 from fl_server.client_states import RoundUpdates
-from fl_server.engine import Diverged, StepNorms
+from fl_server.engine import Diverged
 from fl_server.spool import SpoolKey
 from fl_server.store.base import CommitRecord, HistoryRecord, UpdateRecord
 
@@ -54,7 +54,7 @@ async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
         return
     if norms.left_out:
         log.info("updates_left_out", run=run.id, round=run.state.round, clients=norms.left_out)
-    _observe(run, norms, updates)
+    run.tally.stepped(norms, [update.norm for update in updates])
     run.post(ev.Stepped())
 
 
@@ -71,14 +71,6 @@ def update_paths(run: Run, updates: Iterable[UpdateRecord]) -> list[Path]:
         run.parts.spool.path(SpoolKey(each.run_id, each.round, each.exchange, each.client_id), each.digest)
         for each in updates
     ]
-
-
-def _observe(run: Run, norms: StepNorms, updates: list[UpdateRecord]) -> None:
-    norm, metrics = run.parts.metrics.norm, run.parts.metrics
-    norm.labels(run.id, "update").set(sum(update.norm for update in updates) / len(updates))
-    norm.labels(run.id, "aggregate").set(norms.aggregate)
-    norm.labels(run.id, "direction").set(norms.direction)
-    metrics.cosine.labels(run.id).set(norms.cosine)
 
 
 async def commit(run: Run, command: ev.Commit) -> None:
@@ -105,6 +97,7 @@ async def _write_commit(run: Run) -> None:
         model_digest="",
         state_epoch=run.record.state_epoch,
         over_selection=state.over_selection,
+        account=run.log.account.to_text(),
     )
     why = HistoryRecord(now, "coordinator", "round_committed", run.id, f"round {state.round}")
     record = await run.model.commit(record, why, run.no_room)

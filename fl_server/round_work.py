@@ -49,7 +49,6 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
         run.waiting_for = ""
         await run.save_status("run_goes_on")
     run.parts.metrics.attempts.labels(run.id).inc()
-    run.parts.metrics.over_selection.labels(run.id).set(run.state.draws_per_update)
     log.info(
         "attempt_opened", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,
         clients=len(command.cohort),
@@ -85,8 +84,13 @@ def push_assignment(run: Run, client: str) -> None:
 
 
 def reattached(run: Run, client: str) -> None:
-    """A client is here again: push what it still has to do."""
+    """A client is here again, or may train again: push what it still has to do.
+
+    One that may not train goes on with what it has begun, or says that it will not; what it gave up it is spared.
+    """
     if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.intake.refused:
+        return
+    if client in run.state.out and not run.parts.fleet.workforce.availability(client).may_train:
         return
     if client in run.state.out:
         run.post(ev.ClientBack(client))
@@ -105,6 +109,15 @@ async def state_lost(run: Run, client: str, why: str) -> None:
     log.warning("state_lost", run=run.id, client=client, why=why)
     if client in run.state.outstanding:
         push_assignment(run, client)
+
+
+async def quorum_missed(run: Run, command: ev.QuorumMissed) -> None:
+    """An attempt was not enough: the next one says so in its line of the history."""
+    run.tally.quorum_missed()
+    log.warning(
+        "quorum_missed", run=run.id, round=command.round, exchange=command.exchange, attempt=command.attempt,
+        admitted=command.admitted, quorum=command.quorum,
+    )  # fmt: skip
 
 
 async def await_clients(run: Run, command: ev.AwaitClients) -> None:
@@ -130,7 +143,7 @@ async def cancel(run: Run, command: ev.Cancel) -> None:
     key = ExchangeKey(run_id=run.id, round=run.state.round, exchange=command.exchange)
     reason = RefusalReason.REFUSAL_REASON_ABANDONED if run.ended else RefusalReason.REFUSAL_REASON_NOT_NEEDED
     for client in command.clients:
-        run.parts.metrics.assignments.labels(run.id, "cancelled").inc()
+        run.tally.assignment("cancelled")
         order = pb.Cancel(key=key, reason=reason)
         run.parts.fleet.push(client, pb.AttendResponse(cancel=order))
 
@@ -156,8 +169,6 @@ async def announce(run: Run, command: ev.Announce) -> None:
     record = run.log.commits[command.round]
     metrics = run.parts.metrics
     metrics.rounds.labels(run.id, "committed").inc()
-    metrics.round.labels(run.id).set(command.round + 1)
-    metrics.last_commit.labels(run.id).set(record.committed_at)
     metrics.round_seconds.labels(run.id).observe(record.seconds)
     log.info(
         "round_committed", run=run.id, round=command.round, accepted=record.accepted, dropped=record.dropped,
@@ -204,7 +215,7 @@ async def end(run: Run, command: ev.End) -> None:
     await let_go(run)
     if run.model.loaded:  # one that could not be read keeps what there is, for whoever repairs it
         await prune(run)
-    run.parts.metrics.run_over(run.id)
+    run.parts.metrics.told.over(run.id, run.record.ended_at or time.time())
     run.model.unload()
     if run.behaviour.algorithm.keeps_client_state:
         for client in run.parts.fleet.present():
@@ -237,6 +248,7 @@ async def _give_up_round(run: Run) -> None:
 
 CARRY_OUT: Mapping[type, Callable[[Run, Any], Awaitable[None]]] = {
     ev.OpenAttempt: open_attempt,
+    ev.QuorumMissed: quorum_missed,
     ev.AwaitClients: await_clients,
     ev.RetryLater: retry_later,
     ev.Cancel: cancel,

@@ -37,6 +37,7 @@ from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken
+from fl_server.tally import Tally
 
 log = structlog.get_logger()
 
@@ -63,6 +64,7 @@ class Run:
         self.behaviour = behaviour
         self.watchers = Watchers()
         self.log = RoundLog(config.stop.metric)
+        self.tally = Tally(parts.metrics, record.run_id, self.log)
         self.model = ModelLine(parts, record.run_id, behaviour.make_engine)
         algorithm = behaviour.algorithm
         population = config.population if algorithm.needs_population else 0
@@ -73,6 +75,9 @@ class Run:
         """Why nothing goes on, in words; empty while something does."""
         self.cannot_write = self._waited_for = ""
         """Why nothing can be written, empty while it can; and what `waiting_for` was before that."""
+        self.state_since = time.time()
+        """When it came into its state; where that was before the coordinator's start: when it was read back."""
+        self._state_seen = self.status
         self.deadline = Deadline(self)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
@@ -124,6 +129,7 @@ class Run:
 
     def begin(self) -> None:
         """Start taking events, and counting time where it is limited; what runs already goes on."""
+        self.parts.metrics.told.goes_on(self.id)
         for name, work in (
             ("events", self._live),
             ("time", self._watch_wall_time),
@@ -288,7 +294,7 @@ class Run:
 
     def _phase_changed(self, before: Phase) -> None:
         now = time.monotonic()
-        self.parts.metrics.phase_seconds.labels(self.id, before.value).observe(now - self._phase_began)
+        self.tally.phase(before, now - self._phase_began)
         self._phase_began = now
         if before is Phase.COLLECTING:
             self.stop_timer(ev.DeadlinePassed)
@@ -298,6 +304,7 @@ class Run:
 
     async def save_status(self, event: str = "") -> None:
         """Write down how the run stands, with a line of history if `event` names one."""
+        self._note_state()
         reason = self.state.ending[1] if self.ended and self.state.ending else self.waiting_for
         ended_at = time.time() if self.ended else None
         self.record = replace(self.record, state=self.status, reason=reason, ended_at=ended_at)
@@ -319,7 +326,12 @@ class Run:
             told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self.waiting_for}")
             self.cannot_write, self.waiting_for = "", self._waited_for
             self.spawn(self._explain(told))
+        self._note_state()
         self.watchers.tell(Progress("state", self.waiting_for))
+
+    def _note_state(self) -> None:
+        if self.status != self._state_seen:
+            self._state_seen, self.state_since = self.status, time.time()
 
     async def _explain(self, why: HistoryRecord) -> None:
         await self.parts.ledger.insist(self.no_room, self.parts.ledger.store.add_history, why)

@@ -12,7 +12,7 @@ from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.fleet import Fleet
 from fl_server.parts import Parts
-from fl_server.registration import MAX_CHARS
+from fl_server.registration import check_availability
 from fl_server.round_work import state_lost
 from fl_server.run import Run
 from fl_server.transfers import Transfer
@@ -127,11 +127,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
         """Availability, and work that was given up."""
         client_id = self._fleet.session(request.session_id).client_id
-        if len(request.failures) > MAX_FAILURES or len(request.availability.detail) > MAX_CHARS:
-            came = f"{len(request.failures)} and {len(request.availability.detail)}"
-            raise InvalidInput("failures", f"{MAX_FAILURES} at most, and details of {MAX_CHARS} characters", came)
-        if request.HasField("availability"):
-            self._fleet.workforce.set_availability(client_id, request.availability)
+        if len(request.failures) > MAX_FAILURES:
+            raise InvalidInput("failures", f"{MAX_FAILURES} at most", f"{len(request.failures)}")
+        check_availability(request.availability)
+        if request.HasField("availability") and self._fleet.workforce.set_availability(client_id, request.availability):
+            self._coordinator.client_available(client_id)
         for failure in request.failures:
             reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
             words = f"{reason}: {failure.message[:1000]}"

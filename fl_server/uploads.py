@@ -195,7 +195,7 @@ class Uploads:
         if refusal.reason in _WORDS:
             return await self._not_taken(run, header, client, refusal.reason)
         reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
-        self._parts.metrics.updates_refused.labels(run.id, reason).inc()
+        run.tally.refused(reason)
         log.warning(
             "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
         )
@@ -212,11 +212,16 @@ class Uploads:
         if stands is None:
             reason = run.intake.refusal_of(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
             return await self._not_taken(run, header, record.client_id, reason)
+        if stands == record:
+            run.tally.stale(0)
         return _receipt(header.key, stands)
 
     async def _not_taken(self, run: Run, header: UpdateHeader, client: str, reason: RefusalReason) -> Receipt:
         """The first word, if an older stream of the update got it in time; else why there will never be one."""
-        return await self.receipt(run, header.key, client) or _refusal(header, reason, _WORDS[reason])
+        first = await self.receipt(run, header.key, client)
+        if first is None and reason == RefusalReason.REFUSAL_REASON_LATE and header.key.round <= run.state.round:
+            run.tally.stale(run.state.round - header.key.round)
+        return first or _refusal(header, reason, _WORDS[reason])
 
     def _count_conflict(self, run: Run, header: UpdateHeader, client: str, first: Receipt) -> None:
         if first.digest.value != header.digest.value:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from fl_server.registration import fits
+from protos.fl.v1 import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
     from fl_server.run import Run
@@ -14,13 +18,18 @@ _SHOWN = len("sha256:") + 12
 
 
 def why_waiting(run: Run, waiting: str) -> str:
-    """`waiting`, and who is here and cannot be drawn: in quarantine, or with another version of the task's code."""
+    """`waiting`, and who is here and cannot be drawn.
+
+    In quarantine, closed by their owners' gates, or with another version of the task's code.
+    """
     if quarantined := _quarantined(run):
         client, left = quarantined[0], run.parts.fleet.quarantine.seconds_left(quarantined[0])
         waiting += (
             f"; {len(quarantined)} in quarantine, first {client}, for {left:.0f} s more: `fl clients list` says why, "
             f"`fl clients release {client}` ends it"
         )
+    if resting := _resting(run):
+        waiting += _told_of_resting(resting)
     if differing := _differing(run):
         client, version, source = differing[0]
         expected_version, expected_source = run.behaviour.fingerprint
@@ -37,6 +46,35 @@ def _quarantined(run: Run) -> list[str]:
     fleet = run.parts.fleet
     here = (client for client in fleet.quarantine.clients() if client in fleet.present())
     return sorted(client for client in here if fits(fleet.record(client), run.task, run.config.labels))
+
+
+def _resting(run: Run) -> dict[str, pb.Availability]:
+    """What those say of themselves who are present and could be drawn for the run, but may not train now."""
+    fleet = run.parts.fleet
+    said = {client: fleet.workforce.availability(client) for client in fleet.present()}
+    return {
+        client: word
+        for client, word in said.items()
+        if not word.may_train and fits(fleet.record(client), run.task, run.config.labels)
+    }
+
+
+def _told_of_resting(resting: Mapping[str, pb.Availability]) -> str:
+    reasons = Counter(reason_of(word) for word in resting.values())
+    counts = ", ".join(f"{reasons[reason]} {reason}" for reason in sorted(reasons))
+    client, word = next(iter(resting.items()))
+    told = f"; {len(resting)} may not train by their own word ({counts}), first {client}: {word.detail}"
+    untils = [word.until.seconds for word in resting.values() if word.HasField("until")]
+    if untils:
+        told += f"; the first may again at {datetime.fromtimestamp(min(untils), UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return told
+
+
+def reason_of(word: pb.Availability) -> str:
+    """Why a client may not train, as a word or two; a newer client's reason is "other"."""
+    known = pb.UnavailableReason.values()
+    name = pb.UnavailableReason.Name(word.reason) if word.reason in known else ""
+    return name.removeprefix("UNAVAILABLE_REASON_").replace("_", " ").lower().replace("unspecified", "") or "other"
 
 
 def _differing(run: Run) -> list[tuple[str, str, str]]:

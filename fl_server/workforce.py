@@ -82,12 +82,15 @@ class Workforce:
         said = request.availability if request.HasField("availability") else _MAY_TRAIN
         self._availability[request.client_id] = said
 
-    def set_availability(self, client_id: str, availability: pb.Availability) -> None:
-        """What the client says about itself."""
-        if self._availability.get(client_id) != availability:
-            self._availability[client_id] = availability
-            log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
-            self._changed()
+    def set_availability(self, client_id: str, availability: pb.Availability) -> bool:
+        """What the client says about itself. True: it may train again."""
+        before = self._availability.get(client_id, _MAY_TRAIN)
+        if before == availability:
+            return False
+        self._availability[client_id] = availability
+        log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
+        self._changed()
+        return availability.may_train and not before.may_train
 
     def availability(self, client_id: str) -> pb.Availability:
         """What the client last said."""

@@ -1,4 +1,7 @@
-"""How both ends read their settings: a TOML file into a checked value, every complaint in words.
+"""How both ends read their settings: TOML files into a checked value, every complaint in words.
+
+A file may lie on top of another: its keys take the place of those below, table by table, and the whole is checked. So
+what many machines share is written once, and a secret or a device's own part comes in a file of its own.
 
 Relative paths in a settings file count from the directory in which the program is started.
 """
@@ -6,8 +9,10 @@ Relative paths in a settings file count from the directory in which the program 
 from __future__ import annotations
 
 import difflib
+import functools
 import ipaddress
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -57,20 +62,53 @@ Address = Annotated[str, AfterValidator(_address)]
 """host:port."""
 
 
-def read_settings(path: Path, kind: type[Settings]) -> Settings:
-    """Read and check a settings file. Raises SettingsError."""
+def read_settings(path: Path, kind: type[Settings], on_top: Sequence[Path] = ()) -> Settings:
+    """Read a settings file, with others on top of it where they are named, and check what comes out.
+
+    Raises:
+        SettingsError: a file cannot be read, or a value is wrong; it is told by the file that has it.
+    """
+    files = {file: _read(file) for file in (path, *on_top)}
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return kind.model_validate(functools.reduce(_laid_on, files.values()))
+    except ValidationError as error:
+        complaints: dict[Path, list[str]] = {}
+        for detail in error.errors():
+            complaints.setdefault(_file_of(detail["loc"], files), []).append(in_words(detail, kind))
+        raise SettingsError("; ".join(f"{file}: {'; '.join(said)}" for file, said in complaints.items())) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"{path}: expected a settings file there, found none") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: is not TOML: {error}") from None
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise SettingsError(f"{path}: {'; '.join(in_words(detail, kind) for detail in error.errors())}") from None
+
+
+def _laid_on(below: Any, above: Any) -> Any:
+    """Tables key by key; anything else takes the place of what was there."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _laid_on(below.get(key), value) for key, value in above.items()}
+
+
+def _file_of(where: Sequence[int | str], files: Mapping[Path, dict[str, Any]]) -> Path:
+    """The file that has the key, the uppermost of several; the lowest, if none has anything of it."""
+    depths = {file: _depth(where, values) for file, values in files.items()}
+    deepest = max(depths.values())
+    return next(file for file in (reversed(depths) if deepest else depths) if depths[file] == deepest)
+
+
+def _depth(where: Sequence[int | str], values: Any) -> int:
+    for depth, part in enumerate(where):
+        if not isinstance(values, dict) or part not in values:
+            return depth
+        values = values[part]
+    return len(where)
 
 
 def in_words(detail: ErrorDetails, kind: type[BaseModel]) -> str:

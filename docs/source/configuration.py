@@ -126,6 +126,9 @@ _SERVER = """## The coordinator: server.toml
 
 `fl-server --config server.toml`
 
+`--config` may be given once more, for a file whose keys take the place of those before: a password's file, or what one
+place has of its own.
+
 Either `[tls]` is there, or `insecure = true`.
 Plain text on an address that others can reach is refused unless `insecure_remote = true` stands beside it.
 Where `tls.client_ca` is set, clients and operators need certificates that it signed.
@@ -135,6 +138,9 @@ Without it, `admin_listen` must be a loopback address."""
 _CLIENT = """## A daemon: client.toml
 
 `fl-client --config client.toml`
+
+`--config` may be given once more, for a file whose keys take the place of those before: what all devices share in one,
+a device's own part in the other.
 
 Either `[tls]` is there, or `insecure = true` and a `client_id`.
 Plain text to a coordinator on another machine wants `insecure_remote = true` as well.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -18,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from algorithms.parameters import Range
+from fl_client.setup.explained import attribute_docstrings
 from protos.settings import Address
 
 ROOT = Path(__file__).parents[2]
@@ -115,17 +114,6 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
-
-
-def attribute_docstrings(owner: type) -> dict[str, str]:
-    """The strings below the attributes of a class, by the attribute's name, each on one line."""
-    (definition,) = ast.parse(inspect.getsource(owner)).body
-    body = definition.body if isinstance(definition, ast.ClassDef) else []
-    told = {}
-    for before, after in pairwise(body):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
-            told[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
-    return told
 
 
 def message_comments(message: str) -> dict[str, str]:

@@ -106,6 +106,8 @@ class CommitRecord:
     """Clients that the next round draws for each update wanted; 0: as the run's configuration says."""
     clients_seconds_left: float | None = None
     """Until its evaluation by clients is over, up to the last write; None before the first."""
+    account: str = ""
+    """What it came to beside its model, as `account.py` writes it; empty where an older version wrote the line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,7 @@ commits = Table(
     Column("state_epoch", Integer, autoincrement=False, nullable=False, server_default="0"),
     Column("over_selection", Double, nullable=False, server_default="0"),
     Column("clients_seconds_left", Double),
+    Column("account", Text, nullable=False, server_default=""),
 )
 
 client_evaluations = Table(

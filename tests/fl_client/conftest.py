@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -340,8 +341,8 @@ class Fleet:
     task: TinyTask = field(default_factory=TinyTask)
 
     @asynccontextmanager
-    async def daemon(self) -> AsyncIterator[Running]:
-        """A daemon that is attached; it is stopped at the end, unless it has ended."""
+    async def daemon(self, clock: Callable[[], float] = time.time, **settings: Any) -> AsyncIterator[Running]:
+        """A daemon that attaches; it is stopped at the end, unless it has ended. clock: for its owner's hours."""
         config = ClientConfig.model_validate(
             {
                 "client_id": "edge-1",
@@ -349,12 +350,13 @@ class Fleet:
                 "state_dir": self.folder,
                 "task": {"name": "tiny"},
                 "insecure": True,
+                **settings,
             }
         )
         data = self.task.train_data(Shard())
         local = LocalTask("tiny", self.task, FINGERPRINT, data, data)
         metrics, stop = Metrics(), asyncio.Event()
-        instruments = Instruments(metrics, Progress(), Waits(first=0.01, longest=0.05, blocked=0.05))
+        instruments = Instruments(metrics, Progress(), Waits(first=0.01, longest=0.05, blocked=0.05), clock)
         with StateDir(self.folder) as state:
             task = asyncio.create_task(build(config, local, state, instruments).run(stop))
             running = Running(stop, task, metrics)

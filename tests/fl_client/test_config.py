@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fl_client.__main__ import CANNOT_START, main
 from fl_client.config import load_config
 from fl_client.errors import ConfigError
 from fl_client.identity import identity_of
@@ -68,6 +69,21 @@ def test_a_whole_configuration_is_read(tmp_path):
         ("index = 3", 'index = 3\nfolder = "x"', "expected one of partition, file and folder"),
         ("partition = {", "p = {", "shard.p: unknown key"),
         ("[task]", '[tls]\nca = "a"\ncert = "b"\nkey = "c"\n[task]', "insecure and [tls] contradict each other"),
+        ("[task]", '[gates]\nwindows = ["22-6"]\n[task]', "gates.windows.0: expected a window such as"),
+        ("[task]", '[gates]\ntimezone = "Mars"\n[task]', "gates.timezone: expected a time zone such as"),
+        (
+            "[task]",
+            '[gates]\ntimezone = "UTC"\n[task]',
+            "gates: timezone is the zone of the windows, and there are none",
+        ),
+        ("[task]", '[gates]\ntemperature_zones = ["cpu"]\n[task]', "temperature_zones needs temperature_below"),
+        ("[task]", "[gates]\ngpu_below = 20\n[task]", "gates.gpu_below: expected less than or equal to 1, got 20"),
+        (
+            "[task]",
+            '[gates]\nfinish = ["windows"]\n[task]',
+            "gates.finish.0: expected 'window', 'gpu', 'power' or 'temperature', got 'windows'",
+        ),
+        ("[task]", "[gates]\nmains = true\n[task]", "gates.mains: unknown key, did you mean on_mains?"),
         ("[task]", "[task", "is not TOML"),
     ],
 )
@@ -106,3 +122,21 @@ def test_the_switches_of_a_partition_stay_switches(tmp_path):
     fields = load(tmp_path, text).shard.partition
     assert [fields[name] for name in ("rotate", "classes", "sigma")] == [True, 2, 0.5]
     assert [type(fields[name]) for name in ("rotate", "classes", "sigma")] == [bool, int, float]
+
+
+def test_a_device_says_in_a_second_file_what_is_its_own(tmp_path):
+    """Name and index from the second, the partition from the first, as one configuration."""
+    (tmp_path / "all.toml").write_text(GOOD.replace('client_id = "edge-3"', "").replace("index = 3", ""))
+    (tmp_path / "own.toml").write_text('client_id = "edge-5"\n[shard]\nindex = 5\n')
+    config = load_config(tmp_path / "all.toml", [tmp_path / "own.toml"])
+    assert (identity_of(config), config.shard.index) == ("edge-5", 5)
+    assert config.shard.partition == {"method": "dirichlet", "clients": 8, "alpha": 0.1, "seed": 1}
+
+
+def test_the_command_takes_a_second_file(tmp_path, capsys, monkeypatch):
+    """`--config` twice: what is wrong in the second is told by its name, so both are read."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the signals of pytest's process stay its own
+    (tmp_path / "all.toml").write_text(GOOD)
+    (tmp_path / "own.toml").write_text("threads = 0\n")
+    assert main(["--config", f"{tmp_path}/all.toml", "--config", f"{tmp_path}/own.toml"]) == CANNOT_START
+    assert "own.toml: threads: expected greater than or equal to 1, got 0" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 
 import pytest
@@ -51,3 +52,12 @@ async def test_work_that_has_not_begun_never_begins():
     await first
     assert await worker.idle(10)
     assert called == []
+
+
+async def test_idle_time_is_told_from_the_last_work():
+    """Infinite before any, nothing while the thread computes, and from its end on growing."""
+    worker = Worker(1)
+    assert worker.idle_for() == math.inf
+    assert await worker.run(lambda check: worker.idle_for()) == 0.0
+    first = worker.idle_for()
+    assert 0.0 <= first <= worker.idle_for() < math.inf

@@ -213,6 +213,6 @@ class World:
         assert run.status == "completed", run.state.ending
         return [commit.model_digest for commit in run.log.commits.values()]
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """A metric's value; 0 where it was never touched."""
         return self.parts.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fl_server.__main__ import EXIT_UNUSABLE, main
 from fl_server.config import ServerConfig
 from protos.settings import SettingsError, read_settings
 from protos.wire import CHUNK_BYTES
@@ -123,3 +124,11 @@ def test_what_would_be_open_to_others_is_refused(tmp_path, text, words):
 def test_what_is_safe_or_asked_for_by_name_is_taken(tmp_path, text):
     """Loopback in plain text, certificates everywhere, or plain text asked for twice."""
     assert load(tmp_path, STATE + text).state_dir.name == "s"
+
+
+def test_a_second_file_lies_on_top_of_the_first(tmp_path, capsys):
+    """`--config` twice: what is wrong in the second is told by its name, so both are read."""
+    (tmp_path / "server.toml").write_text(GOOD)
+    (tmp_path / "site.toml").write_text("[limits]\nstall_s = 0\n")
+    assert main(["--config", f"{tmp_path}/server.toml", "--config", f"{tmp_path}/site.toml"]) == EXIT_UNUSABLE
+    assert "site.toml: limits.stall_s: expected greater than 0, got 0" in capsys.readouterr().err

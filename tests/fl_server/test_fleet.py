@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 
 from fl_server import fleet as fleet_module
@@ -65,6 +66,11 @@ async def test_who_attends_is_present(world):
         ("software", "x" * 5_000_000, "software: expected 256 characters at most, got 5000000"),
         ("device", pb.Device(name="x" * 257), "device: expected 256 characters at most, got 257"),
         ("availability", pb.Availability(detail="x" * 257), "availability: expected 256 characters at most, got 257"),
+        (
+            "availability",
+            pb.Availability(until=Timestamp(seconds=1 << 60)),
+            "availability.until: expected a time up to the year 9999, got 1152921504606846976",
+        ),
         ("pending", [ExchangeKey(run_id="r")] * 1001, "pending: expected 1000 at most, got 1001"),
         ("states", [pb.HeldState(run_id="r")] * 1001, "states: expected 1000 at most, got 1001"),
     ],
@@ -86,12 +92,20 @@ async def test_an_endless_name_makes_a_short_answer(world):
     assert len(str(unknown.value)) + len(unknown.value.detail.run_id) < 3000
 
 
-async def test_who_reports_too_much_is_refused(world):
-    """Failures are looked at one by one, and a word on availability is kept and logged."""
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"failures": [pb.WorkFailure()] * 65}, "failures: expected 64 at most, got 65"),
+        ({"availability": pb.Availability(detail="x" * 257)}, "availability: expected 256 characters at most, got 257"),
+        ({"availability": pb.Availability(until=Timestamp(seconds=-1))}, "availability.until: expected a time up to"),
+    ],
+)
+async def test_who_reports_too_much_is_refused(world, said, words):
+    """Failures are looked at one by one, and a word on availability is kept, logged and shown."""
     a = await Device("a").come(world)
-    for said in ({"failures": [pb.WorkFailure()] * 65}, {"availability": pb.Availability(detail="x" * 257)}):
-        with pytest.raises(InvalidInput, match="failures: expected 64 at most, and details of 256 characters"):
-            await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, **said), None)
+    with pytest.raises(InvalidInput, match=words):
+        await world.service.ReportStatus(pb.ReportStatusRequest(session_id=a.session, **said), None)
+    assert eligible(world) == ("a",)
 
 
 async def test_a_stream_that_is_lost_is_waited_for(world, clock):

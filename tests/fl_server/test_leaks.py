@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fl_server import deadline, metrics
+from fl_server import deadline
+from fl_server.metrics import Metrics, per_run
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 
@@ -50,7 +51,7 @@ def told_of(world):
 
 async def test_metrics_are_told_of_the_runs_that_ended_last(world, monkeypatch):
     """With one kept: of the second run that is over, and of the one that waits; before, of all three."""
-    monkeypatch.setattr(metrics, "RUNS_KEPT", 1)
+    monkeypatch.setattr(per_run, "RUNS_KEPT", 1)
     runs = [await world.create(name=name) for name in ("first", "second", "third")]
     for run in runs:
         world.parts.metrics.rounds.labels(run.id, "committed").inc()
@@ -58,18 +59,30 @@ async def test_metrics_are_told_of_the_runs_that_ended_last(world, monkeypatch):
     for run in runs[:2]:
         await world.coordinator.stop(run, "enough", "admin")
     await until(lambda: told_of(world) == {"second", "third"}, "the first one's are gone")
+    world.parts.metrics.update_conflicts.labels("first").inc()
+    assert told_of(world) == {"second", "third"}
 
 
 def test_metrics_of_a_run_that_was_extended_stay(monkeypatch):
     """It ended, goes on, and is no run that ended long ago when another one ends."""
-    monkeypatch.setattr(metrics, "RUNS_KEPT", 1)
-    all_ = metrics.Metrics(CollectorRegistry())
+    monkeypatch.setattr(per_run, "RUNS_KEPT", 1)
+    metrics = Metrics(CollectorRegistry())
     for run in "ab":
-        all_.round.labels(run).set(1)
-    all_.run_over("a")
-    all_.run_goes_on("a")
-    all_.run_over("b")
-    assert [all_.registry.get_sample_value("fl_round", {"run": run}) for run in "ab"] == [1, 1]
+        metrics.told.goes_on(run)
+        metrics.attempts.labels(run).inc()
+    metrics.told.over("a", ended_at=1.0)
+    metrics.told.goes_on("a")
+    metrics.told.over("b", ended_at=2.0)
+    assert [metrics.registry.get_sample_value("fl_attempts_total", {"run": run}) for run in "ab"] == [1, 1]
+
+
+def test_which_runs_are_told_of_does_not_depend_on_when_they_were_read_back(monkeypatch):
+    """A coordinator reads them by the time they were made; the ones that ended last are told of."""
+    monkeypatch.setattr(per_run, "RUNS_KEPT", 1)
+    metrics = Metrics(CollectorRegistry())
+    metrics.told.over("made first, ended last", ended_at=9.0)
+    metrics.told.over("made last", ended_at=5.0)
+    assert [run in metrics.told for run in ("made first, ended last", "made last")] == [True, False]
 
 
 ASKED = {

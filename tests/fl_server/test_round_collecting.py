@@ -17,6 +17,7 @@ from fl_server.events import (
     OpenAttempt,
     PauseRequested,
     PickedUp,
+    QuorumMissed,
     ReduceExchange,
     RestartRound,
     ResumeRequested,
@@ -66,7 +67,8 @@ def test_a_deadline_below_the_quorum_keeps_and_replaces() -> None:
     """The next attempt keeps what was admitted, draws only what is missing, and the straggler's update still counts."""
     state = play(collecting(quorum=3), *arrive("a"), *leave("b"), RosterChanged(ALL, settled=True))[0]
     state, commands = play(state, DeadlinePassed())
-    (opened,) = commands
+    missed, opened = commands
+    assert missed == QuorumMissed(round=0, exchange=0, attempt=0, admitted=1, quorum=3)
     assert isinstance(opened, OpenAttempt)
     assert (opened.attempt, len(opened.cohort), state.admitted) == (1, 2, accepted("a"))
     assert set(opened.cohort) <= set("defgh")
@@ -76,14 +78,14 @@ def test_a_deadline_below_the_quorum_keeps_and_replaces() -> None:
 def test_a_deadline_without_replacements_goes_on_with_the_stragglers() -> None:
     """With nobody else to draw, the attempt is renewed for those who still work."""
     state, commands = play(collecting(quorum=3), *arrive("a"), DeadlinePassed())
-    assert commands == [OpenAttempt(round=0, exchange=0, attempt=1, cohort=())]
+    assert commands[1:] == [OpenAttempt(round=0, exchange=0, attempt=1, cohort=())]
     assert state.outstanding == {"b", "c"}
 
 
 def test_a_hanging_client_does_not_keep_others_from_a_second_try() -> None:
     """a hangs and b failed: at the deadline b, who is there, is drawn again; else the round could never fill."""
     commands = play(collecting("ab", quorum=2), *leave("b"), DeadlinePassed())[1]
-    assert commands == [OpenAttempt(round=0, exchange=0, attempt=1, cohort=("b",))]
+    assert commands[1:] == [OpenAttempt(round=0, exchange=0, attempt=1, cohort=("b",))]
 
 
 def test_replacements_are_over_selected_too() -> None:
@@ -193,10 +195,20 @@ def test_an_update_of_a_client_that_was_given_up_counts() -> None:
     assert (state.admitted, state.out) == (accepted("a"), frozenset())
 
 
+MISSED = QuorumMissed(round=0, exchange=0, attempt=0, admitted=0, quorum=1)
+
+
+def test_an_attempt_that_was_never_opened_misses_no_quorum() -> None:
+    """Nobody was left to draw, and an update comes that is not enough either: that is no second failure."""
+    waiting = play(collecting(quorum=2), *leave("abc"))[0]
+    commands = play(waiting, *arrive("a"))[1]
+    assert commands == [AwaitClients(2, 0), RetryLater()]
+
+
 def test_when_everyone_failed_the_round_waits_and_tries_again() -> None:
     """All out: wait. After the wait those who are there are drawn again, in a new attempt."""
     state, commands = play(collecting(), *leave("abc"))
-    assert (state.phase, commands) == (Phase.SELECTING, [AwaitClients(3, 0), RetryLater()])
+    assert (state.phase, commands) == (Phase.SELECTING, [MISSED, AwaitClients(3, 0), RetryLater()])
     opened = advance(state, RetryDue())[1]
     assert opened == (OpenAttempt(round=0, exchange=0, attempt=2, cohort=("a", "b", "c")),)
 
@@ -243,6 +255,7 @@ def test_a_later_exchange_below_quorum_restarts_the_round() -> None:
     state = play(collecting(exchanges=2, quorum=3), *arrive("abc"), ExchangeReduced(), *arrive("a"))[0]
     state, commands = play(state, DeadlinePassed())
     assert commands == [
+        QuorumMissed(round=0, exchange=1, attempt=0, admitted=1, quorum=3),
         RestartRound(0, "exchange 1 had 1 of the 3 updates that it needs", states=False), Cancel(("b", "c"), 1),
         OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c")),
     ]  # fmt: skip
@@ -254,7 +267,7 @@ def test_a_restart_without_anybody_at_work_cancels_nobody() -> None:
     state = play(collecting("a", exchanges=2), *arrive("a"), ExchangeReduced())[0]
     why = "exchange 1 had 0 of the 1 updates that it needs"
     opened = OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a",))
-    assert play(state, *leave("a"))[1] == [RestartRound(0, why, states=False), opened]
+    assert play(state, *leave("a"))[1][1:] == [RestartRound(0, why, states=False), opened]
 
 
 def test_a_round_that_restarts_while_paused_waits() -> None:

@@ -16,6 +16,7 @@ from fl_server.events import (
     Extended,
     OpenAttempt,
     PauseRequested,
+    QuorumMissed,
     ResumeRequested,
     RosterChanged,
 )
@@ -29,7 +30,7 @@ def test_a_pause_lets_the_round_finish_and_holds_the_next() -> None:
     """A paused run fills, replaces and commits its open round, and draws the next one when resumed."""
     paused = play(collecting("ab", quorum=2), PauseRequested(), *leave("a"), RosterChanged(("b", "c"), settled=True))[0]
     state, commands = play(paused, *arrive("b"))
-    assert commands == [OpenAttempt(0, 0, 1, ("c",))]
+    assert commands == [QuorumMissed(0, 0, 0, 1, 2), OpenAttempt(0, 0, 1, ("c",))]
     state, commands = play(state, *arrive("c"), *COMMIT, RosterChanged(ALL, settled=True))
     assert (state.phase, state.round, type(commands[-1])) == (Phase.SELECTING, 1, Announce)
     assert advance(state, ResumeRequested())[0].phase is Phase.COLLECTING

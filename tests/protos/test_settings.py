@@ -101,3 +101,49 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "y.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match=r"y.toml: cannot be read: .*utf-8"):
         read_settings(tmp_path / "y.toml", Outer)
+
+
+def read_two(tmp_path, below, above):
+    """The settings of two files, the second on top of the first."""
+    (tmp_path / "below.toml").write_text(below)
+    (tmp_path / "above.toml").write_text(above)
+    return read_settings(tmp_path / "below.toml", Outer, [tmp_path / "above.toml"])
+
+
+def test_a_file_on_top_says_what_differs(tmp_path):
+    """Its keys take the place of those below or join them, in tables too; what it leaves out stays."""
+    both = read_two(tmp_path, 'name = "x"\nmode = "b"\n', 'name = "y"\n[inner]\ncount = 3\n')
+    assert both == Outer(name="y", mode="b", inner=Inner(count=3))
+    table = read_two(tmp_path, 'name = "x"\n[inner]\ncount = 3\n', "[inner]\n")
+    assert table == Outer(name="x", inner=Inner(count=3))
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "words"),
+    [
+        ("", 'mode = "b"', "below.toml: name: expected a value, found none"),
+        ('name = "x"', 'nam = "y"', "above.toml: nam: unknown key, did you mean name?"),
+        ('name = "x"\n[inner]\ncount = 1', "[inner]\ncount = 'x'", "above.toml: inner.count: expected"),
+        ("name = 'x'\n[inner]\ncount = 'x'", "[inner]\n", "below.toml: inner.count: expected"),
+        ('name = "x"\nmode = "b"', 'mode = "c"', "above.toml: mode: expected 'a' or 'b', got 'c'"),
+        ('name = "x"', "name = ", "above.toml: is not TOML"),
+    ],
+)
+def test_a_mistake_is_told_by_the_file_that_has_it(tmp_path, below, above, words):
+    """The uppermost of those that have the key, and the lowest where none has it."""
+    with pytest.raises(SettingsError) as error:
+        read_two(tmp_path, below, above)
+    assert str(error.value).startswith(f"{tmp_path}/{words}")
+
+
+def test_mistakes_in_two_files_are_told_at_once(tmp_path):
+    """Each behind its file's name."""
+    with pytest.raises(SettingsError, match=r"below.toml: mode: .*; .*/above.toml: nam: unknown key"):
+        read_two(tmp_path, 'name = "x"\nmode = "c"\n', 'nam = "y"\n')
+
+
+def test_a_file_on_top_must_be_there(tmp_path):
+    """It is named when it is not."""
+    (tmp_path / "x.toml").write_text('name = "x"\n')
+    with pytest.raises(SettingsError, match="y.toml: expected a settings file there, found none"):
+        read_settings(tmp_path / "x.toml", Outer, [tmp_path / "y.toml"])

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from protos.fl.v1 import tensor_pb2 as _tensor_pb2
 from protos.fl.v1 import training_pb2 as _training_pb2
 from google.protobuf.internal import containers as _containers
@@ -280,14 +281,16 @@ class QueryUploadResponse(_message.Message):
     def __init__(self, kept_bytes: _Optional[int] = ..., receipt: _Optional[_Union[_training_pb2.Receipt, _Mapping]] = ...) -> None: ...
 
 class Availability(_message.Message):
-    __slots__ = ("may_train", "reason", "detail")
+    __slots__ = ("may_train", "reason", "detail", "until")
     MAY_TRAIN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
     may_train: bool
     reason: UnavailableReason
     detail: str
-    def __init__(self, may_train: _Optional[bool] = ..., reason: _Optional[_Union[UnavailableReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, may_train: _Optional[bool] = ..., reason: _Optional[_Union[UnavailableReason, str]] = ..., detail: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WorkFailure(_message.Message):
     __slots__ = ("key", "reason", "message")

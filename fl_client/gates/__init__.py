@@ -1,0 +1,1 @@
+"""Conditions under which a device may train: one small file for each, and the panel that holds them together."""

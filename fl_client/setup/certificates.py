@@ -1,0 +1,100 @@
+"""The device's own certificate files: whose they are, how long they are valid, whether they belong together."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fl_client.config import ClientConfig, TlsConfig
+from fl_client.errors import ConfigError
+from fl_client.identity import identity_of
+from fl_client.setup.findings import Finding, fail, ok, warn
+
+SOON = timedelta(days=14)
+"""A certificate that ends within this time is worth a warning."""
+RENEW = "`fl ca issue client NAME --force` where the authority is, then copy certificate and key here"
+_READ_BY_ALL = 0o004
+
+
+def read(path: Path) -> x509.Certificate | None:
+    """The first certificate of a PEM file, None where there is none to read."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def look(config: ClientConfig) -> list[Finding]:
+    """Identity, files, key, dates and use; without TLS only that everyone can listen."""
+    try:
+        name = identity_of(config)
+    except ConfigError as error:
+        return [fail("identity", str(error))]
+    if config.tls is None:
+        said = f"{name}, as it says of itself: plain text, without certificates"
+        if not config.insecure_remote:
+            return [ok("identity", said)]
+        return [warn("identity", said, "everyone on the network can read and change what is sent: add [tls]")]
+    faults = _files(config.tls) or _dates(config.tls.cert) + _use(config.tls.cert)
+    return [ok("identity", f"{name}, by {config.tls.cert}"), *faults]
+
+
+def _files(tls: TlsConfig) -> list[Finding]:
+    """Faults that make the other checks pointless."""
+    certificate = x509.load_pem_x509_certificate(tls.cert.read_bytes())  # identity_of has read it
+    if read(tls.ca) is None:
+        return [fail("tls.ca", f"expected a certificate in PEM in {tls.ca}, got {_content(tls.ca)}", _COPY_CA)]
+    try:
+        key = serialization.load_pem_private_key(tls.key.read_bytes(), password=None)
+    except OSError as error:
+        mend = f"let the service's user read it: chgrp impetus {tls.key} && chmod 0640 {tls.key}"
+        return [fail("tls.key", f"expected a private key that can be read, got {error}", mend)]
+    except (ValueError, TypeError) as error:
+        said = f"expected a private key in PEM without a password in {tls.key}, got other content ({error})"
+        return [fail("tls.key", said, RENEW)]
+    if key.public_key() != certificate.public_key():
+        said = f"expected the private key of {tls.cert} in {tls.key}, got another certificate's"
+        return [fail("tls.key", said, "copy certificate and key of one `fl ca issue client` together")]
+    if tls.key.stat().st_mode & _READ_BY_ALL:
+        said = f"expected a private key that only its owner and group read, got one that everyone may: {tls.key}"
+        return [warn("tls.key", said, f"chmod o= {tls.key}"), *_dates(tls.cert), *_use(tls.cert)]
+    return []
+
+
+def _dates(path: Path) -> list[Finding]:
+    certificate = read(path)
+    if certificate is None:
+        return []
+    now, end = datetime.now(UTC), certificate.not_valid_after_utc
+    if end <= now:
+        return [fail("tls.cert", f"expected a certificate that is valid now, got one that ended {end:%Y-%m-%d}", RENEW)]
+    if end < now + SOON:
+        return [warn("tls.cert", f"expected more than {SOON.days} days, got an end on {end:%Y-%m-%d}", RENEW)]
+    return [ok("tls.cert", f"valid until {end:%Y-%m-%d}")]
+
+
+def _use(path: Path) -> list[Finding]:
+    """A certificate that names its uses must name this one."""
+    certificate = read(path)
+    try:
+        uses = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) if certificate else []
+    except x509.ExtensionNotFound:
+        return []
+    if ExtendedKeyUsageOID.CLIENT_AUTH in uses:
+        return []
+    named = ", ".join(use._name for use in uses)  # noqa: SLF001 - there is no other name
+    return [fail("tls.cert", f"expected a certificate for clients (clientAuth), got one for {named}", RENEW)]
+
+
+def _content(path: Path) -> str:
+    try:
+        return f"{len(path.read_bytes())} bytes that are none"
+    except OSError as error:
+        return f"{error}"
+
+
+_COPY_CA = "copy ca.crt of the authority that signed the coordinator's certificate"

@@ -1,0 +1,108 @@
+"""The GPU's load from NVIDIA's package: its real code, above a library of ours that says what a driver would."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_client.errors import ConfigError
+from fl_client.gates import nvml
+from fl_client.gates.nvml import NvmlMeter
+
+PACKAGE = importlib.util.find_spec("pynvml") is not None
+ASKS = """
+import sys, torch
+from fl_client.errors import ConfigError
+from fl_client.gates.base import SensorError
+from fl_client.gates.nvml import NvmlMeter
+def told(case, host_pids):
+    open(case_file, "w").write(case.replace(";", "\\n"))
+    try:
+        meter = NvmlMeter(torch.device("cpu"), host_pids)
+        return f"{meter.others_only} {meter.share()}"
+    except (ConfigError, SensorError) as error:
+        return str(error)
+case_file, *cases = sys.argv[1:]
+for case in cases:
+    print(told(case.removeprefix("inside "), not case.startswith("inside ")))
+"""
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """Meters of a process in which our library stands for the driver's: a line for each case."""
+    if not PACKAGE:
+        pytest.skip("nvidia-ml-py is not installed here")
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("no C compiler here")
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).with_name("nvml.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)
+
+    def ask(*cases):
+        path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {
+            **os.environ, "LD_LIBRARY_PATH": str(folder), "NVML_FAKE": str(folder / "case"), "PYTHONPATH": path,
+        }  # fmt: skip
+        command = [sys.executable, "-c", ASKS, str(folder / "case"), *cases]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return ran.stdout.splitlines()
+
+    return ask
+
+
+def test_what_the_driver_says_becomes_a_share(ask):
+    """Others' processes are added up and ours is left out; where processes cannot be told apart it is the whole load.
+
+    30 % and 15 % are 0.45. Nobody is 0. Two that report nonsense are no more than the whole. A driver that tells no
+    processes, and one whose numbers of processes are not ours, in a container, tell the whole load, 40 %.
+    """
+    found = ask(
+        "gpu 90;pid 17 30;pid 0 45;pid 18 15", "gpu 90", "pid 17 90;pid 18 4000000000", "gpu 40;refuses",
+        "inside gpu 40;pid 17 30",
+    )  # fmt: skip
+    assert found == ["True 0.45", "True 0.0", "True 1.0", "False 0.4", "False 0.4"]
+
+
+def test_a_missing_package_is_told(monkeypatch):
+    """What to install, or what to leave out."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(
+        ConfigError, match=r'gates.gpu_below: expected the package nvidia-ml-py.* "impetus-fl\[gates\]"'
+    ):
+        NvmlMeter(torch.device("cpu"))
+
+
+@pytest.mark.skipif(not PACKAGE, reason="nvidia-ml-py is not installed here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a driver")
+def test_a_missing_driver_is_told():
+    """In NVIDIA's words, with what to look at."""
+    with pytest.raises(
+        ConfigError, match=r"gates.gpu_below: expected a GPU whose driver tells its load, got: .* nvidia-smi"
+    ):
+        NvmlMeter(torch.device("cpu"))
+
+
+@pytest.mark.skipif(not (PACKAGE and torch.cuda.is_available()), reason="no NVIDIA GPU here, or no nvidia-ml-py")
+def test_a_real_gpu_tells_its_load():
+    """By the UUID that torch knows it by; a share is a share."""
+    meter = NvmlMeter(torch.device("cuda", 0))
+    assert 0.0 <= meter.share() <= 1.0
+
+
+def test_a_container_is_known_by_its_namespace(monkeypatch, tmp_path):
+    """Only in the first namespace of processes are the driver's numbers ours."""
+    for number, expected in (("4026531836", True), ("4026532201", False)):
+        link = tmp_path / number
+        link.symlink_to(f"pid:[{number}]")
+        monkeypatch.setattr(nvml, "_NAMESPACE", link)
+        assert nvml.host_pids() is expected
+    monkeypatch.setattr(nvml, "_NAMESPACE", tmp_path / "no-proc")
+    assert nvml.host_pids() is False

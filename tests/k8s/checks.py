@@ -1,0 +1,39 @@
+"""What schemas cannot see: whether objects fit each other, and the programs that they run.
+
+Each check is a function of all objects to problems in words; none, if all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tests.k8s import network_checks, pod_checks, reference_checks
+from tests.k8s.objects import Object
+
+CHECKS: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
+    reference_checks.namespaces_are_guarded,
+    reference_checks.volumes_are_there,
+    reference_checks.references_are_there,
+    reference_checks.files_are_there,
+    reference_checks.certificates_name_roles,
+    network_checks.selectors_match,
+    network_checks.services_lead_to_ports,
+    network_checks.monitors_find_ports,
+    network_checks.routes_lead_to_services,
+    network_checks.the_budget_leaves_room,
+    network_checks.policies_close_everything,
+    network_checks.policies_open_what_is_needed,
+    pod_checks.ports_are_the_settings,
+    pod_checks.probes_ask_what_is_answered,
+    pod_checks.stopping_takes_its_time,
+    pod_checks.one_coordinator,
+    pod_checks.images_are_pinned,
+    pod_checks.pods_are_restricted,
+    pod_checks.gpus_come_with_all_they_need,
+    pod_checks.shards_are_distinct,
+)
+
+
+def problems(objects: Sequence[Object]) -> list[str]:
+    """What any of the checks has to say."""
+    return [problem for check in CHECKS for problem in check(objects)]

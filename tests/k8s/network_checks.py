@@ -1,0 +1,136 @@
+"""Whether everybody is found who is looked for: Services, monitors, routes, budgets; and who may speak to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tests.k8s.objects import Object, Pod, find, is_server, namespace, of_kind, pods, selected, selects, title
+
+Problems = Iterator[str]
+
+
+def selectors_match(objects: Sequence[Object]) -> Problems:
+    """Workloads select their own pods; Services, budgets and monitors select somebody."""
+    for each in objects:
+        spec, kind, where = each.get("spec", {}), each["kind"], namespace(each)
+        if kind in {"StatefulSet", "DaemonSet", "Deployment"}:
+            if not selects(spec["selector"], Pod(each).labels):
+                yield f"{title(each)}: its selector is not its own template's"
+        elif kind == "Service":
+            if not selected(objects, where, spec["selector"]):
+                yield f"{title(each)}: no pod has its labels"
+        elif kind in {"PodDisruptionBudget", "NetworkPolicy"}:
+            wanted = (spec.get("podSelector") or spec.get("selector") or {}).get("matchLabels", {})
+            if not selected(objects, where, wanted):
+                yield f"{title(each)}: no pod has its labels"
+
+
+def services_lead_to_ports(objects: Sequence[Object]) -> Problems:
+    """Each targetPort is a port of the pods behind it; each StatefulSet's own Service is headless."""
+    for service in of_kind(objects, "Service"):
+        for pod in selected(objects, namespace(service), service["spec"]["selector"]):
+            for port in service["spec"]["ports"]:
+                if port["targetPort"] not in {*pod.ports, *pod.ports.values()}:
+                    yield f"{title(service)}: {pod.title} has no port {port['targetPort']}"
+    for each in of_kind(objects, "StatefulSet"):
+        service = find(objects, "Service", each["spec"]["serviceName"], namespace(each))
+        if service is None or service["spec"].get("clusterIP") != "None":
+            yield f"{title(each)}: {each['spec']['serviceName']} is no headless Service"
+
+
+def monitors_find_ports(objects: Sequence[Object]) -> Problems:
+    """A ServiceMonitor's port is a Service's, and its jobLabel a label there; a PodMonitor's are pods'."""
+    for each in of_kind(objects, "ServiceMonitor"):
+        spec = each["spec"]
+        behind = [
+            service
+            for service in of_kind(objects, "Service")
+            if selects(spec["selector"], service["metadata"]["labels"]) and namespace(service) == namespace(each)
+        ]
+        if not any(spec["jobLabel"] in service["metadata"]["labels"] for service in behind):
+            yield f"{title(each)}: no Service has its labels and the label {spec['jobLabel']}"
+        ports = {port["name"] for service in behind for port in service["spec"]["ports"]}
+        yield from (
+            f"{title(each)}: no Service has the port {at['port']}"
+            for at in spec["endpoints"]
+            if at["port"] not in ports
+        )
+    for each in of_kind(objects, "PodMonitor"):
+        for pod in pods(objects):
+            if selects(each["spec"]["selector"], pod.labels):
+                ports = set(pod.ports)
+                wanted = [at["port"] for at in each["spec"]["podMetricsEndpoints"]]
+                yield from (f"{title(each)}: {pod.title} has no port {port}" for port in wanted if port not in ports)
+
+
+def routes_lead_to_services(objects: Sequence[Object]) -> Problems:
+    """A TLSRoute's backend is a port of a Service, and its parent a listener that passes TLS through."""
+    for route in of_kind(objects, "TLSRoute"):
+        where = namespace(route)
+        for backend in (backend for rule in route["spec"]["rules"] for backend in rule["backendRefs"]):
+            service = find(objects, "Service", backend["name"], where)
+            if service is None or backend["port"] not in {port["port"] for port in service["spec"]["ports"]}:
+                yield f"{title(route)}: there is no Service {backend['name']} with port {backend['port']}"
+        for parent in route["spec"]["parentRefs"]:
+            gateway = find(objects, "Gateway", parent["name"], where)
+            listeners = {each["name"]: each for each in gateway["spec"]["listeners"]} if gateway else {}
+            if listeners.get(parent["sectionName"], {}).get("tls", {}).get("mode") != "Passthrough":
+                yield f"{title(route)}: {parent['name']}/{parent['sectionName']} is no listener that passes TLS through"
+
+
+def the_budget_leaves_room(objects: Sequence[Object]) -> Problems:
+    """A budget lets at least one of its pods go, so a node can be drained."""
+    for budget in of_kind(objects, "PodDisruptionBudget"):
+        spec = budget["spec"]
+        for pod in selected(objects, namespace(budget), spec["selector"]["matchLabels"]):
+            replicas = pod.owner["spec"].get("replicas", 1)
+            may_go = spec["maxUnavailable"] if "maxUnavailable" in spec else replicas - spec["minAvailable"]
+            if may_go in {0, "0%"} or (isinstance(may_go, int) and may_go < 1):
+                yield f"{title(budget)}: none of {replicas} may go, so a drain of its node never ends"
+
+
+def policies_close_everything(objects: Sequence[Object]) -> Problems:
+    """Each namespace with pods has a policy for all of them that lets nothing in and nothing out."""
+    for where in {pod.namespace for pod in pods(objects)}:
+        if not any(
+            namespace(policy) == where
+            and policy["spec"]["podSelector"] == {}
+            and set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+            and not policy["spec"].keys() & {"ingress", "egress"}
+            for policy in of_kind(objects, "NetworkPolicy")
+        ):
+            yield f"Namespace/{where}: no policy denies by default"
+
+
+def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
+    """Clients and probes may come; operators and Prometheus by their labels; a pod reaches what its settings name."""
+    for pod in pods(objects):
+        rules = list(_rules(objects, pod, "ingress", "from"))
+        scraped = any(selects(each["spec"]["selector"], pod.labels) for each in of_kind(objects, "PodMonitor"))
+        scraped |= is_server(pod) and bool(of_kind(objects, "ServiceMonitor"))
+        wanted = {"grpc", "admin", "health", "metrics"} if scraped else {"grpc", "admin", "health"}
+        for port in sorted(wanted & pod.ports.keys() - {port for _, port in rules}):
+            yield f"{pod.title}: no policy lets anybody reach its port {port}"
+        for peers, port in rules:
+            if port not in pod.ports:
+                yield f"{pod.title}: a policy opens {port}, which is none of its ports"
+            if port in {"admin", "metrics"} and not all("podSelector" in peer for peer in peers or [{}]):
+                yield f"{pod.title}: its port {port} is open to whole networks"
+        reached = {port for _, port in _rules(objects, pod, "egress", "to")}
+        yield from (f"{pod.title}: no policy lets it reach port {port}" for port in sorted(_calls(pod) - reached))
+
+
+def _rules(objects: Sequence[Object], pod: Pod, direction: str, peers: str) -> Iterator[tuple[list[Object], str | int]]:
+    """Peers and port of every rule for a pod; "any" for a rule that names no port."""
+    for policy in of_kind(objects, "NetworkPolicy"):
+        if namespace(policy) == pod.namespace and selects(policy["spec"]["podSelector"], pod.labels):
+            for rule in policy["spec"].get(direction, []):
+                yield from ((rule.get(peers, []), each["port"]) for each in rule.get("ports", [{"port": "any"}]))
+
+
+def _calls(pod: Pod) -> set[int]:
+    """Ports that a pod's program calls: DNS and the coordinator, or the database."""
+    if not is_server(pod):
+        return {53, 7070}
+    environment = {each["name"] for container in pod.containers for each in container.get("env", [])}
+    return {53, 5432} if "PGPASSWORD" in environment else set()

@@ -1,0 +1,169 @@
+"""Whether pods suit the programs that they run, and the machines that they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fl_server.app import STOP_S
+from fl_server.config import ServerConfig
+from protos.settings import split_address
+from tests.k8s.objects import Object, Pod, find, is_server, pods, settings
+
+Problems = Iterator[str]
+PORTS = {
+    "grpc": "listen",
+    "admin": "admin_listen",
+    "metrics": "metrics_listen",
+    "health": "health_listen",
+}
+"""Our names of ports, and the settings that they are."""
+ANYWHERE = "0.0.0.0"  # noqa: S104 - what a container listens on
+PROBED = frozenset({"live", "", "fl.v1.Coordinator"})
+_RESTRICTED = ("configMap", "secret", "projected", "emptyDir", "downwardAPI", "csi", "persistentVolumeClaim")
+"""Kinds of volumes that the level "restricted" allows."""
+
+
+def ports_are_the_settings(objects: Sequence[Object]) -> Problems:
+    """A pod's named ports are those that its program is told to listen on, for everybody."""
+    for pod in pods(objects):
+        for told in settings(objects, pod):
+            for name, key in PORTS.items():
+                host, port = split_address(told[key]) if key in told else (ANYWHERE, None)
+                if pod.ports.get(name) != port:
+                    yield f"{pod.title}: its port {name} is {pod.ports.get(name)}, {key} says {port}"
+                if host != ANYWHERE:
+                    yield f"{pod.title}: {key} says {host}, which nobody reaches from outside the pod"
+
+
+def probes_ask_what_is_answered(objects: Sequence[Object]) -> Problems:
+    """gRPC probes go to the port without TLS and ask for what it serves; others go to a port that there is."""
+    for pod in pods(objects):
+        for name, probe in pod.probes():
+            if grpc := probe.get("grpc"):
+                if grpc["port"] != pod.ports.get("health"):
+                    yield f"{pod.title}: {name} asks port {grpc['port']}, health is {pod.ports.get('health')}"
+                if grpc.get("service", "") not in PROBED:
+                    yield f"{pod.title}: {name} asks for {grpc['service']}, which is never served"
+            elif probe["httpGet"]["port"] not in {*pod.ports, *pod.ports.values()}:
+                yield f"{pod.title}: {name} asks port {probe['httpGet']['port']}, which is none of its own"
+        kinds = {name: probe.get("grpc", {}).get("service") for name, probe in pod.probes()}
+        if is_server(pod) and kinds != {
+            "startupProbe": "live", "livenessProbe": "live", "readinessProbe": "fl.v1.Coordinator"
+        }:  # fmt: skip
+            yield f"{pod.title}: probes ask for {kinds}: alive is live, and ready is fl.v1.Coordinator"
+
+
+def stopping_takes_its_time(objects: Sequence[Object]) -> Problems:
+    """The grace is longer than preStop, the drain and the program's own end."""
+    for pod in filter(is_server, pods(objects)):
+        for told in settings(objects, pod):
+            drain = told.get("drain_grace_s", ServerConfig.model_fields["drain_grace_s"].default)
+            sleep = pod.containers[0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            wanted, given = sleep + drain + STOP_S, pod.spec.get("terminationGracePeriodSeconds", 30)
+            if given <= wanted:
+                yield f"{pod.title}: a grace of {given} s, expected more than {wanted:g} s"
+            if not sleep:
+                yield f"{pod.title}: no preStop sleep, so it stops listening before load balancers know"
+
+
+def one_coordinator(objects: Sequence[Object]) -> Problems:
+    """Never two on a state directory, and the directory outlives the pod."""
+    for pod in pods(objects):
+        spec = pod.owner["spec"]
+        if is_server(pod):
+            if pod.owner["kind"] != "StatefulSet" or spec["replicas"] != 1:
+                yield f"{pod.title}: expected a StatefulSet with one replica"
+            for name, claim in pod.claims.items():
+                if set(claim["spec"]["accessModes"]) - {"ReadWriteOnce", "ReadWriteOncePod"}:
+                    yield f"{pod.title}: the volume {name} can be written by several nodes"
+            if spec.get("persistentVolumeClaimRetentionPolicy", {}).get("whenDeleted") == "Delete":
+                yield f"{pod.title}: its volume goes with it"
+        elif spec["updateStrategy"].get("rollingUpdate", {}).get("maxSurge", 0) != 0:
+            yield f"{pod.title}: maxSurge starts a second daemon on the node's state directory"
+
+
+def images_are_pinned(objects: Sequence[Object]) -> Problems:
+    """By a tag that is not latest, or by digest."""
+    for pod in pods(objects):
+        for image in (each["image"] for each in pod.containers):
+            tag = image.rpartition("/")[2].partition(":")[2]
+            if "@sha256:" not in image and tag in {"", "latest"}:
+                yield f"{pod.title}: the image {image} is not pinned"
+
+
+def pods_are_restricted(objects: Sequence[Object]) -> Problems:
+    """As Pod Security's level "restricted" wants, and more: a read-only root, and no token of the API."""
+    for pod in pods(objects):
+        yield from (f"{pod.title}: {problem}" for problem in _of_pod(pod))
+        open_to_paths = find(objects, "Namespace", pod.namespace, "") or {"metadata": {}}
+        level = open_to_paths["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce")
+        allowed = (*_RESTRICTED, "hostPath") if level == "privileged" else _RESTRICTED
+        for name, volume in pod.volumes.items():
+            if not set(volume) <= {"name", *allowed}:
+                yield f"{pod.title}: the volume {name} is not allowed at the level {level}"
+            if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
+                yield f"{pod.title}: the volume {name} may fill the node's disk"
+        for each in pod.containers:
+            yield from (f"{pod.title}/{each['name']}: {problem}" for problem in _of_container(each))
+
+
+def _of_pod(pod: Pod) -> Problems:
+    spec, context = pod.spec, pod.spec.get("securityContext", {})
+    if not context.get("runAsNonRoot") or not context.get("runAsUser") or not context.get("runAsGroup"):
+        yield "may run as root"
+    if not context.get("fsGroup"):
+        yield "no fsGroup, so its volumes belong to root"
+    if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "no seccomp profile"
+    if spec.get("automountServiceAccountToken") is not False or "serviceAccountName" not in spec:
+        yield "gets a token of the API"
+    yield from (f"asks for {key}" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key))
+
+
+def _of_container(container: Object) -> Problems:
+    context = container.get("securityContext", {})
+    if context.get("privileged") or context.get("allowPrivilegeEscalation") is not False:
+        yield "may become privileged"
+    if not context.get("readOnlyRootFilesystem"):
+        yield "its root can be written"
+    if context.get("capabilities") != {"drop": ["ALL"]}:
+        yield "has capabilities"
+    if context.get("runAsUser") == 0 or context.get("runAsNonRoot") is False:
+        yield "runs as root"
+    resources = container.get("resources", {})
+    for kind, names in {"requests": {"cpu", "memory", "ephemeral-storage"}, "limits": {"memory"}}.items():
+        if missing := names - set(resources.get(kind, {})):
+            yield f"no {kind} of {', '.join(sorted(missing))}"
+    if "cpu" in resources.get("limits", {}):
+        yield "a limit of CPU stops its event loop"
+
+
+def gpus_come_with_all_they_need(objects: Sequence[Object]) -> Problems:
+    """Who asks for a GPU tolerates its nodes, chooses them, and runs in NVIDIA's runtime."""
+    for pod in pods(objects):
+        limits = [each.get("resources", {}).get("limits", {}) for each in pod.containers]
+        if not any("nvidia.com/gpu" in each for each in limits):
+            continue
+        if not any(each["key"] == "nvidia.com/gpu" for each in pod.spec.get("tolerations", [])):
+            yield f"{pod.title}: a GPU without the toleration of its nodes"
+        if pod.spec.get("runtimeClassName") != "nvidia":
+            yield f"{pod.title}: a GPU without the runtime class nvidia"
+        if "nvidia.com/gpu.present" not in pod.spec.get("nodeSelector", {}):
+            yield f"{pod.title}: a GPU, but any node is chosen"
+
+
+def shards_are_distinct(objects: Sequence[Object]) -> Problems:
+    """No two nodes of a set train on the same part, or are the same client, and every index is one of the partition."""
+    for pod in pods(objects):
+        told = [each for each in settings(objects, pod) if "shard" in each]
+        indices = [each["shard"]["index"] for each in told if "index" in each["shard"]]
+        if len(set(indices)) < len(indices):
+            yield f"{pod.title}: two nodes have the same shard, of {indices}"
+        yield from (
+            f"{pod.title}: the shard {each['shard']['index']} is none of {each['shard']['partition']['clients']}"
+            for each in told
+            if "partition" in each["shard"] and each["shard"]["index"] >= each["shard"]["partition"]["clients"]
+        )
+        certificates = [each["tls"]["cert"] for each in told]
+        if len(set(certificates)) < len(certificates):
+            yield f"{pod.title}: two nodes have the same certificate, of {certificates}"

@@ -1,0 +1,121 @@
+"""Whether what is named is there: namespaces, volumes, ConfigMaps, Secrets, files, issuers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from tests.k8s.objects import Object, Pod, config_files, find, namespace, of_kind, pods, settings, title
+
+Problems = Iterator[str]
+Keys = dict[tuple[str, str], set[str]]
+"""Keys of Secrets, by namespace and name."""
+TLS_KEYS = ("ca.crt", "tls.crt", "tls.key")
+_CLUSTER_WIDE = ("Namespace",)
+
+
+def namespaces_are_guarded(objects: Sequence[Object]) -> Problems:
+    """Each object says its namespace, the namespace is made here, and has a level of Pod Security."""
+    made = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in of_kind(objects, "Namespace")}
+    for each in objects:
+        if each["kind"] not in _CLUSTER_WIDE and namespace(each) not in made:
+            yield f"{title(each)}: its namespace {namespace(each)!r} is none of {', '.join(made)}"
+    for name, labels in made.items():
+        if "pod-security.kubernetes.io/enforce" not in labels:
+            yield f"Namespace/{name}: no level of Pod Security is enforced"
+
+
+def volumes_are_there(objects: Sequence[Object]) -> Problems:
+    """Each mount has its volume, each volume is mounted."""
+    for pod in pods(objects):
+        mounted = {mount["name"] for each in pod.containers for mount in each.get("volumeMounts", [])}
+        volumes = {*pod.volumes, *pod.claims}
+        yield from (f"{pod.title}: there is no volume {name} to mount" for name in sorted(mounted - volumes))
+        yield from (f"{pod.title}: nobody mounts the volume {name}" for name in sorted(volumes - mounted))
+
+
+def references_are_there(objects: Sequence[Object]) -> Problems:
+    """ConfigMaps, service accounts and issuers that are named are among the objects."""
+    for pod in pods(objects):
+        maps = [volume["configMap"]["name"] for volume in pod.volumes.values() if "configMap" in volume]
+        wanted = [("ServiceAccount", pod.spec["serviceAccountName"]), *(("ConfigMap", name) for name in maps)]
+        for kind, name in wanted:
+            if find(objects, kind, name, pod.namespace) is None:
+                yield f"{pod.title}: there is no {kind} {name}"
+    for each in of_kind(objects, "Certificate"):
+        issuer = each["spec"]["issuerRef"]
+        if find(objects, issuer["kind"], issuer["name"], namespace(each)) is None:
+            yield f"{title(each)}: there is no {issuer['kind']} {issuer['name']}"
+
+
+def secrets_that_are_missing(objects: Sequence[Object], documented: Keys) -> Problems:
+    """Secrets that are named, but neither made by a Certificate nor told of in the documentation, with their keys."""
+    made = {(namespace(each), each["spec"]["secretName"]): {*TLS_KEYS} for each in of_kind(objects, "Certificate")}
+    for holder, where, name, keys in _wanted(objects):
+        missing = keys - documented.get((where, name), set()) - made.get((where, name), set())
+        if missing:
+            yield f"{holder}: nobody says how the Secret {name} comes by {', '.join(sorted(missing))}"
+
+
+def _wanted(objects: Sequence[Object]) -> Iterator[tuple[str, str, str, set[str]]]:
+    for issuer in of_kind(objects, "Issuer"):
+        yield title(issuer), namespace(issuer), issuer["spec"]["ca"]["secretName"], {"tls.crt", "tls.key"}
+    for pod in pods(objects):
+        for name, keys in [*_mounted(pod), *_in_the_environment(pod)]:
+            yield pod.title, pod.namespace, name, keys
+
+
+def _mounted(pod: Pod) -> Iterator[tuple[str, set[str]]]:
+    for volume in pod.volumes.values():
+        if secret := volume.get("secret"):
+            yield secret["secretName"], {each["key"] for each in secret.get("items", [])} or {*TLS_KEYS}
+        for source in volume.get("projected", {}).get("sources", []):
+            yield source["secret"]["name"], {each["key"] for each in source["secret"]["items"]}
+
+
+def _in_the_environment(pod: Pod) -> Iterator[tuple[str, set[str]]]:
+    for variable in (variable for each in pod.containers for variable in each.get("env", [])):
+        if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
+            yield reference["name"], {reference["key"]}
+
+
+def files_are_there(objects: Sequence[Object]) -> Problems:
+    """What a program is told to read is mounted where it is told; what it is told to write lasts."""
+    for pod in pods(objects):
+        files = _files(objects, pod)
+        paths = [path for path in pod.containers[0]["args"] if path.startswith("/") and "$" not in path]
+        for told in settings(objects, pod):
+            paths += told.get("tls", {}).values()
+            if (state := told.get("state_dir")) not in _lasting(pod):
+                yield f"{pod.title}: state_dir {state} does not outlive the pod"
+        yield from (f"{pod.title}: {path} is mounted by nobody" for path in sorted({*paths} - files))
+
+
+def _files(objects: Sequence[Object], pod: Pod) -> set[str]:
+    """Paths of all files that a pod gets from ConfigMaps and Secrets."""
+    files = set(config_files(objects, pod))
+    for mount in (mount for each in pod.containers for mount in each.get("volumeMounts", [])):
+        volume = pod.volumes.get(mount["name"], {})
+        sources = [source["secret"] for source in volume.get("projected", {}).get("sources", [])]
+        for secret in [volume["secret"]] if "secret" in volume else sources:
+            names = [each["path"] for each in secret.get("items", [])] or TLS_KEYS
+            files |= {f"{mount['mountPath']}/{name}" for name in names}
+    return files
+
+
+def _lasting(pod: Pod) -> set[str]:
+    """Where a pod may write what is to outlive it."""
+    lasting = {*pod.claims, *(name for name, volume in pod.volumes.items() if "hostPath" in volume)}
+    mounts = [mount for each in pod.containers for mount in each.get("volumeMounts", [])]
+    return {mount["mountPath"] for mount in mounts if mount["name"] in lasting and not mount.get("readOnly")}
+
+
+def certificates_name_roles(objects: Sequence[Object]) -> Problems:
+    """A certificate has the URI by which both ends know its holder, and the use that the role needs."""
+    uses = {"server": "server auth", "client": "client auth"}
+    for each in of_kind(objects, "Certificate"):
+        found = re.fullmatch(r"fl://(server|client)/[\w.-]{1,64}", "".join(each["spec"].get("uris", [])))
+        if found is None or uses[found[1]] not in each["spec"]["usages"]:
+            yield f"{title(each)}: expected one URI fl://ROLE/NAME and the use of that role"
+        elif found[1] == "server" and not each["spec"].get("dnsNames"):
+            yield f"{title(each)}: a server without a name that a client could check"

@@ -1,0 +1,98 @@
+"""Who could not be found, or could be reached by all, is told."""
+
+from __future__ import annotations
+
+from tests.k8s import network_checks as checks
+from tests.k8s.breaking import GONE, NAME, SERVER, assert_sees, broken, cases, of_module
+from tests.k8s.manifests import needs_kubectl
+
+pytestmark = needs_kubectl
+
+BAD = [
+    (
+        checks.selectors_match, SERVER, f"spec selector matchLabels {NAME}", "server",
+        "its selector is not its own template's",
+    ),
+    (
+        checks.selectors_match, "Service/fl-server", f"spec selector {NAME}", "server",
+        "Service/fl-server: no pod has its labels",
+    ),
+    (
+        checks.selectors_match, "PodDisruptionBudget/fl-server", f"spec selector matchLabels {NAME}", "x",
+        "PodDisruptionBudget/fl-server: no pod has its labels",
+    ),
+    (
+        checks.selectors_match, "NetworkPolicy/fl-server-probes", f"spec podSelector matchLabels {NAME}",
+        "x", "NetworkPolicy/fl-server-probes: no pod has its labels",
+    ),
+    (checks.services_lead_to_ports, "Service/fl-server", "spec ports 0 targetPort", 7079, "has no port 7079"),
+    (checks.services_lead_to_ports, "Service/fl-server-internal", "spec ports 0 targetPort", "adm", "has no port adm"),
+    (
+        checks.services_lead_to_ports, SERVER, "spec serviceName", "fl-server",
+        "fl-server is no headless Service",
+    ),
+    (checks.monitors_find_ports, "ServiceMonitor/", "spec endpoints 0 port", "http", "no Service has the port http"),
+    (checks.monitors_find_ports, "ServiceMonitor/", "spec jobLabel", "job", "no Service has its labels and the label"),
+    (checks.monitors_find_ports, "PodMonitor/", "spec podMetricsEndpoints 0 port", "http", "has no port http"),
+    (
+        checks.routes_lead_to_services, "TLSRoute/", "spec rules 0 backendRefs 0 port", 443,
+        "no Service fl-server with port 443",
+    ),
+    (
+        checks.routes_lead_to_services, "TLSRoute/", "spec parentRefs 0 sectionName", "https",
+        "impetus/https is no listener",
+    ),
+    (
+        checks.routes_lead_to_services, "Gateway/", "spec listeners 0 tls mode", "Terminate",
+        "impetus/clients is no listener that passes TLS through",
+    ),
+    (checks.the_budget_leaves_room, "PodDisruptionBudget/", "spec maxUnavailable", 0, "none of 1 may go"),
+    (checks.the_budget_leaves_room, "PodDisruptionBudget/", "spec maxUnavailable", "0%", "none of 1 may go"),
+    (
+        checks.the_budget_leaves_room, "PodDisruptionBudget/", "spec",
+        {"minAvailable": 1, "selector": {"matchLabels": {NAME: "fl-server"}}}, "none of 1 may go",
+    ),
+    (
+        checks.policies_close_everything, "NetworkPolicy/default-deny", "spec policyTypes", ["Ingress"],
+        "no policy denies by default",
+    ),
+    (
+        checks.policies_close_everything, "NetworkPolicy/default-deny", "spec ingress", [{}],
+        "no policy denies by default",
+    ),
+    *(
+        (
+            checks.policies_open_what_is_needed, f"NetworkPolicy/fl-server-{name}", "spec podSelector matchLabels x",
+            "y",
+            f"no policy lets anybody reach its port {port}",
+        )
+        for name, port in {"clients": "grpc", "admin": "admin", "probes": "health", "metrics": "metrics"}.items()
+    ),
+    (
+        checks.policies_open_what_is_needed, "NetworkPolicy/fl-server-admin", "spec ingress 0 from", GONE,
+        "its port admin is open to whole networks",
+    ),
+    (
+        checks.policies_open_what_is_needed, "NetworkPolicy/fl-server-clients", "spec ingress 0 ports", GONE,
+        "a policy opens any, which is none of its ports",
+    ),
+    (
+        checks.policies_open_what_is_needed, "NetworkPolicy/fl-server-postgres", "spec egress 0 ports 0 port", 5433,
+        "no policy lets it reach port 5432",
+    ),
+    (
+        checks.policies_open_what_is_needed, "NetworkPolicy/fl-client-coordinator", "spec egress 1", GONE,
+        "no policy lets it reach port 53",
+    ),
+]  # fmt: skip
+
+
+@cases(BAD)
+def test_a_check_sees_what_is_wrong(check, name, path, value, words):
+    """It says so in words that name the thing."""
+    assert_sees(check, broken(name, path, value), words)
+
+
+def test_every_check_is_seen_to_fail():
+    """A check that could never say anything would be no check."""
+    assert {check for check, *_ in BAD} == of_module(checks)

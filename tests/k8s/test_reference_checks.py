@@ -1,0 +1,101 @@
+"""What is named and is not there, is missed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.k8s import reference_checks as checks
+from tests.k8s.breaking import (
+    CLIENT,
+    CONTAINER,
+    GONE,
+    NODES,
+    POD,
+    SERVER,
+    SETTINGS,
+    assert_sees,
+    broken,
+    cases,
+    of_module,
+    swap,
+)
+from tests.k8s.manifests import EVERYTHING, build, needs_kubectl
+
+pytestmark = needs_kubectl
+
+LEVEL = "pod-security.kubernetes.io/enforce"
+BAD = [
+    (checks.namespaces_are_guarded, "Service/fl-server", "metadata namespace", "default", "its namespace 'default'"),
+    (checks.namespaces_are_guarded, "Service/fl-server", "metadata namespace", GONE, "its namespace ''"),
+    (
+        checks.namespaces_are_guarded, "Namespace/impetus", f"metadata labels {LEVEL}", GONE,
+        "no level of Pod Security",
+    ),
+    (
+        checks.volumes_are_there, SERVER, f"{CONTAINER} volumeMounts =settings name", "setting",
+        "there is no volume setting",
+    ),
+    (checks.volumes_are_there, SERVER, f"{CONTAINER} volumeMounts =tls", GONE, "nobody mounts the volume tls"),
+    (checks.volumes_are_there, SERVER, "spec volumeClaimTemplates", [], "there is no volume state"),
+    (
+        checks.references_are_there, SERVER, f"{POD} volumes =settings configMap name", "fl-server",
+        "there is no ConfigMap fl-server",
+    ),
+    (checks.references_are_there, CLIENT, f"{POD} serviceAccountName", "fl", "there is no ServiceAccount fl"),
+    (
+        checks.references_are_there, "Certificate/fl-server", "spec issuerRef kind", "ClusterIssuer",
+        "there is no ClusterIssuer impetus-ca",
+    ),
+    (
+        checks.files_are_there, SETTINGS, "data server.toml", swap("tls/tls.crt", "tls/server.crt"),
+        "/etc/impetus/tls/server.crt is mounted by nobody",
+    ),
+    (
+        checks.files_are_there, SERVER, f"{CONTAINER} args 1", "/etc/impetus.toml",
+        "/etc/impetus.toml is mounted by nobody",
+    ),
+    (
+        checks.files_are_there, NODES, "data gpu-1.toml", swap("tls/gpu-1", "tls/gpu-7"),
+        "/etc/impetus/tls/gpu-7/tls.crt is mounted by nobody",
+    ),
+    (
+        checks.files_are_there, CLIENT, f"{POD} volumes =tls projected sources 0 secret items 2 path", "gpu-0.key",
+        "/etc/impetus/tls/gpu-0/tls.key is mounted by nobody",
+    ),
+    (
+        checks.files_are_there, SETTINGS, "data server.toml", swap('"/var/lib/impetus"', '"/tmp"'),
+        "state_dir /tmp does not outlive the pod",
+    ),
+    (
+        checks.certificates_name_roles, "Certificate/fl-client-gpu-0", "spec uris 0", "spiffe://impetus/gpu-0",
+        "expected one URI fl://ROLE/NAME",
+    ),
+    (checks.certificates_name_roles, "Certificate/fl-client-gpu-0", "spec usages 1", "server auth", "the use of"),
+    (checks.certificates_name_roles, "Certificate/fl-server", "spec dnsNames", GONE, "a server without a name"),
+]  # fmt: skip
+
+
+@cases(BAD)
+def test_a_check_sees_what_is_wrong(check, name, path, value, words):
+    """It says so in words that name the thing."""
+    assert_sees(check, broken(name, path, value), words)
+
+
+def test_every_check_is_seen_to_fail():
+    """A check that could never say anything would be no check."""
+    assert {check for check, *_ in BAD} == of_module(checks)
+
+
+@pytest.mark.parametrize(
+    ("documented", "missing"),
+    [
+        ({}, "fl-server-ledger comes by password"),
+        ({("impetus", "fl-server-ledger"): {"password"}}, "fl-server-ledger comes by ca.crt, ledger.toml"),
+        ({("impetus", "fl-server-ledger"): {"password", "ca.crt", "ledger.toml"}}, "impetus-ca comes by tls.crt"),
+    ],
+)
+def test_a_secret_that_nobody_makes_is_missed(documented, missing):
+    """By its name and its keys; those that cert-manager makes are there."""
+    found = " ".join(checks.secrets_that_are_missing(build(EVERYTHING), documented))
+    assert missing in found
+    assert "fl-server-tls" not in found

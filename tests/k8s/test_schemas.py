@@ -1,0 +1,55 @@
+"""Published schemas are made strict: what they do not know is refused, what they leave open stays open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.k8s.schemas.reduce import reduce, strict
+
+FILES = sorted(Path(__file__).parent.glob("schemas/*.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_schema_names_its_source_and_is_one(path):
+    """Project, version and path; closed at the top."""
+    schema = json.loads(path.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$comment"].startswith("From ")
+    assert " v" in schema["$comment"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["kind"]["const"].lower() == path.stem
+
+
+def test_words_go_and_names_stay():
+    """A description is left out, a field that is called description is not."""
+    schema = {"description": "d", "properties": {"description": {"type": "string", "description": "d"}}}
+    assert strict(schema) == {"properties": {"description": {"type": "string"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {}, "x-kubernetes-preserve-unknown-fields": True},
+        {"type": "object"},
+        {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"additionalProperties": {"type": "string"}},
+    ],
+    ids=["asked-for", "nothing-listed", "a-choice", "a-map"],
+)
+def test_what_is_open_stays_open(schema):
+    """Unknown fields are refused only where fields are listed, and all of them."""
+    jsonschema.Draft202012Validator(strict(schema)).validate({"a": "x", "c": "y"})
+
+
+def test_a_version_of_a_definition_is_taken():
+    """Group, version and kind are fixed, and the status of a version that is not served is none."""
+    version = {"name": "v1", "served": True, "schema": {"openAPIV3Schema": {"properties": {"spec": {}}}}}
+    crd = {"spec": {"group": "g.io", "names": {"kind": "Thing"}, "versions": [version]}}
+    assert reduce(crd, "v1")["properties"]["apiVersion"] == {"const": "g.io/v1"}
+    version["served"] = False
+    with pytest.raises(StopIteration):
+        reduce(crd, "v1")

@@ -1,0 +1,69 @@
+"""The settings files in the manifests are read by the programs' own readers, as they are mounted together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fl_client.config import load_config
+from fl_client.data import _partition_spec
+from fl_server.config import ServerConfig
+from protos.settings import read_settings
+from tests.k8s.manifests import ROOT
+
+BASE = ROOT / "k8s/base/server.toml"
+PRODUCTION = ROOT / "k8s/overlays/production/production.toml"
+CLIENTS = ROOT / "k8s/components/gpu-clients"
+NODES = sorted((CLIENTS / "nodes").glob("*.toml"))
+
+
+def test_the_base_is_read_by_the_coordinator():
+    """Ports and paths are those of the images, and TLS asks everybody for a certificate."""
+    config = read_settings(BASE, ServerConfig)
+    assert (config.listen, config.admin_listen, config.metrics_listen, config.health_listen) == tuple(
+        f"0.0.0.0:{port}" for port in (7070, 7071, 7072, 7073)
+    )
+    assert config.tls is not None
+    assert config.tls.client_ca == Path("/etc/impetus/tls/ca.crt")
+    assert config.state_dir == Path("/var/lib/impetus")
+
+
+def test_the_drain_lasts_as_long_as_the_longest_upload():
+    """256 MiB at 20 Mbit/s take 256 * 1.048576 * 8 / 20 = 107 s; 5 s and more are left for a commit."""
+    config = read_settings(BASE, ServerConfig)
+    longest_s = config.limits.max_update_mib * 1.048576 * 8 / 20
+    assert config.drain_grace_s > longest_s + 5
+
+
+def test_production_lies_on_top_of_the_base():
+    """What it says is taken, and what it leaves out is the base's."""
+    base, config = read_settings(BASE, ServerConfig), read_settings(BASE, ServerConfig, [PRODUCTION])
+    assert (config.durability, config.threads) == ("power", 4)
+    assert config.model_copy(update={"durability": base.durability, "threads": base.threads}) == base
+
+
+def test_a_ledger_lies_on_top_of_all(tmp_path):
+    """As in the Secret of the component postgres: one key, beside which all others stand."""
+    (tmp_path / "ledger.toml").write_text('ledger = "postgresql://impetus@db:5432/impetus?sslmode=verify-full"\n')
+    config = read_settings(BASE, ServerConfig, [PRODUCTION, tmp_path / "ledger.toml"])
+    assert config.ledger is not None
+    assert config.ledger.get_secret_value().startswith("postgresql://impetus@db:5432/impetus")
+    assert config.durability == "power"
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda path: path.stem)
+def test_a_node_of_the_fleet_is_read_by_the_daemon(node):
+    """Its own file on top of the common one: its certificate, and one part of a partition that can be made."""
+    config = load_config(CLIENTS / "client.toml", [node])
+    assert config.tls is not None
+    assert config.tls.cert == Path(f"/etc/impetus/tls/{node.stem}/tls.crt")
+    assert config.shard.partition is not None
+    assert config.shard.index in range(_partition_spec(config.shard.partition).clients)
+    assert len(NODES) == _partition_spec(config.shard.partition).clients
+
+
+def test_the_common_file_alone_is_no_configuration():
+    """A node without a file of its own is refused in words, not given somebody's shard."""
+    with pytest.raises(Exception, match="shard: partition needs an index"):
+        load_config(CLIENTS / "client.toml")

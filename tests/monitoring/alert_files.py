@@ -1,0 +1,69 @@
+"""The rules as they are deployed, and the cases that promtool judges them by."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "k8s/components/monitoring/prometheus-rule.yaml"
+CASES = Path(__file__).parent / "alerts"
+
+Rule = dict[str, Any]
+
+
+def groups() -> list[dict[str, Any]]:
+    """The rule groups, as Prometheus itself takes them."""
+    return list(yaml.safe_load(RULES.read_text())["spec"]["groups"])
+
+
+def rules() -> Iterator[Rule]:
+    """Every rule, recording and alerting."""
+    return (rule for group in groups() for rule in group["rules"])
+
+
+def alerts() -> list[Rule]:
+    """Every alerting rule; an alert of two severities is two."""
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def names() -> list[str]:
+    """Every alert's name, once."""
+    return sorted({rule["alert"] for rule in alerts()})
+
+
+def cases(alert: str) -> dict[str, Any]:
+    """What is known of an alert's behaviour, as promtool's test file has it."""
+    return dict(yaml.safe_load((CASES / f"{alert}.yaml").read_text()))
+
+
+def expectations(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each (alert, time) that a test file asks for."""
+    return (each for test in content["tests"] for each in test.get("alert_rule_test", ()))
+
+
+def promtool(folder: Path, what: str, content: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """`promtool check rules` or `promtool test rules` on a content."""
+    (folder / f"{what}.json").write_text(json.dumps(content))
+    command = ["promtool", what, "rules", f"{what}.json"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def judge(folder: Path, alert: str, expression: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Let promtool play the alert's cases against it and the recorded rules, or against another expression.
+
+    The cases leave the link to the runbook out, for another test looks at all of them.
+    """
+    content, judged = cases(alert), groups()
+    for group in judged:
+        group["rules"] = [rule for rule in group["rules"] if rule.get("alert", alert) == alert]
+        for rule in (rule for rule in group["rules"] if "alert" in rule):
+            rule["expr"] = expression or rule["expr"]
+            del rule["annotations"]["runbook_url"]
+    (folder / "rules.json").write_text(json.dumps({"groups": judged}))
+    return promtool(folder, "test", {"evaluation_interval": "1m", **content, "rule_files": ["rules.json"]})

@@ -1,0 +1,79 @@
+"""A real Alertmanager for a test, and somebody who is told by it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.monitoring.programs import eventually, listening, needed
+
+
+@dataclass
+class Alertmanager:
+    """A running Alertmanager, and the notifications that its webhook got."""
+
+    address: str
+    notifications: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of the webhook's requests, the oldest first."""
+
+    def delivered(self, alert: str, status: str = "firing") -> dict[str, Any]:
+        """The first alert of this name that was delivered with a status, once it is there."""
+
+        def probe() -> dict[str, Any] | None:
+            told = [each for body in list(self.notifications) for each in body["alerts"]]
+            named = (each for each in told if each["labels"]["alertname"] == alert and each["status"] == status)
+            return next(named, None)
+
+        return eventually(probe, f"the webhook is told that {alert} is {status}")
+
+
+@contextmanager
+def alertmanager(folder: Path) -> Iterator[Alertmanager]:
+    """An Alertmanager that tells a webhook on loopback about everything at once; both end with the block.
+
+    Skips the test where none is installed.
+    """
+    needed("prometheus-alertmanager")
+    notifications: list[dict[str, Any]] = []
+    with _webhook(notifications) as url:
+        route = {"receiver": "webhook", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
+        receiver = {"name": "webhook", "webhook_configs": [{"url": url, "send_resolved": True}]}
+        (folder / "alertmanager.yml").write_text(json.dumps({"route": route, "receivers": [receiver]}))
+        options = {
+            "config.file": folder / "alertmanager.yml",
+            "storage.path": folder / "alertmanager",
+            "web.listen-address": "127.0.0.1:0",
+            "cluster.listen-address": "",
+        }
+        command = ["prometheus-alertmanager", *(f"--{name}={value}" for name, value in options.items())]
+        with listening(command, folder / "alertmanager.log") as address:
+            yield Alertmanager(address, notifications)
+
+
+@contextmanager
+def _webhook(notifications: list[dict[str, Any]]) -> Iterator[str]:
+    """Whoever posts to the URL has its body kept."""
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            notifications.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """What it was told is what the test looks at."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,69 @@
+"""The programs that the monitoring is tested with: they are real, they answer, and they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.monitoring.alertmanager import alertmanager
+from tests.monitoring.programs import answers, eventually, needed
+from tests.monitoring.prometheus import Sample, Setup, prometheus
+
+ROOT = Path(__file__).parents[2]
+STARTER = """
+import pathlib, time
+from tests.monitoring.alertmanager import alertmanager
+with alertmanager(pathlib.Path({!r})) as manager:
+    print(manager.address, flush=True)
+    time.sleep(600)
+"""
+ALWAYS = {
+    "name": "always",
+    "rules": [{"record": "one", "expr": "vector(1)"}, {"alert": "Always", "expr": "vector(2) > 1"}],
+}
+
+
+def test_an_alert_goes_all_the_way(tmp_path):
+    """Prometheus scrapes itself here, evaluates rules, and an Alertmanager tells the webhook about the alert."""
+    with (
+        alertmanager(tmp_path) as manager,
+        prometheus(tmp_path, Setup(rules=[ALWAYS], alertmanagers=[manager.address], interval="200ms")) as server,
+    ):
+        assert manager.delivered("Always")["labels"] == {"alertname": "Always"}
+        assert server.query("one + 1") == [Sample({}, 2.0)]
+        assert [alert["state"] for alert in server.alerts()] == ["firing"]
+        assert {rule["name"]: rule["health"] for rule in server.rules()} == {"one": "ok", "Always": "ok"}
+        now = time.time()
+        assert [series.labels for series in server.query_range("one", now - 1, now)] == [{"__name__": "one"}]
+        with pytest.raises(AssertionError, match="parse error"):
+            server.query("sum(")
+
+
+def test_a_target_that_is_away_is_seen_down(tmp_path):
+    """Prometheus scrapes an Alertmanager until that has ended, says so then, and ends itself with its block."""
+    with ExitStack() as away:
+        manager = away.enter_context(alertmanager(tmp_path))
+        with prometheus(tmp_path, Setup(jobs={"manager": [manager.address]}, interval="200ms")) as server:
+            assert server.value('up{job="manager"}') == 1
+            away.close()
+            eventually(lambda: server.targets() == {manager.address: "down"}, "the target is seen down")
+            eventually(lambda: server.value('up{job="manager"}') == 0, "the sample says so too")
+            assert server.value("nothing_of_this_name") is None
+    assert not answers(server.address)
+
+
+def test_a_program_ends_with_the_tests(tmp_path):
+    """Whoever started a program and was killed closes its stdin, and with that the program ends."""
+    needed("prometheus-alertmanager")
+    command = [sys.executable, "-c", STARTER.format(str(tmp_path))]
+    starter = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    address = starter.stdout.readline().strip()
+    assert answers(address)
+    starter.kill()
+    starter.communicate()
+    eventually(lambda: not answers(address), "the program has ended")
