@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import urllib.request
@@ -10,10 +11,12 @@ import grpc
 import pytest
 from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from fl_ops.cli import app
 from fl_ops.settings import Certificates
 from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import command, eventually
+from tests.integration.processes import eventually
 from tests.integration.raw_client import RawClient
 
 NAMES = ("edge-0", "edge-1", "edge-2")
@@ -79,8 +82,9 @@ class Site:
 
     def ca(self, *arguments):
         """`fl ca` in the place's folder."""
-        made = command("ca", *arguments, folder=self.place.folder)
-        assert made.returncode == 0, made.stderr
+        with contextlib.chdir(self.place.folder):
+            made = CliRunner().invoke(app, ["ca", *arguments])
+        assert made.exit_code == 0, made.stderr
 
     def deploy(self, pki, *bundle):
         """Give everybody what is in this folder, and these authorities to trust."""
@@ -151,8 +155,10 @@ def test_everything_is_renewed_under_load_and_nothing_notices(site):
     assert site.newcomer(old, site.next) is grpc.StatusCode.UNAVAILABLE
     assert site.newcomer(site.next, site.next) is grpc.StatusCode.PERMISSION_DENIED
     with site.server.admin() as admin:
+        admin.pause_run(run)
+        site.server.until(run, lambda status: status.rounds_done == len(attempts(site)), "its round is committed")
+        nothing_happened(site)
         admin.stop_run(run, "it has seen enough")
-    nothing_happened(site)
     leaf = x509.load_pem_x509_certificate((site.next / "server-coordinator.crt").read_bytes())
     ends = site.server.samples("fl_certificate_expiry_timestamp_seconds")
     assert ({"file": "cert"}, leaf.not_valid_after_utc.timestamp()) in ends
@@ -161,12 +167,15 @@ def test_everything_is_renewed_under_load_and_nothing_notices(site):
     assert site.server.digests(undisturbed) == digests
 
 
+def attempts(site):
+    """Round and number of each attempt."""
+    return [(line["round"], line["attempt"]) for line in site.server.events("attempt_opened", run="rotated")]
+
+
 def nothing_happened(site):
     """To daemons, calls, attempts and uploads."""
-    server, run = site.server, "rotated"
-    attempts = server.events("attempt_opened", run=run)
-    assert [each["round"] for each in attempts] == list(range(len(attempts)))
-    assert {each["attempt"] for each in attempts} == {attempts[0]["attempt"]}
+    server, began = site.server, attempts(site)
+    assert began == [(number, began[0][1]) for number in range(len(began))]
     for event in ("client_lost", "upload_resumed", "update_refused", "rpc_failed"):
         assert server.events(event) == [], event
     refused = [line for line in server.events("rpc_refused") if "edge-9" not in line["error"]]
@@ -175,9 +184,12 @@ def nothing_happened(site):
         assert len(daemon.events("registered")) == 1
         for event in ("disconnected", "not_moved", "certificates_not_used", "work_failed", "update_refused"):
             assert daemon.events(event) == [], event
-    counted = server.samples("fl_rpc_seconds_count")
-    others = [labels for labels, value in counted if value and labels["code"] not in {"OK", "PERMISSION_DENIED"}]
-    assert others == []
+    calls = {(labels["rpc"], labels["code"]): value for labels, value in server.samples("fl_rpc_seconds_count")}
+    assert {code for _, code in calls} <= {"OK", "PERMISSION_DENIED"}
+    sent = [line for daemon in site.daemons.values() for line in daemon.events("submitted")]
+    assert calls["SubmitUpdate", "OK"] == len(sent) == 2 * len(began)
+    moves = [line for daemon in site.daemons.values() for line in daemon.events("moved")]
+    assert calls["Attend", "OK"] == len(moves)  # each has ended the stream before it
 
 
 @pytest.mark.slow
