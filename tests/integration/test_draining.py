@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -49,6 +50,7 @@ class Site:
             assert trap.snapped.wait(60)
         self.server.signal(signal.SIGTERM)
         self.server.logged("draining")
+        time.sleep(1)  # a coordinator that waits for nobody has closed its ports by now
 
     def as_if_nothing_had_happened(self, run):
         """The run completes, with the models of an undisturbed one; every update was made once and counted."""
