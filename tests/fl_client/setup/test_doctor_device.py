@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from fl_client.config import ClientConfig
 from fl_client.setup import device, room, state_place
 from fl_client.setup.findings import Level, size
 from fl_client.state import StateDir
-from tests.fl_client.gates.hardware import Hardware
 from tests.fl_client.setup.conftest import TASK
 
 NOBODY = 65534
@@ -245,20 +245,20 @@ def test_sizes_in_words(count, words):
     assert size(count) == words
 
 
-def test_gates_are_looked_at(look, tmp_path_factory):
-    """Which are open and which are closed now; that is no fault. Without any there is nothing to say."""
-    hardware = Hardware(tmp_path_factory.mktemp("sys"))
-    hardware.plug(False)
-    hardware.zone(0, "cpu", 40_000)
-    found = look(gates={"on_mains": True, "temperature_below": 75, "sysfs": str(hardware.root)})
-    said = "power is closed now, so a daemon would wait: on battery; temperature is open"
-    assert said in found.of("gates")
-    assert not [fault for fault in found.faults if "gates" in fault]
-    assert "gates" not in [each["check"] for each in look().findings]
-
-
-def test_a_gate_without_its_sensor(look, tmp_path_factory):
-    """As a daemon would say it."""
-    found = look(gates={"on_mains": True, "sysfs": str(tmp_path_factory.mktemp("sys"))})
+def test_a_gate_without_its_sensor(look, tmp_path):
+    """No thermal zone where Linux should tell of them: the daemon would not start, and the doctor says so."""
+    found = look(gates={"temperature_below": 70, "sysfs": tmp_path})
     assert "FAIL gates" in found.faults
-    assert "gates.on_mains: expected a power supply in" in found.of("gates")
+
+
+def test_a_gate_that_is_closed_is_no_fault(look):
+    """A window of one minute of the week that is not now: said, with level OK."""
+    day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(datetime.now(UTC).weekday() + 3) % 7]
+    found = look(gates={"windows": [f"{day} 12:00-12:01"], "timezone": "UTC"})
+    assert "FAIL gates" not in found.faults
+    assert "window is closed now" in found.of("gates")
+
+
+def test_a_gate_that_is_open(look):
+    """Every day, all day."""
+    assert look(gates={"windows": ["mon-sun 00:00-24:00"]}).of("gates") == "window lets it train | "
