@@ -181,7 +181,7 @@ def world_metrics():
 def test_a_folder_that_cannot_be_looked_at_ends_no_scrape(tmp_path):
     """The room of a state directory that is gone is not a number, and all else is told."""
     metrics = Metrics(CollectorRegistry())
-    metrics.kit.space("fl_state_dir", tmp_path)
+    metrics.space.look_at(tmp_path)
     assert (
         0
         < metrics.registry.get_sample_value("fl_state_dir_available_bytes")
