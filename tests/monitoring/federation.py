@@ -9,17 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import torch
+from typer.testing import CliRunner
 
 from fl_ops.admin_client import AdminClient
-from tests.integration.harness import Daemon, Fleet
+from fl_ops.cli import app
+from fl_ops.settings import Certificates
+from tests.integration.harness import Coordinator, Daemon, Fleet
 from tests.integration.processes import Place, write_toml
 from tests.integration.raw_client import RawClient, Update
 from tests.monitoring.alert_files import groups
 from tests.monitoring.programs import eventually
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
 
-SIZE = 3
+SIZE, RAW = 3, 3
+"""Daemons, and clients by hand."""
 KEPT = 16
 """Examples of each shard that stay for evaluation on the device."""
 PLANT = {"site": "plant"}
@@ -27,18 +32,69 @@ PLANT = {"site": "plant"}
 RUNS = ("undisturbed", "bent", "diverged", "faulted")
 
 
+class Pki:
+    """An authority made by `fl ca`, and the files of those for whom it issued."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "pki"
+        clients = [f"edge-{index}" for index in range(SIZE)] + [f"raw-{index}" for index in range(RAW)]
+        for arguments in (
+            ("init",),
+            ("issue", "server", "--host", "127.0.0.1"),
+            ("issue", "admin", "alice"),
+            *(("issue", "client", name) for name in clients),
+        ):
+            made = CliRunner().invoke(app, ["ca", *arguments, "--dir", str(self.folder)])
+            assert made.exit_code == 0, made.output
+
+    def files(self, stem: str) -> dict[str, str]:
+        """Authority, certificate and key of one holder, as in a daemon's [tls] section."""
+        names = {"ca": "ca.crt", "cert": f"{stem}.crt", "key": f"{stem}.key"}
+        return {what: str(self.folder / name) for what, name in names.items()}
+
+    def credentials(self, client: str) -> grpc.ChannelCredentials:
+        """For a client by hand."""
+        files = {what: Path(file).read_bytes() for what, file in self.files(f"client-{client}").items()}
+        return grpc.ssl_channel_credentials(files["ca"], files["key"], files["cert"])
+
+
+class SecureCoordinator(Coordinator):
+    """A coordinator that wants certificates, and whose operator is alice."""
+
+    def __init__(self, place: Place, pki: Pki) -> None:
+        ours = pki.files("server-coordinator")
+        tls = {"cert": ours["cert"], "key": ours["key"], "client_ca": ours["ca"]}
+        settings = {"insecure": False, "tls": tls, "limits": {"reattach_grace_s": 0.5}}
+        super().__init__(place, settings=settings)
+        self._operator = Certificates(**{what: Path(file) for what, file in pki.files("admin-alice").items()})
+
+    def admin(self, certificates: Certificates | None = None) -> AdminClient:
+        """As alice."""
+        return super().admin(certificates or self._operator)
+
+
 class WatchedFleet(Fleet):
     """Daemons that keep a part of their shard for evaluation and tell their metrics, each at an address of its own."""
 
     def __init__(self, place: Place) -> None:
+        self.place = place
         self.metrics = _free_addresses(SIZE)
-        super().__init__(place, SIZE, limits={"reattach_grace_s": 0.5})
+        self.pki = Pki(place.folder)
+        self.server = SecureCoordinator(place, self.pki).serve()
+        self.daemons = {f"edge-{index}": self.daemon(index, SIZE).start() for index in range(SIZE)}
+        self.attend()
 
     def daemon(self, index: int, size: int) -> Daemon:
         """A daemon that is not started yet."""
-        shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
-        told = {"metrics_listen": self.metrics[index], "labels": PLANT}
-        return Daemon(self.place, self.server, f"edge-{index}", shard=shard, options={"kept": KEPT}, **told)
+        settings = {
+            "shard": {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index},
+            "options": {"kept": KEPT},
+            "metrics_listen": self.metrics[index],
+            "labels": PLANT,
+            "insecure": False,
+            "tls": self.pki.files(f"client-edge-{index}"),
+        }
+        return Daemon(self.place, self.server, f"edge-{index}", **settings)
 
     @property
     def jobs(self) -> dict[str, list[str]]:
@@ -84,7 +140,7 @@ class Story:
         """Of two updates one has a wrong shape; the round is closed by the other."""
         site = {"site": "lab"}
         two = {"clients_per_round": 2, "min_clients": 2, "quorum": 1}
-        with _client(self.server.address, "raw-0", site) as bad, _client(self.server.address, "raw-1", site) as good:
+        with self._client("raw-0", site) as bad, self._client("raw-1", site) as good:
             self.server.create("bent", round=two, stop={"rounds": 1}, labels=site)
             self.scraped()
             assert not bad.submit(bad.transposed()).admitted
@@ -95,7 +151,7 @@ class Story:
         """The only client sends NaN, and the run fails."""
         site = {"site": "desert"}
         one = {"clients_per_round": 1, "min_clients": 1}
-        with _client(self.server.address, "raw-2", site) as hot:
+        with self._client("raw-2", site) as hot:
             self.server.create("diverged", round=one, stop={"rounds": 1}, labels=site)
             self.scraped()
             assert not hot.submit(hot.not_finite()).admitted
@@ -129,6 +185,12 @@ class Story:
         fleet.release()
         server.completed("faulted")
         self.scraped()
+
+    @contextmanager
+    def _client(self, name: str, labels: dict[str, str]) -> Iterator[Worker]:
+        with Worker(self.server.address, name, self.fleet.pki.credentials(name)) as client:
+            client.begin(labels)
+            yield client
 
     def _steer(self, what: str) -> None:
         with self.server.admin() as admin:
@@ -166,13 +228,6 @@ class Worker(RawClient):
     def _ones(self) -> list[tuple[str, torch.Tensor]]:
         manifest = self.proper().header.payloads[0].manifest
         return [(entry.name, torch.ones(list(entry.shape))) for entry in manifest.tensors]
-
-
-@contextmanager
-def _client(address: str, name: str, labels: dict[str, str]) -> Iterator[Worker]:
-    with Worker(address, name) as client:
-        client.begin(labels)
-        yield client
 
 
 @contextmanager

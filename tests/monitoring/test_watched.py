@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import time
+from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from protos.fl.v1 import admin_pb2
 from tests.monitoring.alert_files import rules
@@ -16,16 +18,9 @@ from tests.monitoring.programs import needed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PLAIN_TEXT = "there are no certificates in a federation in plain text"
-NOTHING_TO_SAY = {
-    "fl_certificate_expiry_timestamp_seconds": PLAIN_TEXT,
-    "fl_client_certificate_expiry_timestamp_seconds": PLAIN_TEXT,
-}
-"""Metrics of rules without a sample here, and why."""
 METRIC = re.compile(r"\b(?:fl|process)_\w+\b(?!:)")
 """A metric's name; not one within the name of a recorded rule."""
 EMPTY_PANELS = {
-    "Certificate expires": PLAIN_TEXT,
     "Work that failed on devices": "the devices do all that they are asked for; what fails here is killed",
 }
 """Panels without data here, and why."""
@@ -54,7 +49,7 @@ def test_every_metric_of_a_rule_has_data(story):
     named = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     silent = {name for name in named | recorded if not story.seen.query(f'last_over_time({{__name__="{name}"}}[10m])')}
-    assert silent == set(NOTHING_TO_SAY)
+    assert silent == set()
 
 
 def test_what_ought_to_fire_did_and_nothing_else(story):
@@ -141,6 +136,21 @@ def test_a_killed_daemon_and_a_killed_coordinator_are_told(story):
     assert after("fl_evaluation", metric="accuracy") == rounds[-1].metrics["accuracy"]
     assert story.seen.value("changes(namespace:fl_coordinator_start_time_seconds:max[10m])") == 1
     assert story.seen.value('min_over_time(up{job="fl-server"}[10m])') == 0
+
+
+def test_certificates_are_told_with_their_ends(story):
+    """The coordinator's own and that of each daemon, as the files have them; and the authority of all."""
+
+    def ends(file):
+        return x509.load_pem_x509_certificate(Path(file).read_bytes()).not_valid_after_utc.timestamp()
+
+    pki, seen, jobs = story.fleet.pki, story.seen, story.fleet.jobs
+    stems = ["server-coordinator", *(f"client-edge-{index}" for index in range(SIZE))]
+    names = ["fl_certificate_expiry_timestamp_seconds", *["fl_client_certificate_expiry_timestamp_seconds"] * SIZE]
+    for stem, name, instance in zip(stems, names, [*jobs["fl-server"], *jobs["fl-client"]], strict=True):
+        for file in ("cert", "ca"):
+            told = seen.value(f'last_over_time({name}{{instance="{instance}", file="{file}"}}[5s])')
+            assert told == ends(pki.files(stem)[file])
 
 
 def test_what_was_before_the_restart_is_read_back(story):
