@@ -10,8 +10,9 @@ from fl_client.errors import NotAllowed, ProtocolMismatch, TransportError
 from fl_client.identity import identity_of
 from fl_client.setup.findings import Finding, fail, ok
 from fl_client.setup.handshake import speaks_tls
-from fl_client.transport import GrpcTransport, TlsFiles
+from fl_client.transport import GrpcTransport
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.pem import PemFiles
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 
@@ -34,7 +35,7 @@ def look(config: ClientConfig) -> Iterator[Finding]:
 
 
 async def _register(config: ClientConfig) -> None:
-    tls = None if config.tls is None else TlsFiles(config.tls.ca, config.tls.cert, config.tls.key)
+    tls = None if config.tls is None else PemFiles(config.tls.cert, config.tls.key, config.tls.ca).read()
     transport = GrpcTransport(config.server, tls)
     try:
         await transport.register(pb.RegisterRequest(client_id=identity_of(config), protocol=pb.ProtocolRange()))
