@@ -37,7 +37,7 @@ def dashboard() -> models.Dashboard:
     """The whole of it."""
     sections = [
         Section("Is it healthy?", [Row(4, _health())]),
-        Section("What is running?", [Row(6, [run_table(R)])]),
+        Section("What is running?", [Row(5, [run_table(R)])]),
         Section("Does it learn?", [Row(7, _learning())]),
         Section("Rounds", [Row(7, _rounds())]),
         Section("Clients", [Row(7, _clients())]),
