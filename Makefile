@@ -5,10 +5,12 @@ WORKERS ?= 2
 SEEDS ?= 20
 MINUTES ?= 30
 DAEMONS ?= 20
+TOOLS ?= prometheus prometheus-alertmanager
+MORE ?= buildah podman crun debootstrap
 BIN := .venv/bin
-ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks)
+ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
 
-.PHONY: install demo test test-all chaos soak lint lint-style lint-types lint-protos format protos baseline bench clean
+.PHONY: install demo test test-all tools chaos soak lint lint-style lint-types lint-protos format protos baseline bench clean
 
 install: .venv/installed
 
@@ -30,6 +32,12 @@ test: .venv/installed
 # Also what is marked slow.
 test-all: .venv/installed
 	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+
+# What some tests run beside Python, from Debian, as root: TOOLS for `make test`, MORE for `make test-all`. A test whose
+# tool is missing is skipped and says so. kubectl, 1.27 or newer, is not among them: Debian's is too old.
+tools:
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(TOOLS) $(MORE)
 
 # Real processes that are killed, cut off and lied to: SEEDS seeds, or SEED=17 again.
 chaos: .venv/installed
