@@ -17,6 +17,8 @@ import fl_client.metrics
 import fl_server.metrics
 from k8s.dashboards.files import committed, texts
 from k8s.dashboards.frame import OVERVIEW, RUN_DETAIL, WINDOWS
+from k8s.dashboards.layout import Row
+from k8s.dashboards.panels import What, number
 from protos.metrics import Declaration
 from tests.k8s.dashboard_checks import expressions, faults, linked, panels
 from tests.monitoring.programs import needed
@@ -77,6 +79,12 @@ def test_commits_abandoned_rounds_and_starts_are_marked(uid):
     assert list(marks) == ["Commits", "Abandoned rounds", "Coordinator starts"]
     assert [each["useValueForTime"] for each in marks.values()] == [True, False, True]
     assert all(("1000 * " in each["expr"]) == each["useValueForTime"] for each in marks.values())
+
+
+def test_a_row_that_would_leave_a_hole_is_refused():
+    """24 columns are not shared evenly by five panels."""
+    with pytest.raises(ValueError, match="share 24 columns evenly, got 5 in a row"):
+        _ = Row(4, [number(What("a", "none", "b"), "c")] * 5).width
 
 
 def filled(expression: str, window: str) -> str:
