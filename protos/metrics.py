@@ -25,6 +25,7 @@ from prometheus_client import (
     GCCollector,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     start_http_server,
 )
 from prometheus_client.core import GaugeMetricFamily
@@ -35,8 +36,10 @@ from protos.wire import PROTOCOL_MAX
 Values = tuple[str, ...]
 ANY: Values = ()
 """The values of a label that nobody knows beforehand: runs, a task's metrics."""
-Metric = Counter | Gauge | Histogram
 M = TypeVar("M", Counter, Gauge, Histogram)
+
+# A second series for each counter would say when it began: process_start_time_seconds says so once.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from fl_server.client_metrics import STATISTICS, spread
 from fl_server.metrics.per_run import ToldRuns
 from protos.metrics import ANY, Declaration, Kit, Values
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from fl_server.run import Run
 
 STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
-STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
-"""Of the clients' evaluations -> how the round's metrics call it."""
 NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction")
 
 Found = Mapping[Values, float]
@@ -104,13 +103,8 @@ def _evaluation(run: Run) -> Found:
 
 
 def _on_clients(run: Run) -> Found:
-    newest = run.log.newest()
-    found: dict[Values, float] = {}
-    for statistic, suffix in STATISTICS.items():
-        for name, value in newest.items():
-            if name.startswith("clients_") and name.endswith(f"_{suffix}"):
-                found[name.removeprefix("clients_").removesuffix(f"_{suffix}"), statistic] = value
-    return found
+    found = spread(run.log.newest())
+    return {(name, statistic): value for name, values in found.items() for statistic, value in values.items()}
 
 
 def _best(run: Run) -> Found:

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,22 @@ def test_no_limit_is_the_machines_memory(tmp_path, monkeypatch):
 def test_sizes_in_words(count, words):
     """Binary units, one digit behind the point."""
     assert size(count) == words
+
+
+def test_a_gate_without_its_sensor(look, tmp_path):
+    """No thermal zone where Linux should tell of them: the daemon would not start, and the doctor says so."""
+    found = look(gates={"temperature_below": 70, "sysfs": tmp_path})
+    assert "FAIL gates" in found.faults
+
+
+def test_a_gate_that_is_closed_is_no_fault(look):
+    """A window of one minute of the week that is not now: said, with level OK."""
+    day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(datetime.now(UTC).weekday() + 3) % 7]
+    found = look(gates={"windows": [f"{day} 12:00-12:01"], "timezone": "UTC"})
+    assert "FAIL gates" not in found.faults
+    assert "window is closed now" in found.of("gates")
+
+
+def test_a_gate_that_is_open(look):
+    """Every day, all day."""
+    assert look(gates={"windows": ["mon-sun 00:00-24:00"]}).of("gates") == "window lets it train | "
