@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_a_run_leads_to_its_details():
     of_table, of_lines = (json.dumps(found) for found in by_type.values())
     assert "var-run=${__data.fields.Run}" in of_table
     assert of_lines.count("var-run=${__field.labels.run}") == 3
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_a_run_is_chosen_by_its_words_and_asked_for_by_its_id(uid):
+    """Grafana looks for both groups in every series of the variable's query, as it writes them."""
+    (variable,) = [each for each in MODELS[uid]["templating"]["list"] if each["name"] == "run"]
+    pattern, flags = variable["regex"].removeprefix("/").rsplit("/", 1)
+    series = 'fl_run_info{algorithm="fedcm",run="cm-2",task="digits",words="cm-2 · fedcm · digits"} 1 1763726400000'
+    found = [match.groupdict() for match in re.finditer(pattern.replace("(?<", "(?P<"), series)]
+    assert flags == "g"
+    assert found == [{"text": None, "value": "cm-2"}, {"text": "cm-2 · fedcm · digits", "value": None}]
 
 
 @pytest.mark.parametrize("uid", MODELS)
