@@ -22,7 +22,9 @@ from tests.images.podman import LONG_S, CannotRun, Podman
 
 IMAGES = Path(__file__).parents[2] / "k8s" / "images"
 ENVIRONMENT = ("PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8")
+SYSTEM = ("ca-certificates", "netbase", "tzdata", "python3.{minor}")
 BUILDING = ("python3.{minor}-venv", "python3-pip-whl", "python3-setuptools-whl", "python3-distutils", "python3-lib2to3")
+"""What makes the base's pip, and is not in the base."""
 
 
 def base_name() -> str:
@@ -94,4 +96,6 @@ if __name__ == "__main__":
     kept = Podman(Path(sys.argv[1]).absolute())
     make(kept)
     kept.choose_runtime(base_name())
-    print(shlex.join(["env", f"CONTAINERS_CONF={kept.environment['CONTAINERS_CONF']}", *kept.command, "build"]))
+    sys.stdout.write(
+        shlex.join(["env", f"CONTAINERS_CONF={kept.environment['CONTAINERS_CONF']}", *kept.command, "build"]) + "\n"
+    )

@@ -17,7 +17,7 @@ from tests.images.podman import CannotRun, Podman
 
 TOOLS = ("podman", "debootstrap", "chroot", "tar")
 KEPT = "IMAGES_FOLDER"
-"""Names a folder that stays, for whoever works on the images: builds there start from what the last ones left."""
+"""Names a folder that stays, for whoever works on the tests: what is there is not built again."""
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         with _alone(folder):
             users.mkdir(exist_ok=True)
             mine.touch()
-            _prepare(podman, new=kept is not None)
+            _prepare(podman)
         yield podman
     finally:
         with _alone(folder):
@@ -46,8 +46,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
                 podman.clean_up()
 
 
-def _prepare(podman: Podman, *, new: bool) -> None:
-    """Base and images, unless another worker has made them; `new`: the images are built all the same."""
+def _prepare(podman: Podman) -> None:
+    """Base and images, unless they are there."""
     try:
         if not podman.has(base_name()):
             make(podman)
