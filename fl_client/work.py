@@ -22,6 +22,7 @@ from fl_client.updates import Key, Update, key_of, message_of, name_of
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
+from protos.traces import UNTRACED, Traces
 
 log = structlog.get_logger()
 
@@ -44,6 +45,7 @@ class Tools:
     gatekeeper: Gatekeeper
     metrics: Metrics
     progress: Progress
+    traces: Traces = UNTRACED
 
 
 class Work:
@@ -69,6 +71,10 @@ class Work:
 
     async def contribute(self, assignment: training_pb2.Assignment) -> None:
         """Train, keep the update, send it, and take the receipt."""
+        with self._tools.traces.within(assignment.traceparent):
+            await self._contribute(assignment)
+
+    async def _contribute(self, assignment: training_pb2.Assignment) -> None:
         tools, key = self._tools, key_of(assignment.key)
         log.info("assignment", **named(key), attempt=assignment.attempt, resources=len(assignment.resources))
         with _disk_failures():
@@ -95,7 +101,8 @@ class Work:
         def work(check: Callable[[], None]) -> Trained:
             return tools.trainer.train(assignment, bundles, kept, self._on_step(key, check))
 
-        trained = await tools.worker.run(work)
+        with tools.traces.span("training"):
+            trained = await tools.worker.run(work)
         header = trained.update.header
         tools.metrics.computed(header)
         log.info(

@@ -35,6 +35,7 @@ WORRY = {
     "fl_update_staleness_rounds": "Much above 0: updates come too late to count; the deadline is too short.",
     "fl_runs": "`failed` grows: FlRunFailed.",
     "fl_run_state": "`failed`: FlRunFailed. `waiting` for long: too few clients; FlClientsGone.",
+    "fl_run_cannot_write": "1: the disk, or the database; after a while FlNoCommit.",
     "fl_round": "It stands still in state `running`: FlNoCommit.",
     "fl_clients_eligible": "Below `fl_clients_per_round`: the next round waits.",
     "fl_over_selection": "It climbs towards 2: many drop out.",

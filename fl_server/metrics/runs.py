@@ -61,6 +61,10 @@ def _state(run: Run) -> Found:
     return {(state,): float(state == status) for state in STATES}
 
 
+def _stuck(run: Run) -> Found:
+    return _one(float(bool(run.cannot_write)))
+
+
 def _since(run: Run) -> Found:
     return _one(run.record.ended_at or run.state_since)
 
@@ -124,6 +128,7 @@ LOOKS = (
     _look("fl_run_info", "What the run is; always 1.", _info, name=ANY, algorithm=ANY, task=ANY),
     _look("fl_run_state", "1 for the state that the run is in, 0 for the others.", _state, state=STATES),
     _look("fl_run_state_since_timestamp_seconds", "Time at which it came into it, or was read back in it.", _since),
+    _look("fl_run_cannot_write", "1 while it waits for a disk or database that takes no writes, else 0.", _stuck),
     _look("fl_round", "Committed rounds.", _rounds),
     _look("fl_rounds_planned", "Committed rounds at which the run ends.", _planned),
     _look("fl_clients_per_round", 'Updates wanted in a round; none with sampling = "bernoulli".', _clients_per_round),

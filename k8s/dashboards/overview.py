@@ -36,8 +36,8 @@ SHARES: Steps = {LOWEST: "green", 0.1: "orange", 0.3: "red"}
 def dashboard() -> models.Dashboard:
     """The whole of it."""
     sections = [
-        Section("Is it healthy?", [Row(4, _health())]),
-        Section("What is running?", [Row(6, [run_table(R)])]),
+        Section("Is it healthy?", [Row(4, [*_alive(), *_shares(), *_reserves()])]),
+        Section("What is running?", [Row(5, [run_table(R)])]),
         Section("Does it learn?", [Row(7, _learning())]),
         Section("Rounds", [Row(7, _rounds())]),
         Section("Clients", [Row(7, _clients())]),
@@ -48,11 +48,9 @@ def dashboard() -> models.Dashboard:
     return place(FRAME.built(), sections)
 
 
-def _health() -> list[stat.Panel]:
+def _alive() -> list[stat.Panel]:
     states = {"0": ("Serving", "green"), "1": ("Draining", "orange"), "2": ("Down", "red")}
-    overdue = f"max (({since_commit(R)}) / on (run) max by (run) (fl_round_deadline_seconds{{{R}}}))"
-    refused = f"sum ({increase('fl_updates_refused_total', R)})"
-    admitted = f"sum ({increase('fl_assignments_total', f'{R},{ADMITTED}')})"
+    deadline = f"max by (run) (fl_round_deadline_seconds{{{R}}})"
     return [
         word(
             What("Coordinator", "none", "Down: no coordinator answers its scraper. Draining: it was told to end."),
@@ -78,9 +76,16 @@ def _health() -> list[stat.Panel]:
                 "Of the running run that waits longest: the time since its last commit, in deadlines of an attempt. "
                 "Over 100% an attempt has not been enough.",
             ),
-            overdue,
+            f"max (({since_commit(R)}) / on (run) {deadline})",
             {LOWEST: "green", 1: "orange", 3: "red"},
         ),
+    ]
+
+
+def _shares() -> list[stat.Panel]:
+    refused = f"sum ({increase('fl_updates_refused_total', R)})"
+    admitted = f"sum ({increase('fl_assignments_total', f'{R},{ADMITTED}')})"
+    return [
         number(
             What("Drop-outs", "percentunit", "Assignments that were lost or failed, of all that were not cancelled."),
             share(R, "lost|failed"),
@@ -91,6 +96,11 @@ def _health() -> list[stat.Panel]:
             f"{refused} / (({refused} + {admitted}) > 0)",
             {LOWEST: "green", 0.02: "orange", 0.1: "red"},
         ),
+    ]
+
+
+def _reserves() -> list[stat.Panel]:
+    return [
         number(
             What("State directory", "percentunit", "Of the volume with ledger, spool and checkpoints."),
             "max(1 - fl_state_dir_available_bytes / fl_state_dir_size_bytes)",

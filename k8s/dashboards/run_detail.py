@@ -41,16 +41,16 @@ MEAN_ROUND = (
 def dashboard() -> models.Dashboard:
     """The whole of it."""
     sections = [
-        Section("$run", [Row(4, _now())]),
-        Section("What is the model worth?", [Row(8, _worth())]),
-        Section("Updates and momentum", [Row(8, _updates())]),
+        Section("$run", [Row(4, [*_progress(), *_values()])]),
+        Section("What is the model worth?", [Row(8, [*_worth(), _spread()])]),
+        Section("Updates and momentum", [Row(8, [_norms(), _cosine(), _staleness()])]),
         Section("Clients", [Row(8, _clients())]),
         Section("Rounds", [Row(8, _rounds())]),
     ]
     return place(FRAME.built(), sections)
 
 
-def _now() -> list[stat.Panel]:
+def _progress() -> list[stat.Panel]:
     state = " + ".join(
         f'{number} * max(fl_run_state{{{R},state="{name}"}})' for number, name in enumerate(RUN_STATES, start=1)
     )
@@ -68,6 +68,11 @@ def _now() -> list[stat.Panel]:
             What("Time left", "s", "Rounds left, at the mean duration of those within the window."),
             f"{LEFT} * {MEAN_ROUND}",
         ),
+    ]
+
+
+def _values() -> list[stat.Panel]:
+    return [
         number(
             What("Accuracy", "percentunit", "On held-out data, of the newest model that was evaluated."),
             evaluation(R, "accuracy"),
@@ -99,6 +104,13 @@ def _worth() -> list[timeseries.Panel]:
         Query(evaluation(R, "loss"), "held out"),
         Query(f"max(fl_training_loss{{{R}}})", "training"),
     )
+    return [
+        dashed(coloured(accuracy.max(1), {"held out": "green", "best": "text"}), "best"),
+        coloured(loss, {"held out": "green", "training": "orange"}),
+    ]
+
+
+def _spread() -> timeseries.Panel:
     spread = f'fl_client_evaluation{{{R},metric="accuracy",statistic='
     mean, deviation, worst = (f'max({spread}"{name}"}})' for name in ("mean", "deviation", "worst_decile"))
     clients = lines(
@@ -113,17 +125,11 @@ def _worth() -> list[timeseries.Panel]:
         Query(f"clamp_min({mean} - {deviation}, 0)", "one deviation below"),
         Query(worst, "worst tenth"),
     )
-    clients = coloured(
-        _band(clients, "one deviation below", "one deviation above"), {"mean": "blue", "worst tenth": "red"}
-    )
-    return [
-        dashed(coloured(accuracy.max(1), {"held out": "green", "best": "text"}), "best"),
-        coloured(loss, {"held out": "green", "training": "orange"}),
-        clients.fill_opacity(0).max(1),
-    ]
+    clients = _band(clients.fill_opacity(0).max(1), "one deviation below", "one deviation above")
+    return coloured(clients, {"mean": "blue", "worst tenth": "red"})
 
 
-def _updates() -> list[timeseries.Panel | heatmap.Panel]:
+def _norms() -> timeseries.Panel:
     norms = lines(
         What(
             "Norms",
@@ -141,6 +147,10 @@ def _updates() -> list[timeseries.Panel | heatmap.Panel]:
         common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
     )
     norms = _band(norms, "update: smallest", "update: largest")
+    return coloured(norms, {"update: mean": "blue", "step": "orange", "direction": "purple"})
+
+
+def _cosine() -> timeseries.Panel:
     cosine = lines(
         What(
             "Cosine of update and momentum",
@@ -150,7 +160,11 @@ def _updates() -> list[timeseries.Panel | heatmap.Panel]:
         ),
         Query(f"max(fl_update_direction_cosine{{{R}}})", "cosine"),
     )
-    late = buckets(
+    return limit(coloured(cosine.fill_opacity(0).min(-1).max(1), {"cosine": "purple"}), {0: "text"})
+
+
+def _staleness() -> heatmap.Panel:
+    return buckets(
         What(
             "Staleness",
             "none",
@@ -158,12 +172,6 @@ def _updates() -> list[timeseries.Panel | heatmap.Panel]:
         ),
         f"sum by (le) ({increase('fl_update_staleness_rounds_bucket', R)})",
     )
-    colours = {"update: mean": "blue", "step": "orange", "direction": "purple"}
-    return [
-        coloured(norms, colours),
-        limit(coloured(cosine.fill_opacity(0).min(-1).max(1), {"cosine": "purple"}), {0: "text"}),
-        late,
-    ]
 
 
 def _clients() -> list[timeseries.Panel]:

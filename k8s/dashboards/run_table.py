@@ -35,7 +35,9 @@ def run_table(runs: str) -> table.Panel:
         *(column.expr for column in columns),
     ]
     what = What("Runs", "none", "Every run that metrics are told of: those that go on, and the last 20 that are over.")
-    panel = rows(what, *map(Query, queries)).sort_by([common.TableSortByFieldState().display_name("State").desc(True)])
+    panel = rows(what, *map(Query, queries)).sort_by(
+        [common.TableSortByFieldState().display_name("May be drawn").desc(True)]
+    )
     panel = panel.transformations([DataTransformerConfig("merge", options={}), _in_order(columns)])
     return _with_looks(panel, columns)
 

@@ -10,11 +10,13 @@ import subprocess
 
 import click
 import pytest
+import yaml
 from typer.main import get_command
 
 from fl_ops.cli import app
 from fl_server.metrics.coordinator import REASONS
 from tests.docs.pages import read_page
+from tests.monitoring.alert_files import RULES, alerts
 from tests.monitoring.programs import needed
 
 PAGE = read_page("docs/runbook.md")
@@ -56,6 +58,21 @@ def test_kubectl_takes_the_command(text):
 
 def _verbs(words):
     return words[:2] if words[0] == "top" else words[:1]
+
+
+def test_the_lines_for_an_overlay_make_every_link_whole(tmp_path):
+    """Each alert's link leads to its section at the site's own address, and nothing else is built."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    lines = next(body for kind, body in BLOCKS if kind == "yaml")
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{RULES.name}]\n{lines}")
+    built = subprocess.run(["kubectl", "kustomize", "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (found,) = yaml.safe_load_all(built.stdout)
+    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    links = [rule["annotations"]["runbook_url"] for rule in rules]
+    assert links == [f"https://example.org/impetus/docs/runbook.md#{rule['alert'].lower()}" for rule in alerts()]
 
 
 def test_every_command_is_a_known_program():

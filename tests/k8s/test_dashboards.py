@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ import fl_client.metrics
 import fl_server.metrics
 from k8s.dashboards.files import committed, texts
 from k8s.dashboards.frame import OVERVIEW, RUN_DETAIL, WINDOWS
+from k8s.dashboards.layout import Row
+from k8s.dashboards.panels import What, number
 from protos.metrics import Declaration
 from tests.k8s.dashboard_checks import expressions, faults, linked, panels
 from tests.monitoring.programs import needed
@@ -71,12 +74,29 @@ def test_a_run_leads_to_its_details():
 
 
 @pytest.mark.parametrize("uid", MODELS)
+def test_a_run_is_chosen_by_its_words_and_asked_for_by_its_id(uid):
+    """Grafana looks for both groups in every series of the variable's query, as it writes them."""
+    (variable,) = [each for each in MODELS[uid]["templating"]["list"] if each["name"] == "run"]
+    pattern, flags = variable["regex"].removeprefix("/").rsplit("/", 1)
+    series = 'fl_run_info{algorithm="fedcm",run="cm-2",task="digits",words="cm-2 · fedcm · digits"} 1 1763726400000'
+    found = [match.groupdict() for match in re.finditer(pattern.replace("(?<", "(?P<"), series)]
+    assert flags == "g"
+    assert found == [{"text": None, "value": "cm-2"}, {"text": "cm-2 · fedcm · digits", "value": None}]
+
+
+@pytest.mark.parametrize("uid", MODELS)
 def test_commits_abandoned_rounds_and_starts_are_marked(uid):
     """Commits and starts at the time that is the series' value, which Grafana takes in milliseconds."""
     marks = {each["name"]: each for each in MODELS[uid]["annotations"]["list"]}
     assert list(marks) == ["Commits", "Abandoned rounds", "Coordinator starts"]
     assert [each["useValueForTime"] for each in marks.values()] == [True, False, True]
     assert all(("1000 * " in each["expr"]) == each["useValueForTime"] for each in marks.values())
+
+
+def test_a_row_that_would_leave_a_hole_is_refused():
+    """24 columns are not shared evenly by five panels."""
+    with pytest.raises(ValueError, match="share 24 columns evenly, got 5 in a row"):
+        _ = Row(4, [number(What("a", "none", "b"), "c")] * 5).width
 
 
 def filled(expression: str, window: str) -> str:

@@ -87,6 +87,13 @@ def test_every_object_says_that_it_is_ours(folder):
 
 
 @pytest.mark.parametrize("folder", EVERY)
+def test_nobody_has_rights_and_no_secret_is_written_down(folder):
+    """No role, no binding, and no Secret with anything in it: those that are named are made elsewhere."""
+    kinds = {each["kind"] for each in build(folder)}
+    assert kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Secret"} == set()
+
+
+@pytest.mark.parametrize("folder", EVERY)
 def test_every_object_can_be_applied(folder):
     """`kubectl apply` writes an object into an annotation of itself, and annotations end at 256 KiB."""
     assert {title(each): size for each in build(folder) if (size := len(json.dumps(each))) > 200 << 10} == {}

@@ -33,7 +33,8 @@ def main() -> None:
     with _watched(arguments) as (prometheus, start, end, what):
         for uid, name, run in ((OVERVIEW, "federation-overview", ".+"), (RUN_DETAIL, "run-detail", arguments.run)):
             variables = {"datasource": "Prometheus", "run": run, "window": arguments.window}
-            view = View(prometheus, start, end, max(1.0, (end - start) / _POINTS), variables)
+            step_s = max(1.0, (end - start) / _POINTS)
+            view = View(prometheus, end - step_s * int((end - start) / step_s), end, step_s, variables)
             draw(committed()[uid], view, arguments.out / f"{name}.png", f"{_HONEST}{what}. No screenshot of Grafana.")
 
 

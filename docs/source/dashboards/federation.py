@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.integration.harness import PRESENT, Coordinator, Daemon
 from tests.integration.processes import Place, eventually
+from tests.monitoring.alert_files import groups
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
 
 TASK = "docs.source.dashboards.paced_digits:PacedDigits"
@@ -22,10 +23,12 @@ DAEMONS = 8
 SCRAPE_S = 2
 START_S = 400.0
 """Until the daemons must be there, also on a machine that is busy with others."""
-RUN, OTHER_RUN = "digits-fedcm", "digits-fedavg"
+RUN, OTHER_RUN = "digits-fedcm", "fedavg-no-limit"
 """The run that Run detail shows, and one beside it."""
 PAUSES_S = (0.08, 0.12, 0.1, 0.15, 0.11, 0.08, 0.13, 0.28)
 """Of each daemon's training steps: the last device is much slower than the others."""
+SWITCHED = (2, 7)
+"""The daemons that are killed and come back."""
 _SERVER = {
     "limits": {"reattach_grace_s": 3.0},
     "quarantine": {"after": 2, "first_s": 20.0},
@@ -55,24 +58,6 @@ class Federation:
 Happening = Callable[[Federation], object]
 
 
-def story() -> dict[float, tuple[str, Happening]]:
-    """Second -> what happens then, in words and in deeds."""
-    return {
-        0: ("a run with FedCM begins, four updates wanted in a round", _first_run),
-        40: ("a second run begins, with FedAvg", _second_run),
-        70: ("two devices are switched off", lambda fleet: [fleet.daemons[each].kill() for each in (2, 7)]),
-        95: ("they are back", lambda fleet: [fleet.daemons[each].start() for each in (2, 7)]),
-        110: ("a device falls sick: its updates are far too long", lambda fleet: fleet.fault(5, "sick").touch()),
-        140: ("it is well again", lambda fleet: fleet.fault(5, "sick").unlink()),
-        150: ("an operator stops the second run in the middle of a round", _stop),
-        170: ("the coordinator is killed", lambda fleet: fleet.server.kill()),
-        174: ("it is started again", lambda fleet: fleet.server.serve()),
-        200: ("a camera is unplugged", lambda fleet: fleet.fault(0, "unplugged").touch()),
-        215: ("and plugged in", lambda fleet: fleet.fault(0, "unplugged").unlink()),
-        240: ("the pictures are drawn", lambda fleet: None),
-    }
-
-
 def _first_run(fleet: Federation) -> None:
     algorithm = {"name": "fedcm", "parameters": {"alpha": 0.3}}
     gate = {"clients_per_round": 4, "quorum": 2, "max_relative_norm": 6.0}
@@ -93,6 +78,33 @@ def _with(algorithm: dict[str, Any], round: dict[str, Any], rounds: int) -> dict
     return {**_SECTIONS, "algorithm": algorithm, "round": {**_SECTIONS["round"], **round}, "stop": {"rounds": rounds}}
 
 
+def _switch_off(fleet: Federation) -> None:
+    for each in SWITCHED:
+        fleet.daemons[each].kill()
+
+
+def _switch_on(fleet: Federation) -> None:
+    for each in SWITCHED:
+        fleet.daemons[each].start()
+
+
+STORY: tuple[tuple[float, str, Happening], ...] = (
+    (0, "a run with FedCM begins: four updates wanted in a round, and none that is far longer than usual", _first_run),
+    (35, "a second run begins, with FedAvg and no limit of norms", _second_run),
+    (30, "two devices are switched off", _switch_off),
+    (25, "they are back", _switch_on),
+    (15, "a device falls sick: its updates are far too long", lambda fleet: fleet.fault(5, "sick").touch()),
+    (25, "it is well again", lambda fleet: fleet.fault(5, "sick").unlink()),
+    (20, "an operator stops the second run in the middle of a round", _stop),
+    (20, "the coordinator is killed", lambda fleet: fleet.server.kill()),
+    (4, "it is started again", lambda fleet: fleet.server.serve()),
+    (25, "a camera is unplugged", lambda fleet: fleet.fault(0, "unplugged").touch()),
+    (15, "and plugged in", lambda fleet: fleet.fault(0, "unplugged").unlink()),
+    (25, "the pictures are drawn", lambda fleet: None),
+)
+"""Seconds since what was before is done, what happens in words, and in deeds."""
+
+
 @contextmanager
 def federation(folder: Path) -> Iterator[Federation]:
     """All processes, running, with everything in a folder. Their Prometheus outlives a coordinator that is killed."""
@@ -106,7 +118,7 @@ def federation(folder: Path) -> Iterator[Federation]:
             "fl-server": [str(server.settings["metrics_listen"])],
             "fl-client": [f"127.0.0.1:{port}" for port in ports],
         }
-        with prometheus(folder, Setup(jobs, interval=f"{SCRAPE_S}s")) as watching:
+        with prometheus(folder, Setup(jobs, groups(), interval=f"{SCRAPE_S}s")) as watching:
             yield Federation(server, daemons, watching, time.time())
 
 
@@ -129,7 +141,7 @@ def _free_ports(count: int) -> list[int]:
 
 def play(fleet: Federation, tell: Callable[[str], object]) -> None:
     """Let the story happen, in its own time."""
-    for second, (words, happen) in story().items():
-        time.sleep(max(0.0, fleet.began + second - time.time()))
-        tell(f"{second:4g} s: {words}")
+    for pause_s, words, happen in STORY:
+        time.sleep(pause_s)
+        tell(f"{time.time() - fleet.began:4.0f} s: {words}")
         happen(fleet)

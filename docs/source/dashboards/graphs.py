@@ -148,7 +148,7 @@ def _y_axis(axes: Axes, panel: Mapping[str, Any], top: float) -> None:
     look = look_of(panel, "")
     if look.custom("scaleDistribution", {}).get("type") == "log":
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         low = look["min"] if look["min"] is not None else 0

@@ -24,7 +24,7 @@ class Mark:
     def draw(self, axes: Axes) -> None:
         """A dashed line with its foot on the time axis, and a shade where it lasted."""
         if self.end > self.start:
-            axes.axvspan(self.start, self.end, color=self.colour, alpha=0.1, linewidth=0)
+            axes.axvspan(self.start, self.end, color=self.colour, alpha=0.07, linewidth=0)
         for at in {self.start, self.end}:
             axes.axvline(at, color=self.colour, linewidth=theme.points(1), dashes=(3, 3), alpha=0.8)
             axes.plot(

@@ -85,8 +85,10 @@ def _merged(panel: Mapping[str, Any], view: View) -> list[dict[str, str | float]
     for target in panel["targets"]:
         for labels, value in view.rows(target):
             merged.setdefault(labels["run"], {}).update({**labels, f"Value #{target['refId']}": value})
-    by = next(sort for sort in panel["options"]["sortBy"])
-    return sorted(merged.values(), key=lambda row: str(row.get(by["displayName"].lower(), "")), reverse=by["desc"])
+    (by,) = panel["options"]["sortBy"]
+    names = panel["transformations"][1]["options"]["renameByName"]
+    field = next(name for name, title in names.items() if title == by["displayName"])
+    return sorted(merged.values(), key=lambda row: float(row.get(field, 0)), reverse=by["desc"])
 
 
 def _widths(looks: Mapping[str, Look], room: float) -> list[float]:

@@ -35,8 +35,9 @@ def draw(dashboard: Mapping[str, Any], view: View, path: Path, caption: str) -> 
         inner = box.inside(0, TITLE, 0, 6)
         if panel["type"] == "timeseries":
             axes = draw_lines(sheet, inner, panel, view)
-            for mark in marks if axes else ():
-                mark.draw(axes)
+            if axes is not None:
+                for mark in marks:
+                    mark.draw(axes)
         else:
             _DRAW[panel["type"]](sheet, inner, panel, view)
     sheet.text(MARGIN + 4, sheet.height - FOOT / 2, caption, 12, color=theme.DIM)

@@ -21,6 +21,7 @@ def written(value: float, unit: str, decimals: int | None = None) -> str:
 def on_axis(value: float, unit: str) -> str:
     """A tick's value: as short as it can be."""
     number, suffix = _scaled(value, unit)
+    suffix = suffix.removesuffix("s") if number == 1 and len(suffix) > len(" ms") else suffix
     return f"{number:.4g}{suffix}" if abs(number) < 1e4 else f"{number:.0f}{suffix}"
 
 

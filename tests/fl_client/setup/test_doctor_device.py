@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.config import ClientConfig
 from fl_client.setup import device, room, state_place
@@ -203,6 +207,24 @@ def test_a_certificate_of_a_coordinator(look, site):
     found = look(tls=site.issue("server", "coordinator-2", ("127.0.0.1",)))
     assert "FAIL identity" in found.faults
     assert "expected a client's certificate" in found.of("identity")
+
+
+def test_a_certificate_for_other_uses(look, site):
+    """A client's name in a certificate that is for servers: TLS at the coordinator would refuse it."""
+    files = site.issue("client", "edge-use")
+    issued = x509.load_pem_x509_certificate(Path(files["cert"]).read_bytes())
+    made = x509.CertificateBuilder(
+        issued.issuer, issued.subject, issued.public_key(), issued.serial_number,
+        issued.not_valid_before_utc, issued.not_valid_after_utc,
+    )  # fmt: skip
+    names = issued.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    made = made.add_extension(names, critical=False)
+    made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    signed = made.sign(site.authority.key, hashes.SHA256())
+    Path(files["cert"]).write_bytes(signed.public_bytes(Encoding.PEM))
+    found = look(tls=files)
+    assert "FAIL tls.cert" in found.faults
+    assert "expected a certificate for clients (clientAuth), got one for serverAuth" in found.of("tls.cert")
 
 
 def test_a_clock_from_before_the_certificates(look, site, monkeypatch):
