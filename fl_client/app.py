@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
@@ -39,6 +38,7 @@ from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
+from protos.metrics import installed
 from protos.settings import SettingsError, split_address
 from protos.traces import UNTRACED, Traces, open_traces
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -65,6 +65,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         keep_freed_memory()
         progress.say("loading the task's data")
         local = load_local_task(config, state, device)
+        metrics.about(device, len(local.train), config.state_dir)
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         try:
             instruments = Instruments(metrics, progress, traces=traces)
@@ -159,16 +160,9 @@ def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         client_id=identity_of(config),
         instance_id=uuid.uuid4().hex,
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        software=f"impetus {_version()}",
+        software=f"impetus {installed('impetus-fl')}",
         labels=config.labels,
         device=devices.describe(local.train.inputs.device),
         tasks=[local.offer()],
         encodings=[tensor_pb2.ENCODING_PLAIN],
     )
-
-
-def _version() -> str:
-    try:
-        return version("impetus-fl")
-    except PackageNotFoundError:
-        return "unpackaged"

@@ -104,8 +104,7 @@ class Work:
         with tools.traces.span("training"):
             trained = await tools.worker.run(work)
         header = trained.update.header
-        tools.metrics.trained.inc()
-        tools.metrics.training_seconds.observe(header.training_seconds)
+        tools.metrics.computed(header)
         log.info(
             "trained",
             **named(key),
@@ -134,7 +133,7 @@ class Work:
         """Log the coordinator's word. An admitted update stays on disk until its outcome, a refused one goes."""
         key = key_of(update.header.key)
         if receipt.admitted and receipt.digest == update.header.digest:
-            self._tools.metrics.receipts.labels("admitted").inc()
+            self._tools.metrics.admitted()
             log.info("submitted", **named(key), bytes=update.header.size_bytes)
             return
         reason = name_of(training_pb2.RefusalReason, receipt.reason)
