@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 CGROUPS = Path("/sys/fs/cgroup")
 SYSTEMD = Path("/lib/systemd/systemd")
 HOME = "/opt/impetus"
-"""Where the program is installed in there."""
+"""Where the programs are installed in there."""
 _NAME = f"impetus-test-{os.getpid()}"
 
 _BOOT = f"""
@@ -58,8 +58,8 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin {SYSTEMD} --system
 
 _PROGRAM = f"""#!/bin/sh
 export PYTHONPATH={HOME}/source:{HOME}/packages LD_LIBRARY_PATH={HOME}/python/lib PYTHONDONTWRITEBYTECODE=1
-exec {HOME}/python/bin/python3 -c 'import sys; sys.argv[0] = "{HOME}/bin/fl-client"
-from fl_client.__main__ import main; sys.exit(main())' "$@"
+exec {HOME}/python/bin/python3 -c 'import sys; sys.argv[0] = "{HOME}/bin/NAME"
+from MODULE.__main__ import main; sys.exit(main())' "$@"
 """
 
 
@@ -80,11 +80,12 @@ class Booted:
     """A system that was booted with some files more than this machine's; it is gone at the end."""
 
     def __init__(self, folder: Path, files: Path) -> None:
-        """files: what lies over the machine's own files, by their paths; the program is added."""
-        program = files / HOME.removeprefix("/") / "bin" / "fl-client"
-        program.parent.mkdir(parents=True)
-        program.write_text(_PROGRAM)
-        program.chmod(0o755)
+        """files: what lies over the machine's own files, by their paths; the programs are added."""
+        programs = files / HOME.removeprefix("/") / "bin"
+        programs.mkdir(parents=True)
+        for name, module in (("fl-client", "fl_client"), ("fl-server", "fl_server")):
+            (programs / name).write_text(_PROGRAM.replace("NAME", name).replace("MODULE", module))
+            (programs / name).chmod(0o755)
         self._place = folder / "system"
         self._place.mkdir()
         self._log = (folder / "boot.log").open("wb")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from fl_client.__main__ import main
-from tests.fl_client.setup.booted import HOME, Booted, why_not
+from tests.fl_client.setup.booted import HOME, ROOT, Booted, why_not
 from tests.integration.harness import PRESENT, Coordinator
 from tests.integration.processes import Place, eventually
 
 UNIT = "fl-client"
+SERVER = """
+state_dir = "server"
+listen = "127.0.0.1:0"
+admin_listen = "127.0.0.1:0"
+metrics_listen = ""
+insecure = true
+"""
 TASK = "tests.integration.tiny_task:Tiny"
 QUICKLY = "[Service]\nRestartSec=1s\n"
 """So that a test need not wait for fifteen seconds."""
@@ -34,6 +43,8 @@ def system(tmp_path_factory, server):
     settings = files / "etc/impetus/client.toml"
     assert main(["init", "--config", str(settings), "--server", server.address, "--insecure", "--client-id", "edge-1",
                  "--task", TASK, "--state-dir", "/var/lib/impetus", "--yes", "--no-doctor"]) == 0  # fmt: skip
+    shutil.copy(ROOT / "fl_server/systemd/fl-server.service", files / "etc/systemd/system")
+    (files / "etc/impetus/server.toml").write_text(SERVER)
     with Booted(tmp_path_factory.mktemp("booted"), files) as booted:
         made = booted.run("systemd-sysusers")
         assert made.returncode == 0, made.stderr
@@ -119,3 +130,26 @@ def test_the_home_of_a_person_is_not_seen(service):
     assert service.run(*inside, "sh", "-c", "ls -A /root; ls -A /home").stdout == ""
     refused = service.run(*inside, "touch", "/etc/impetus/new")
     assert "Read-only file system" in refused.stderr
+
+
+def test_a_service_with_devices_for_cuda_works_without_any(service, server):
+    """`--cuda` on a machine without a GPU: drivers and programs that are missing are nothing to it."""
+    installed = service.run(f"{HOME}/bin/fl-client", "unit", "--install", "--cuda")
+    assert installed.returncode == 0, installed.stderr
+    before = service.show(UNIT, "MainPID")["MainPID"]
+    restarted = service.run("systemctl", "restart", UNIT)
+    assert restarted.returncode == 0, service.told(UNIT)
+    assert service.show(UNIT, "PrivateDevices", "DevicePolicy") == {"PrivateDevices": "no", "DevicePolicy": "closed"}
+    eventually(lambda: server.client("edge-1").state == PRESENT, "it attends again")
+    assert service.show(UNIT, "MainPID")["MainPID"] not in {before, "0"}
+    assert service.run(f"{HOME}/bin/fl-client", "unit", "--install").returncode == 0
+    service.run("systemctl", "stop", UNIT)
+
+
+def test_the_coordinators_unit_serves_and_stops(system):
+    """With all its locks a coordinator comes to serve, and SIGTERM is a success."""
+    started = system.run("systemctl", "start", "fl-server")
+    assert started.returncode == 0, system.told("fl-server")
+    eventually(lambda: '"event": "serving"' in system.told("fl-server"), "the coordinator serves")
+    assert system.run("systemctl", "stop", "fl-server").returncode == 0
+    assert system.show("fl-server", "Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
