@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 
@@ -56,13 +57,15 @@ def test_a_dead_coordinator_is_told_to_people_and_so_is_its_return(server, tmp_p
         alertmanager(tmp_path) as manager,
         prometheus(tmp_path, Setup(jobs, impatient(), "500ms", [manager.address])) as seen,
     ):
+        eventually(lambda: not firing(seen), "it has been seen, and nothing is wrong")
+        killed = time.time()
         server.kill()
-        told = manager.delivered("FlCoordinatorDown")
+        told = manager.delivered("FlCoordinatorDown", since=killed)
         assert told["labels"] == {"alertname": "FlCoordinatorDown", "severity": "critical"}
         assert told["annotations"]["summary"] == "The coordinator is down"
         assert told["annotations"]["runbook_url"].endswith("docs/runbook.md#flcoordinatordown")
         server.serve()
-        manager.delivered("FlCoordinatorDown", "resolved")
+        manager.delivered("FlCoordinatorDown", "resolved", since=killed)
         assert firing(seen) == []
         assert {each["labels"]["alertname"] for body in manager.notifications for each in body["alerts"]} == {
             "FlCoordinatorDown"
