@@ -6,7 +6,7 @@ SEEDS ?= 20
 MINUTES ?= 30
 DAEMONS ?= 20
 TOOLS ?= prometheus prometheus-alertmanager
-MORE ?= buildah podman crun debootstrap
+MORE ?= buildah podman runc debootstrap
 BIN := .venv/bin
 ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
 

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
@@ -23,7 +22,7 @@ from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
 from fl_client.disk import Disk
-from fl_client.errors import Fenced
+from fl_client.errors import Fenced, StartError
 from fl_client.gatekeeper import Gatekeeper
 from fl_client.gates.make import Surroundings, gates_of
 from fl_client.gates.panel import Panel
@@ -39,7 +38,9 @@ from fl_client.work import Tools
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
-from protos.settings import split_address
+from protos.metrics import installed
+from protos.settings import SettingsError, split_address
+from protos.traces import UNTRACED, Traces, open_traces
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
@@ -58,13 +59,17 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         state.claim(client_id)
         if config.metrics_listen is not None:
             held.enter_context(metrics.listening(*split_address(config.metrics_listen)))
+        traces = _traces()
+        held.callback(traces.close)
         device = devices.choose(config.device)
         keep_freed_memory()
         progress.say("loading the task's data")
         local = load_local_task(config, state, device)
+        metrics.about(device, len(local.train), config.state_dir)
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         try:
-            return asyncio.run(_until_signal(lambda: build(config, local, state, Instruments(metrics, progress))))
+            instruments = Instruments(metrics, progress, traces=traces)
+            return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
         except Fenced as error:
             raise Fenced(
                 f"another daemon uses the identity {client_id}: end one of them (a copied device needs a client_id, a"
@@ -82,6 +87,7 @@ class Instruments:
     waits: Waits = field(default_factory=Waits)
     clock: Callable[[], float] = time.time
     """Unix seconds, for the owner's hours."""
+    traces: Traces = UNTRACED
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
@@ -104,6 +110,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         gatekeeper=Gatekeeper(panel, config.gates, instruments.metrics, instruments.clock),
         metrics=instruments.metrics,
         progress=instruments.progress,
+        traces=instruments.traces,
     )
     hello = _hello(config, local)
 
@@ -132,10 +139,19 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
 
 def _door(config: ClientConfig, instruments: Instruments) -> Door:
     """The way in. Raises ConfigError now, not later, when the TLS files cannot be used."""
+    traces = instruments.traces
     if config.tls is None:
-        return Door(config.server, lambda: GrpcTransport(config.server))
+        return Door(config.server, lambda: GrpcTransport(config.server, traces=traces))
     certificates = Certificates(config.tls, identity_of(config), (instruments.metrics, instruments.waits))
-    return Door(config.server, lambda: GrpcTransport(config.server, certificates.fresh()), certificates.renewed)
+    return Door(config.server, lambda: GrpcTransport(config.server, certificates.fresh(), traces), certificates.renewed)
+
+
+def _traces() -> Traces:
+    """Raises StartError where they are asked for and cannot be had."""
+    try:
+        return open_traces("fl-client")
+    except SettingsError as error:
+        raise StartError(str(error)) from None
 
 
 def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
@@ -144,16 +160,9 @@ def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         client_id=identity_of(config),
         instance_id=uuid.uuid4().hex,
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        software=f"impetus {_version()}",
+        software=f"impetus {installed('impetus-fl')}",
         labels=config.labels,
         device=devices.describe(local.train.inputs.device),
         tasks=[local.offer()],
         encodings=[tensor_pb2.ENCODING_PLAIN],
     )
-
-
-def _version() -> str:
-    try:
-        return version("impetus-fl")
-    except PackageNotFoundError:
-        return "unpackaged"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
+SPREAD_S = 2.0
+"""Within which devices with the same hours say that these have begun."""
 MAX_CHARS = 256
 """Of the detail that a coordinator takes."""
 
@@ -78,8 +81,8 @@ class Gatekeeper:
     def _pause(self) -> float:
         changes_at = self._panel.changes_at
         left = self._config.check_s if changes_at is None else changes_at - self._clock()
-        # A little behind the change, so that it has happened by the clock that the gate looks at.
-        return min(self._config.check_s, max(0.0, left) + 0.01)
+        # A little behind the change: it has happened then, and a fleet with the same hours does not come at once.
+        return min(self._config.check_s, max(0.0, left) + random.uniform(0.01, SPREAD_S))  # noqa: S311 - no secret
 
     def _show(self) -> None:
         closed = {each.gate for each in self._closed}

@@ -27,6 +27,7 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
 from protos.pem import Pem
 from protos.status import detail_of
+from protos.traces import UNTRACED, Traces
 from protos.wire import client_options
 
 CALL_SECONDS = 20.0
@@ -76,13 +77,13 @@ Connect = Callable[[], Connection]
 class GrpcTransport:
     """One TCP connection, a new one for each try: waiting between tries is the daemon's, not grpc's."""
 
-    def __init__(self, address: str, tls: Pem | None = None) -> None:
-        options = list(client_options())
+    def __init__(self, address: str, tls: Pem | None = None, traces: Traces = UNTRACED) -> None:
+        how: dict[str, Any] = {"options": list(client_options()), "interceptors": list(traces.client_interceptors())}
         if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, options=options)
+            self._channel = grpc.aio.insecure_channel(address, **how)
         else:
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
-            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+            self._channel = grpc.aio.secure_channel(address, credentials, **how)
 
     async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """See Connection."""

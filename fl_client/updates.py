@@ -48,7 +48,7 @@ def work_of(assignment: Assigned) -> bytes:
     return digest_of(work.SerializeToString(deterministic=True))
 
 
-_BESIDE_THE_WORK = {"attempt", "deadline", "upload_encodings", "max_update_bytes"}
+_BESIDE_THE_WORK = {"attempt", "deadline", "upload_encodings", "max_update_bytes", "traceparent"}
 
 
 def name_of(enum: EnumTypeWrapper, number: int) -> str:

@@ -22,6 +22,7 @@ from fl_client.updates import Key, Update, key_of, message_of, name_of
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
+from protos.traces import UNTRACED, Traces
 
 log = structlog.get_logger()
 
@@ -44,6 +45,7 @@ class Tools:
     gatekeeper: Gatekeeper
     metrics: Metrics
     progress: Progress
+    traces: Traces = UNTRACED
 
 
 class Work:
@@ -69,6 +71,10 @@ class Work:
 
     async def contribute(self, assignment: training_pb2.Assignment) -> None:
         """Train, keep the update, send it, and take the receipt."""
+        with self._tools.traces.within(assignment.traceparent):
+            await self._contribute(assignment)
+
+    async def _contribute(self, assignment: training_pb2.Assignment) -> None:
         tools, key = self._tools, key_of(assignment.key)
         log.info("assignment", **named(key), attempt=assignment.attempt, resources=len(assignment.resources))
         with _disk_failures():
@@ -95,10 +101,10 @@ class Work:
         def work(check: Callable[[], None]) -> Trained:
             return tools.trainer.train(assignment, bundles, kept, self._on_step(key, check))
 
-        trained = await tools.worker.run(work)
+        with tools.traces.span("training"):
+            trained = await tools.worker.run(work)
         header = trained.update.header
-        tools.metrics.trained.inc()
-        tools.metrics.training_seconds.observe(header.training_seconds)
+        tools.metrics.computed(header)
         log.info(
             "trained",
             **named(key),
@@ -127,7 +133,7 @@ class Work:
         """Log the coordinator's word. An admitted update stays on disk until its outcome, a refused one goes."""
         key = key_of(update.header.key)
         if receipt.admitted and receipt.digest == update.header.digest:
-            self._tools.metrics.receipts.labels("admitted").inc()
+            self._tools.metrics.admitted()
             log.info("submitted", **named(key), bytes=update.header.size_bytes)
             return
         reason = name_of(training_pb2.RefusalReason, receipt.reason)

@@ -113,6 +113,21 @@ def issue(
     return builder.sign(authority.key, hashes.SHA256()), key
 
 
+def identity_of(certificate: x509.Certificate) -> Identity:
+    """Whom a leaf is for. Raises ValueError for a certificate that `issue` could not have made."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise ValueError("expected a certificate with a URI fl://ROLE/NAME, got one without names") from None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    scheme, _, holder = (uris[0] if len(uris) == 1 else "").partition("://")
+    role, _, name = holder.partition("/")
+    if scheme != SCHEME:
+        raise ValueError(f"expected a certificate with a URI fl://ROLE/NAME, got {', '.join(uris) or 'none'}")
+    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
+    return Identity(role, name, (*names.get_values_for_type(x509.DNSName), *addresses))
+
+
 def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
     """The authority of two PEM files. Raises ValueError unless they are one authority's certificate and key."""
     certificate, key = load_pair(certificate_pem, key_pem)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from cryptography import x509
@@ -83,6 +84,54 @@ def admin(context: Context, name: Name, directory: Dir = Path("pki"), days: Days
     _issue(context, order, f"fl run list --ca {pair.authority} --cert {pair.certificate} --key {pair.key}")
 
 
+@app.command()
+@command
+def renew(
+    context: Context,
+    holder: Annotated[list[str] | None, typer.Argument(help="client-edge-3, server-coordinator; none: all.")] = None,
+    directory: Dir = Path("pki"),
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Folder of the old ones, if another: a new authority.")
+    ] = None,
+    within: Annotated[int | None, typer.Option(min=1, help="Only those that end in so many days.")] = None,
+    days: Days = 90,
+) -> None:
+    """Issue new certificates and keys to whoever has one, with the same roles, names and hosts.
+
+    Running coordinators and daemons take up what lies in their files.
+    """
+    authority = _load_authority(_Pair(directory, _AUTHORITY))
+    last = _now() + timedelta(days=within) if within else datetime.max.replace(tzinfo=UTC)
+    made = []
+    for stem, old in _leaves(source or directory, holder or ()):
+        if old.not_valid_after_utc > last:
+            continue
+        try:
+            certificate, key = ca.issue(authority, ca.identity_of(old), ca.Validity(_now(), days))
+        except ValueError as exc:
+            raise Misused(f"{stem}: {exc}") from exc
+        pair = _Pair(directory, stem, replace=True)
+        pair.write(certificate, key, "")
+        made.append(_facts(pair, certificate))
+    words = "\n".join(f"made {each['certificate']} and {each['key']}, until {each['not_after'][:10]}" for each in made)
+    output.show({"renewed": made}, words or f"nothing ends within {within} days", context.as_json)
+
+
+def _leaves(folder: Path, holders: Sequence[str]) -> Iterator[tuple[str, x509.Certificate]]:
+    """What `fl ca issue` has left in a folder, by the files' stem: those that are asked for, or all of it."""
+    stems = holders or sorted(path.stem for role in ca.ROLES for path in folder.glob(f"{role}-*.crt"))
+    if not stems:
+        raise Misused(f"there is no certificate in {folder}: `fl ca issue` makes one")
+    for stem in stems:
+        path = folder / f"{stem}.crt"
+        try:
+            yield stem, x509.load_pem_x509_certificate(path.read_bytes())
+        except OSError as exc:
+            raise Misused(f"{path} cannot be read: {exc.strerror}") from exc
+        except ValueError as exc:
+            raise Misused(f"{path} is no certificate: {exc}") from exc
+
+
 @dataclass(frozen=True)
 class _Pair:
     """Where a certificate and its key lie: DIR/STEM.crt, DIR/STEM.key, beside the authority's DIR/ca.crt."""
@@ -138,7 +187,7 @@ def _issue(context: Context, order: _Order, hint: str) -> None:
         certificate, key = ca.issue(authority, identity, ca.Validity(_now(), order.days))
     except ValueError as exc:
         raise Misused(str(exc)) from exc
-    order.pair.write(certificate, key, "say --force to renew it")
+    order.pair.write(certificate, key, f"`fl ca renew {order.pair.stem}` renews it, or --force")
     _tell(context, order.pair, certificate, hint)
 
 
@@ -156,7 +205,13 @@ def _load_authority(pair: _Pair) -> ca.Authority:
 
 
 def _tell(context: Context, pair: _Pair, certificate: x509.Certificate, hint: str) -> None:
-    facts = {
+    until = f"valid until {certificate.not_valid_after_utc:%Y-%m-%d}"
+    words = f"made {pair.certificate} and {pair.key}\n{', '.join([*_names(certificate), until])}\n{hint}"
+    output.show(_facts(pair, certificate), words, context.as_json)
+
+
+def _facts(pair: _Pair, certificate: x509.Certificate) -> dict[str, Any]:
+    return {
         "certificate": str(pair.certificate),
         "key": str(pair.key),
         "subject": certificate.subject.rfc4514_string(),
@@ -164,9 +219,6 @@ def _tell(context: Context, pair: _Pair, certificate: x509.Certificate, hint: st
         "serial": f"{certificate.serial_number:x}",
         "not_after": certificate.not_valid_after_utc.isoformat(),
     }
-    until = f"valid until {certificate.not_valid_after_utc:%Y-%m-%d}"
-    words = f"made {pair.certificate} and {pair.key}\n{', '.join([*_names(certificate), until])}\n{hint}"
-    output.show(facts, words, context.as_json)
 
 
 def _names(certificate: x509.Certificate) -> list[str]:

@@ -59,6 +59,7 @@ def show(
     target: Annotated[
         float | None, typer.Option(help="Value of the run's metric: what did it take to reach it? [default: the run's]")
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Also norms, drop-outs and times of each round.")] = False,
 ) -> None:
     """Show one run and its committed rounds."""
     with context.connect() as client:
@@ -67,7 +68,7 @@ def show(
     facts: output.Answer = answer
     if target is not None and reaching is not None:
         facts = {**output.to_json(answer), "target": reaching.to_json()}
-    output.show(facts, tables.run_details(answer, reaching), context.as_json)
+    output.show(facts, tables.run_details(answer, reaching, accounts=details), context.as_json)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_ops import units
+from fl_ops.accounts import health_rows, lowest_loss, short, updates_norms
 from fl_ops.reaching import Reaching
 from fl_ops.states import client_state, run_state
 from fl_ops.units import NOTHING
@@ -45,17 +46,20 @@ def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
     return table if runs else Text("no runs yet: `fl run create config.toml` makes one")
 
 
-def run_details(answer: admin_pb2.GetRunResponse, reaching: Reaching | None = None) -> RenderableType:
-    """One run: what it is, where it stands, what a target took, and its committed rounds."""
+def run_details(
+    answer: admin_pb2.GetRunResponse, reaching: Reaching | None = None, *, accounts: bool = False
+) -> RenderableType:
+    """One run: what it is, where it stands, what a target took, and its committed rounds; what those came to."""
     rows = [Row.committed(summary) for summary in answer.rounds]
-    return Group(run_summary(answer.run, reaching), rounds_table(rows))
+    more = [accounts_table(answer.rounds)] if accounts else []
+    return Group(run_summary(answer.run, reaching), rounds_table(rows), *more)
 
 
 def run_summary(run: admin_pb2.RunStatus, reaching: Reaching | None = None) -> RenderableType:
     """One run as names and values."""
     grid = Table.grid(padding=(0, 2))
     cohort = f"{run.admitted}/{len(run.cohort)} updates of {', '.join(run.cohort)}" if run.cohort else ""
-    for name, value in (
+    rows: list[tuple[str, str | Text]] = [
         ("run", _text(run.run_id)),
         ("state", _state(run_state(run))),
         ("why", _text(run.reason)),
@@ -66,15 +70,43 @@ def run_summary(run: admin_pb2.RunStatus, reaching: Reaching | None = None) -> R
         ("cohort", _text(cohort)),
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
-        ("best", _quality(run, run.best) + (f" in round {run.best.round}" if run.HasField("best") else "")),
+        ("best", best_of(run)),
         ("target", _text(reaching.words() if reaching else "")),
+        *((name, _text(words)) for name, words in health_rows(run)),
         ("bytes", f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"),
         ("created", units.moment(run.created)),
         ("ended", units.moment(run.ended)),
-    ):
+    ]
+    for name, value in rows:
         if str(value) not in ("", NOTHING):
             grid.add_row(name, value)
     return grid
+
+
+def best_of(run: admin_pb2.RunStatus) -> str:
+    """The best round by the run's metric, and the lowest loss."""
+    best = f"{_quality(run, run.best)} in round {run.best.round}" if run.HasField("best") else ""
+    return ", ".join(filter(None, (best, lowest_loss(run))))
+
+
+def accounts_table(rounds: Sequence[admin_pb2.RoundSummary]) -> Table:
+    """What each round came to beside its model, one a line."""
+    table = table_of(
+        ">Round", ">Attempts", ">Updates' norms", ">Step", ">Direction", ">Cosine", ">Refused", ">Failed", ">Lost",
+        ">Late", ">Collecting", ">Else",
+    )  # fmt: skip
+    for summary in rounds:
+        account, seconds = summary.account, dict(summary.account.seconds)
+        collecting = seconds.pop("collecting", 0.0)
+        table.add_row(
+            str(summary.round), str(summary.attempts), updates_norms(account.norms) or NOTHING,
+            *(short(account.norms[of]) if of in account.norms else NOTHING for of in ("aggregate", "direction")),
+            f"{account.cosine:.2f}" if account.HasField("cosine") else NOTHING,
+            *(str(account.assignments.get(state, 0)) for state in ("refused", "failed", "lost")),
+            str(sum(count for age, count in account.staleness.items() if age)),
+            *(units.duration(each) if account.seconds else NOTHING for each in (collecting, sum(seconds.values()))),
+        )  # fmt: skip
+    return table
 
 
 def rounds_table(rows: Sequence[Row]) -> Table:

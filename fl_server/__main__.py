@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from fl_server.config import ServerConfig
 from protos.settings import SettingsError, read_settings
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    # Until `serve` listens: the first process of a container would not hear SIGTERM at all.
+    signal.signal(signal.SIGTERM, _leave)
     # Only now: torch takes seconds, and a wrong file should be told at once.
     from fl_server.app import serve
     from fl_server.logs import set_up_logs
@@ -46,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     return EXIT_OK
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_OK)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.metrics import listening
 from protos.settings import SettingsError, split_address
+from protos.traces import open_traces
 from protos.wire import server_options
 
 log = structlog.get_logger()
@@ -64,6 +65,8 @@ class Server:
     def _build(self) -> Parts:
         """Everything that is on disk or counts; the state directory is ours from here on."""
         config, state = self.config, self.config.state_dir
+        traces = open_traces("fl-server")
+        self._open.push_async_callback(asyncio.to_thread, traces.close)
         lock = lock_directory(state)
         self._open.callback(lock.release)
         torch.set_num_threads(config.threads)
@@ -86,6 +89,7 @@ class Server:
             metrics=metrics,
             compute=compute,
             io=io,
+            traces=traces,
         )
 
     @property
@@ -115,7 +119,8 @@ class Server:
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
 
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=[CallInterceptor(self._parts.metrics)], options=server_options())
+        interceptors = [*self._parts.traces.server_interceptors(), CallInterceptor(self._parts.metrics)]
+        server = grpc.aio.server(interceptors=interceptors, options=server_options())
         credentials = None if self._certificates is None else self._certificates.credentials()
         port = add_port(server, address, setting, credentials)
         self._addresses[setting] = f"{address.rpartition(':')[0]}:{port}"

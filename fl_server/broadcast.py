@@ -43,6 +43,11 @@ class Broadcast:
         """Where the header and the chunks from the last chunk border at or below `offset` stand among the messages."""
         return (0, *range(1 + offset // self.chunk_bytes, len(self.messages)))
 
+    def message(self, place: int) -> tuple[bytes, int]:
+        """A message, and how many bytes of the tensors are in it: none in the header."""
+        rest = self.resource.size_bytes - (place - 1) * self.chunk_bytes
+        return self.messages[place], min(self.chunk_bytes, rest) if place else 0
+
 
 def make_broadcast(outgoing: Outgoing, chunk_bytes: int) -> Broadcast:
     """Pack, name and encode tensors. One copy of them stays: the messages."""

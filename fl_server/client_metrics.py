@@ -30,6 +30,21 @@ def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
     return not all(map(by_clients, metrics))
 
 
+STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
+"""What is said of a metric over clients -> how `summary` ends its name."""
+
+
+def spread(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """By the task's names of metrics: the statistics over clients that a round's metrics have of each."""
+    found = {}
+    for name in metrics:
+        own = name.removeprefix(PREFIX)
+        values = {each: metrics.get(f"{PREFIX}{own}_{ending}") for each, ending in STATISTICS.items()}
+        if by_clients(name) and None not in values.values():
+            found[own] = {each: value for each, value in values.items() if value is not None}
+    return found
+
+
 def summary(evaluations: Sequence[ClientMetrics]) -> dict[str, float]:
     """Mean, spread and worst decile over clients, for each metric that more than half of them have.
 

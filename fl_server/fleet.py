@@ -97,13 +97,13 @@ class Fleet:
         """Open a session; returns it and the protocol version to speak."""
         client_id = checked_id(request.client_id)
         require_name(client_id)
+        known = self._records.get(client_id)
+        if known is not None and known.banned:
+            raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
         protocol = common_protocol(request.protocol)
         check_sizes(request)
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
-        known = self._records.get(client_id)
-        if known is not None and known.banned:
-            raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
         session, older = self._sessions.open(client_id, request.instance_id)

@@ -66,8 +66,7 @@ class ModelLine:
     @property
     def bytes_down(self) -> int:
         """To one client for the exchange under way; frozen parts, which go down once, apart."""
-        messages = [each.messages[1:] for each in self.broadcasts if each.kind != "frozen"]
-        return sum(len(message) for one in messages for message in one)
+        return sum(each.resource.size_bytes for each in self.broadcasts if each.kind != "frozen")
 
     async def load(self, state_epoch: int = 0) -> Committed | None:
         """Read the latest valid model, or make the first; ready for the next round.

@@ -14,6 +14,7 @@ from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
 from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
+from protos.traces import UNTRACED, Traces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +34,7 @@ class Parts:
     """Steps, evaluations and checkpoints: what takes a processor for long."""
     io: ThreadPoolExecutor
     """Chunks and checks of uploads."""
+    traces: Traces = UNTRACED
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run something heavy beside the event loop."""

@@ -173,6 +173,13 @@ class RoundLog:
         """The best values so far of the run's metric and of the loss."""
         return dict(self._best)
 
+    def sums_so_far(self) -> Account:
+        """Over all committed rounds and the one under way."""
+        sums = Account()
+        sums.add(self.sums)
+        sums.add(self.account)
+        return sums
+
     def newest(self) -> dict[str, float]:
         """The newest value of each metric, whoever found it."""
         return {name: value for name, (_, value) in dict(self._newest).items()}

@@ -80,6 +80,7 @@ def push_assignment(run: Run, client: str) -> None:
     )  # fmt: skip
     place = Place(run.state.round, run.state.exchange, run.state.attempt, run.deadline.seconds_left)
     work = assignment(order, place, client, run.client_states.of(client))
+    work.traceparent = run.trace.parent_for(run.state)
     run.parts.fleet.push(client, pb.AttendResponse(assignment=work))
 
 

@@ -34,6 +34,7 @@ from fl_server.parts import Parts
 from fl_server.progress import Progress, RoundLog, Watchers
 from fl_server.round_rule import UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
+from fl_server.round_trace import RoundTrace
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.store.base import HistoryRecord, RunRecord, StoreTaken
@@ -79,6 +80,7 @@ class Run:
         """When it came into its state; where that was before the coordinator's start: when it was read back."""
         self._state_seen = self.status
         self.deadline = Deadline(self)
+        self.trace = RoundTrace(parts.traces, record.run_id)
         self.round_began = 0.0
         self.evaluation: asyncio.Task[None] | None = None
         self.client_evaluations = ClientEvaluations(self)
@@ -146,6 +148,7 @@ class Run:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.trace.close()
         self.watchers.end()
         await keep_all(self)
 
@@ -296,6 +299,7 @@ class Run:
         now = time.monotonic()
         self.tally.phase(before, now - self._phase_began)
         self._phase_began = now
+        self.trace.phase_changed(before, self.state)
         if before is Phase.COLLECTING:
             self.stop_timer(ev.DeadlinePassed)
         if before is Phase.SELECTING:

@@ -83,11 +83,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         del broadcast
         for place in places:
             transfer.check()
-            message = self._sent_out(request, digest)[1].messages[place]
+            message, count = self._sent_out(request, digest)[1].message(place)
             yield message
-            if place:
-                sent.inc(len(message))
-                run.log.bytes_down += len(message)
+            sent.inc(count)
+            run.log.bytes_down += count
 
     def _sent_out(self, request: pb.FetchModelRequest, digest: bytes) -> tuple[Run, Broadcast]:
         """What is to be fetched, by who may. Raises UnknownSessionError, Forbidden, NoSuchResource."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fl_server.account import Account
 from fl_server.fleet import Fleet
 from fl_server.round_state import Phase
 from fl_server.run import Run
@@ -33,6 +34,9 @@ def run_status(run: Run) -> pb.RunStatus:
         bytes_up=up,
         eligible_clients=0 if run.ended else len(run.eligible()),
         over_selection=state.draws_per_update,
+        account=_account(log.sums_so_far()),
+        newest_metrics=log.newest(),
+        best_metrics={metric: best.value for metric, best in log.bests().items()},
     )
     if record.ended_at is not None:
         status.ended.CopyFrom(timestamp(record.ended_at))
@@ -63,6 +67,19 @@ def round_summary(commit: CommitRecord) -> pb.RoundSummary:
         bytes_down=commit.bytes_down,
         bytes_up=commit.bytes_up,
         model_digest=commit.model_digest,
+        account=_account(Account.of(commit.account)) if commit.account else None,
+    )
+
+
+def _account(account: Account) -> pb.RoundAccount:
+    return pb.RoundAccount(
+        norms=account.norms,
+        cosine=account.cosine,
+        assignments=account.assignments,
+        refused=account.refused,
+        staleness=account.staleness,
+        seconds=account.seconds,
+        quorum_missed=account.quorum_missed,
     )
 
 

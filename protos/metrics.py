@@ -25,16 +25,21 @@ from prometheus_client import (
     GCCollector,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     start_http_server,
 )
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from protos.wire import PROTOCOL_MAX
 
 Values = tuple[str, ...]
 ANY: Values = ()
 """The values of a label that nobody knows beforehand: runs, a task's metrics."""
-Metric = Counter | Gauge | Histogram
 M = TypeVar("M", Counter, Gauge, Histogram)
+
+# A second series for each counter would say when it began: process_start_time_seconds says so once.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +103,58 @@ class Kit:
                 kind: Literal["counter", "gauge"] = "counter" if family.type == "counter" else "gauge"
                 self.declare(Declaration(name, kind, f"{family.documentation.rstrip('.')}.", labels))
 
-    def space(self, prefix: str, folder: Path) -> None:
-        """Room on the file system of the state directory, looked up when somebody asks, in a thread of his."""
-        text = "Bytes of the state directory's file system that can still be written."
-        self.gauge(f"{prefix}_available_bytes", text).set_function(
-            partial(_space, folder, lambda found: found.f_bavail)
+    def latest(self, name: str, meaning: str, /) -> Latest:
+        """A gauge that is not there before it is known."""
+        self.declare(Declaration(name, "gauge", meaning, {}))
+        return Latest(name, meaning, self.registry)
+
+    def space(self, prefix: str) -> Space:
+        """Room on the file system of a state directory."""
+        return Space(
+            self.latest(f"{prefix}_available_bytes", "Bytes free for us on the state directory's file system."),
+            self.latest(f"{prefix}_size_bytes", "Bytes of the state directory's file system."),
         )
-        text = "Bytes of the state directory's file system."
-        self.gauge(f"{prefix}_size_bytes", text).set_function(partial(_space, folder, lambda found: found.f_blocks))
+
+
+class Latest(Collector):
+    """A gauge without labels, and without a sample until it has a value: 0 would be a lie."""
+
+    def __init__(self, name: str, meaning: str, registry: CollectorRegistry) -> None:
+        self._name, self._meaning = name, meaning
+        self._look: Callable[[], float] | None = None
+        registry.register(self)
+
+    def set(self, value: float) -> None:
+        """It is known."""
+        self._look = lambda: value
+
+    def set_function(self, look: Callable[[], float]) -> None:
+        """It is looked up whenever somebody asks, in a thread of his."""
+        self._look = look
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The name only."""
+        yield GaugeMetricFamily(self._name, self._meaning)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Called in a scraper's thread."""
+        family, look = GaugeMetricFamily(self._name, self._meaning), self._look
+        if look is not None:
+            family.add_metric([], look())
+        yield family
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Room on a file system, looked up when somebody asks: it costs nobody else anything."""
+
+    available: Latest
+    size: Latest
+
+    def look_at(self, folder: Path) -> None:
+        """The folder whose file system is meant."""
+        self.available.set_function(partial(_bytes, folder, lambda found: found.f_bavail))
+        self.size.set_function(partial(_bytes, folder, lambda found: found.f_blocks))
 
 
 def started(metric: M, labels: Mapping[str, Values], *first: str) -> M:
@@ -125,7 +174,7 @@ def installed(package: str) -> str:
         return "unpackaged"
 
 
-def _space(folder: Path, blocks: Callable[[os.statvfs_result], int]) -> float:
+def _bytes(folder: Path, blocks: Callable[[os.statvfs_result], int]) -> float:
     try:
         found = os.statvfs(folder)
     except OSError:

@@ -58,7 +58,7 @@ class NvmlMeter:
         """See Meter."""
         try:
             if self.others_only:
-                return min(1.0, sum(min(sample.smUtil, 100) for sample in self._others()) / 100)
+                return min(1.0, sum(sample.smUtil for sample in self._others()) / 100)
             return float(self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu) / 100
         except self._nvml.NVMLError as error:
             raise SensorError(f"expected the GPU's load from the driver, got: {error}") from None
@@ -86,4 +86,5 @@ class NvmlMeter:
             if error.value in (self._nvml.NVML_SUCCESS, self._nvml.NVML_ERROR_NOT_FOUND):
                 return []  # nobody has used it since
             raise
-        return [sample for sample in samples if sample.pid != os.getpid()]
+        # Drivers are known to report processes that have just ended with loads that cannot be.
+        return [sample for sample in samples if sample.pid != os.getpid() and sample.smUtil <= 100]

@@ -17,6 +17,12 @@ from fl_client.setup.units import CONFIG, Wishes, systemd_version, unit_files, w
 from fl_client.setup.writing import save, settings_text
 
 OK, MISUSED, INTERRUPTED = 0, 2, 130
+_IN_FORCE = (
+    ["systemd-sysusers"],
+    # As the service would make it: so that the doctor can look before the first start, as the service's user.
+    ["install", "-d", "-m", "0700", "-o", "impetus", "-g", "impetus", "/var/lib/impetus"],
+    ["systemctl", "daemon-reload"],
+)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -129,7 +135,7 @@ def unit(
     for path in files:
         print(f"wrote {root / path}")
     if root == Path("/"):
-        for command in (["systemd-sysusers"], ["systemctl", "daemon-reload"]):
+        for command in _IN_FORCE:
             _call(command)
     print("next: systemctl enable --now fl-client")
 
@@ -146,12 +152,13 @@ def _pairs(said: list[str] | None, *, as_text: bool = False) -> dict[str, Any] |
 
 
 def _this_program() -> Path:
-    return Path(sys.executable).parent / "fl-client"
+    called = Path(sys.argv[0]).absolute()
+    return called if called.name == "fl-client" else Path(sys.executable).parent / "fl-client"
 
 
 def _call(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, check=False)  # noqa: S603 - one of two that stand above
+        done = subprocess.run(command, check=False)  # noqa: S603 - one of those that stand here
     except OSError as error:
         raise Misused(f"{command[0]} cannot be started: {error.strerror}; is there systemd on this device?") from None
     if done.returncode:

@@ -47,13 +47,14 @@ def _way_to_the_coordinator(config: ClientConfig) -> Iterator[Finding]:
 
 def _work(config: ClientConfig) -> Iterator[Finding]:
     """The device, the task with its data, and room for it: torch is loaded only here."""
-    from fl_client.setup import device, room, trial
+    from fl_client.setup import conditions, device, room, trial
 
     yield from (found := device.look(config))
     if any(finding.level is Level.FAIL for finding in found):
         return
     tried = trial.look(config)
     yield from tried.findings
+    yield from conditions.look(config, tried.device)
     if tried.model_bytes is not None:
         yield room.on_disk(config.state_dir, tried.model_bytes)
         yield from room.in_memory(tried.device, tried.model_bytes)

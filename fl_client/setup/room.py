@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fl_client.setup.findings import Finding, fail, ok, size, warn
-from fl_client.setup.state_place import nearest
+from fl_client.setup.state_place import USER, nearest
 
 ON_DISK = 4
 """Models on disk: an update with the client state that it would leave, the older state, and one half written."""
@@ -21,7 +21,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def on_disk(state_dir: Path, model_bytes: int) -> Finding:
     """Free space for what one run keeps."""
-    found = os.statvfs(nearest(state_dir.absolute()))
+    try:
+        found = os.statvfs(nearest(state_dir.absolute()))
+    except OSError as error:
+        return fail("disk", f"expected to see how much room there is for {state_dir}, got {error}", USER)
     free, need = found.f_bavail * found.f_frsize, ON_DISK * model_bytes
     if found.f_files and not found.f_favail:
         return fail("disk", f"expected room for files in {state_dir}, got no free inode: df -i", "delete small files")

@@ -25,7 +25,7 @@ def look(config: ClientConfig) -> Iterator[Finding]:
     place = nearest(folder)
     if (refusal := _refusal(place)) is not None:
         said = f"expected a directory that can be written, got {refusal}"
-        yield fail("state_dir", said, f"{_USER}, or name another state_dir; is the disk full, or mounted read-only?")
+        yield fail("state_dir", said, f"{USER}, or name another state_dir; is the disk full, or mounted read-only?")
         return
     made = "" if place == folder else f", to be made in {place}"
     yield _holder(folder) or ok("state_dir", f"{folder} can be written{made}")
@@ -34,7 +34,14 @@ def look(config: ClientConfig) -> Iterator[Finding]:
 
 def nearest(folder: Path) -> Path:
     """The folder itself, or what is there of the folders above it."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(each for each in (folder, *folder.parents) if _may_be_there(each))
+
+
+def _may_be_there(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except PermissionError:
+        return True  # what is tried with it says what is wrong
 
 
 def _refusal(place: Path) -> OSError | None:
@@ -61,7 +68,7 @@ def _holder(folder: Path) -> Finding | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return fail("state_dir", f"expected a lock that can be read, got {error}", _USER)
+        return fail("state_dir", f"expected a lock that can be read, got {error}", USER)
     return ok("state_dir", f"{folder} is held by process {holder}: a daemon runs") if held else None
 
 
@@ -75,14 +82,14 @@ def _owner(config: ClientConfig, folder: Path) -> Iterator[Finding]:
     except ConfigError:
         return  # said elsewhere
     except (OSError, ValueError, AttributeError) as error:
-        yield fail("state_dir", f"expected identity.json as a daemon wrote it, got {error}", _USER)
+        yield fail("state_dir", f"expected identity.json as a daemon wrote it, got {error}", USER)
         return
     if kept != wanted:
         said = f"expected the directory of client {wanted!r}, got that of {kept!r}"
         yield fail("state_dir", said, "a state directory is one device's: name another")
     if folder.stat().st_uid != os.geteuid():
         said = f"expected a directory of the user {getpass.getuser()}, got one of the user id {folder.stat().st_uid}"
-        yield warn("state_dir", said, _USER)
+        yield warn("state_dir", said, USER)
 
 
-_USER = "run this as the user of the service: sudo -u impetus fl-client doctor ..."
+USER = "run this as the user of the service: sudo -u impetus fl-client doctor ..."

@@ -82,9 +82,10 @@ class Metrics:
         self.draining = kit.gauge(
             "fl_draining", "1 while the coordinator lets what is under way finish, to end, else 0."
         )
+        self.space = kit.space("fl_state_dir")
         self.certificate_expiry = kit.gauge(
             "fl_certificate_expiry_timestamp_seconds",
-            "When what the coordinator's TLS is made with ends: cert, its own; ca, the last of its clients'.",
+            "When what TLS is made with ends: cert, the coordinator's own; ca, the last of its clients'.",
             file=("cert", "ca"),
         )
         kit.build("fl_build_info")
@@ -93,7 +94,7 @@ class Metrics:
     def watch(self, loop: asyncio.AbstractEventLoop, state_dir: Path) -> None:
         """Look at the loop's tasks and the disk when somebody asks, in a thread of his: it costs the loop nothing."""
         self.loop_tasks.set_function(lambda: float(len(asyncio.all_tasks(loop))))
-        self.kit.space("fl_state_dir", state_dir)
+        self.space.look_at(state_dir)
 
     def watch_runs(self, runs: Callable[[], Sequence[Run]]) -> None:
         """Where the runs are to be found that are looked at whenever somebody asks."""

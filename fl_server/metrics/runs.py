@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from fl_server.client_metrics import STATISTICS, spread
 from fl_server.metrics.per_run import ToldRuns
 from protos.metrics import ANY, Declaration, Kit, Values
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from fl_server.run import Run
 
 STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
-STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
-"""Of the clients' evaluations -> how the round's metrics call it."""
 NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction")
 
 Found = Mapping[Values, float]
@@ -60,6 +59,10 @@ def _info(run: Run) -> Found:
 def _state(run: Run) -> Found:
     status = run.status
     return {(state,): float(state == status) for state in STATES}
+
+
+def _stuck(run: Run) -> Found:
+    return _one(float(bool(run.cannot_write)))
 
 
 def _since(run: Run) -> Found:
@@ -104,13 +107,8 @@ def _evaluation(run: Run) -> Found:
 
 
 def _on_clients(run: Run) -> Found:
-    newest = run.log.newest()
-    found: dict[Values, float] = {}
-    for statistic, suffix in STATISTICS.items():
-        for name, value in newest.items():
-            if name.startswith("clients_") and name.endswith(f"_{suffix}"):
-                found[name.removeprefix("clients_").removesuffix(f"_{suffix}"), statistic] = value
-    return found
+    found = spread(run.log.newest())
+    return {(name, statistic): value for name, values in found.items() for statistic, value in values.items()}
 
 
 def _best(run: Run) -> Found:
@@ -130,6 +128,7 @@ LOOKS = (
     _look("fl_run_info", "What the run is; always 1.", _info, name=ANY, algorithm=ANY, task=ANY),
     _look("fl_run_state", "1 for the state that the run is in, 0 for the others.", _state, state=STATES),
     _look("fl_run_state_since_timestamp_seconds", "Time at which it came into it, or was read back in it.", _since),
+    _look("fl_run_cannot_write", "1 while it waits for a disk or database that takes no writes, else 0.", _stuck),
     _look("fl_round", "Committed rounds.", _rounds),
     _look("fl_rounds_planned", "Committed rounds at which the run ends.", _planned),
     _look("fl_clients_per_round", 'Updates wanted in a round; none with sampling = "bernoulli".', _clients_per_round),

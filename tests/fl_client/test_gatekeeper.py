@@ -89,9 +89,10 @@ async def test_a_change_while_nobody_listens_is_told_later(silent_coordinator, m
 
 
 async def test_a_window_opens_when_its_time_comes(coordinator, fleet):
-    """At 12:00 UTC it says until when, and the second after 12:30 it may train; it waits for no look in between."""
-    now = [NOON]
-    gates = {"windows": ["12:30-13:00"], "timezone": "UTC", "check_s": 0.01}
+    """Just before 12:30 UTC it says until when, and at 12:30 it may train, although no look is due for an hour."""
+    opens = NOON + 1800
+    now = [opens - 0.05]
+    gates = {"windows": ["12:30-13:00"], "timezone": "UTC", "check_s": 3600}
     async with fleet.daemon(clock=lambda: now[0], gates=gates):
         await coordinator.until(lambda: coordinator.calls["Attend"])
         closed = coordinator.calls["Register"][0].availability
@@ -99,8 +100,8 @@ async def test_a_window_opens_when_its_time_comes(coordinator, fleet):
             pb.UNAVAILABLE_REASON_TIME_WINDOW,
             "window: outside 12:30-13:00 (UTC)",
         )
-        assert closed.until.seconds == NOON + 1800
-        now[0] = NOON + 1800
+        assert closed.until.seconds == opens
+        now[0] = opens
         await coordinator.until(lambda: said(coordinator))
         assert said(coordinator)[0].may_train
 

@@ -17,6 +17,14 @@ from tests.fl_client.conftest import key
 
 
 @pytest.fixture
+def block(fleet):
+    """Training stands still until it is set, at the latest when the test is over."""
+    fleet.task.block = threading.Event()
+    yield fleet.task.block
+    fleet.task.block.set()
+
+
+@pytest.fixture
 def logs():
     """The lines that are logged."""
     with capture_logs() as lines:
@@ -65,9 +73,8 @@ def door(coordinator, monkeypatch):
     return state
 
 
-async def test_the_session_moves_in_mid_training(fleet, coordinator, door):
+async def test_the_session_moves_in_mid_training(fleet, coordinator, door, block):
     """Three moves: one registration, one training, one upload, and every old connection is closed."""
-    fleet.task.block = threading.Event()
     async with fleet.daemon() as running:
         coordinator.assign(coordinator.assignment())
         await running.until(fleet.task.started.is_set)
@@ -75,7 +82,7 @@ async def test_the_session_moves_in_mid_training(fleet, coordinator, door):
             door.renew()
             await coordinator.until(lambda moves=moves: len(coordinator.calls["Attend"]) == 1 + moves)
             await running.until(lambda: door.open() == 1)
-        fleet.task.block.set()
+        block.set()
         await coordinator.until(lambda: coordinator.updates)
         assert running.count("attached") == 1
     assert (len(coordinator.calls["Register"]), fleet.task.steps, len(coordinator.calls["SubmitUpdate"])) == (1, 1, 1)
@@ -106,9 +113,8 @@ async def test_an_upload_ends_where_it_began(fleet, coordinator, door, logs):
     assert (len(coordinator.calls["SubmitUpdate"]), len(coordinator.calls["Register"])) == (1, 1)
 
 
-async def test_what_was_pushed_before_the_move_is_heard(fleet, coordinator, door, logs):
+async def test_what_was_pushed_before_the_move_is_heard(fleet, coordinator, door, logs, block):
     """A cancel is late on the old stream: the daemon does not leave that before it has ended."""
-    fleet.task.block = threading.Event()
     async with fleet.daemon() as running:
         coordinator.assign(coordinator.assignment())
         await running.until(fleet.task.started.is_set)
@@ -120,7 +126,7 @@ async def test_what_was_pushed_before_the_move_is_heard(fleet, coordinator, door
         await asyncio.sleep(0.05)  # a daemon that does not wait would close the old stream now
         door.late.set()
         await running.until(lambda: logged(logs, "cancelled"))
-        fleet.task.block.set()
+        block.set()
 
 
 async def test_a_certificate_that_is_not_accepted_costs_nothing(fleet, coordinator, door, unused_tcp_port):

@@ -16,6 +16,6 @@ from protos.wire import client_options
 def test_a_connection_is_watched_over(monkeypatch, tls, makes):
     """Keepalive, sizes and a TCP connection of its own, with TLS and without."""
     made = []
-    monkeypatch.setattr(grpc.aio, makes, lambda *_, options: made.append(tuple(options)))
+    monkeypatch.setattr(grpc.aio, makes, lambda *_, options, interceptors: made.append(tuple(options)))
     GrpcTransport("127.0.0.1:1", tls)
     assert made == [client_options()]

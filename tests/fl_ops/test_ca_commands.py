@@ -12,7 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 
+from fl_ops import ca
 from fl_ops.errors import Exit
 from protos.fl.v1 import admin_pb2
 
@@ -108,6 +110,63 @@ def test_renewal(pki: Path, fl: Any) -> None:
     assert fl("ca", "issue", "client", "edge-3", "--force").exit_code == Exit.OK
     assert (pki / "client-edge-3.key").read_bytes() != before
     assert stat.S_IMODE((pki / "client-edge-3.key").stat().st_mode) == 0o600
+
+
+def identities(folder: Path) -> dict[str, ca.Identity]:
+    """Whom the certificates in a folder are for, but for the authority's."""
+    leaves = (file for file in folder.glob("*.crt") if file.stem != "ca")
+    return {file.stem: ca.identity_of(x509.load_pem_x509_certificate(file.read_bytes())) for file in leaves}
+
+
+def test_renewing_all(pki: Path, fl: Any) -> None:
+    """Everybody has a new pair that fits together, is of the same holder with the same hosts, and is private."""
+    whose, before = identities(pki), {file: file.read_bytes() for file in pki.iterdir()}
+    assert fl("ca", "renew").exit_code == Exit.OK
+    assert identities(pki) == whose
+    assert whose["server-coordinator"].hosts == ("localhost", "127.0.0.1")
+    assert {file.stem for file in pki.iterdir() if file.read_bytes() == before[file]} == {"ca"}
+    for stem in whose:
+        ca.load_pair((pki / f"{stem}.crt").read_bytes(), (pki / f"{stem}.key").read_bytes())
+        assert stat.S_IMODE((pki / f"{stem}.key").stat().st_mode) == 0o600
+
+
+def test_renewing_who_is_named_or_due(pki: Path, fl: Any) -> None:
+    """Others are left alone, and of 90 days none ends within 30."""
+    before = {file.name: file.read_bytes() for file in pki.iterdir()}
+    assert "nothing ends within 30 days" in fl("ca", "renew", "--within", "30").stdout
+    assert {file.name: file.read_bytes() for file in pki.iterdir()} == before
+    assert fl("ca", "renew", "client-edge-3", "--within", "91").exit_code == Exit.OK
+    changed = {file.name for file in pki.iterdir() if file.read_bytes() != before[file.name]}
+    assert changed == {"client-edge-3.crt", "client-edge-3.key"}
+
+
+def test_another_authority_for_everybody(pki: Path, fl: Any, tmp_path: Path) -> None:
+    """The old folder stays as it is; the new one has the same holders, issued by the new authority."""
+    before = {file: file.read_bytes() for file in pki.iterdir()}
+    fl("ca", "init", "--dir", "next", "--name", "Next CA")
+    made = json.loads(fl("ca", "renew", "--dir", "next", "--from", "pki", "--json").stdout)
+    assert len(made["renewed"]) == 3
+    assert identities(tmp_path / "next") == identities(pki)
+    leaf = x509.load_pem_x509_certificate((tmp_path / "next" / "client-edge-3.crt").read_bytes())
+    assert leaf.issuer.rfc4514_string() == "CN=Next CA"
+    assert {file: file.read_bytes() for file in pki.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["client-nobody"], "client-nobody.crt cannot be read: No such file"),
+        (["ca"], "ca: expected a certificate with a URI fl://ROLE/NAME"),
+        (["--from", "empty"], "there is no certificate in empty: `fl ca issue` makes one"),
+        (["--days", "3651"], "the authority ends on"),
+    ],
+)
+def test_what_cannot_be_renewed(pki: Path, fl: Any, arguments: list[str], words: str) -> None:
+    """It exits with 2, says why, and every pair is as it was."""
+    before = {file: file.read_bytes() for file in pki.iterdir()}
+    result = fl("ca", "renew", *arguments)
+    assert (result.exit_code, words in result.stderr) == (Exit.MISUSED, True), result.stderr
+    assert {file: file.read_bytes() for file in pki.iterdir()} == before
 
 
 @pytest.mark.parametrize(

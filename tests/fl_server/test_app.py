@@ -21,3 +21,17 @@ async def test_both_ports_watch_over_their_connections(tmp_path, monkeypatch):
     await server.start()
     await server.stop()
     assert made == [server_options(), server_options()]
+
+
+async def test_a_scrape_sees_that_a_coordinator_drains(tmp_path):
+    """0 while it serves, 1 from the moment that it hands out nothing new; the disk is looked at, too."""
+    config = ServerConfig(
+        state_dir=tmp_path, insecure=True, listen="127.0.0.1:0", admin_listen="127.0.0.1:0", metrics_listen=None
+    )
+    server = Server(config, Health(()))
+    look = server._parts.metrics.registry.get_sample_value
+    await server.start()
+    assert (look("fl_draining"), look("fl_state_dir_available_bytes") > 0) == (0, True)
+    await server.drain()
+    assert look("fl_draining") == 1
+    await server.stop()

@@ -59,3 +59,12 @@ def test_names_of_resources():
     broadcast = made(kind=RESOURCE_KIND_DIRECTION)
     assert (broadcast.kind, broadcast.text) == ("direction", f"blake3:{broadcast.digest.hex()}")
     assert made(4).digest == made(8).digest != made(layout=Layout.of(TENSORS)).digest
+
+
+@pytest.mark.parametrize(("place", "count"), [(0, 0), (1, 8), (2, 8), (3, 4)])
+def test_a_message_says_how_much_of_the_tensors_is_in_it(place, count):
+    """What is counted as sent: eight, eight and the four that are left of twenty, and nothing of the header."""
+    broadcast = made()
+    message, found = broadcast.message(place)
+    assert (message, found) == (broadcast.messages[place], count)
+    assert len(pb.FetchModelResponse.FromString(message).chunk.data) == count

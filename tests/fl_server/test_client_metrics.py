@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from fl_server.client_metrics import has_evaluation, summary
+from fl_server.client_metrics import has_evaluation, spread, summary
 
 
 def test_four_clients() -> None:
@@ -76,3 +76,11 @@ def test_whose_evaluation_is_there(metrics: dict[str, float], server: bool, clie
     """A metric of the server's is looked for in the server's evaluation, one of the clients' in theirs."""
     assert has_evaluation(metrics, "accuracy") is server
     assert has_evaluation(metrics, "clients_accuracy_mean") is clients
+
+
+def test_the_spread_of_a_round_is_read_from_its_metrics():
+    """Also of a task whose own metric is called like a statistic; what the server found is no part of it."""
+    found = summary([(10, {"x_mean": 2.0}), (10, {"x_mean": 4.0})])
+    assert spread({**found, "accuracy": 0.9, "accuracy_mean": 0.9}) == {
+        "x_mean": {"mean": 3.0, "deviation": 1.0, "worst_decile": 2.0}
+    }

@@ -242,8 +242,7 @@ async def test_a_longer_delta_is_scaled_down(world):
     (device,) = await arrive(world, [Device("a")])
     rounds = {"clients_per_round": 1, "clip_update_norm": 1e-3}
     run = await world.create(algorithm={"name": "fedavg"}, round=rounds, stop={"rounds": 1})
-    moved = world.parts.metrics.norm.labels("r", "aggregate")
     await world.completed()
     assert run.log.commits[0].accepted == 1
-    assert moved._value.get() == pytest.approx(1e-3, rel=1e-4)
+    assert world.metric("fl_norm", run="r", of="aggregate") == pytest.approx(1e-3, rel=1e-4)
     assert device.outcomes["r", 0, 0].clip_factor < 0.1

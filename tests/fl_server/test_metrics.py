@@ -14,6 +14,7 @@ from fl_server.metrics.coordinator import PHASES, REASONS
 from fl_server.metrics.runs import LOOKS, STATES
 from fl_server.round_state import Phase
 from fl_server.tally import Tally
+from fl_server.views import run_status
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import RefusalReason
 from tests.fl_server.asking import ASKING
@@ -101,6 +102,12 @@ async def test_a_restart_changes_no_gauge(tmp_path):
         assert gauges(world) == before
 
 
+def update_norm(world):
+    """Of the one update of the first round, as the ledger has it."""
+    (update,) = world.store.updates("r", 0, 0)
+    return update.norm
+
+
 async def test_an_attempt_below_the_quorum_is_counted(world):
     """Its only client fails, is asked again, and delivers: one attempt missed the quorum, in the account too."""
     device = await Device("a", works=False).come(world)
@@ -110,8 +117,11 @@ async def test_an_attempt_below_the_quorum_is_counted(world):
     assert world.metric("fl_quorum_missed_total", run="r") == 1
     await device.contribute(world, await device.assigned())
     await world.completed()
-    assert run.log.sums.assignments == {"failed": 1, "admitted": 1}
-    assert run.log.sums.quorum_missed == world.metric("fl_quorum_missed_total", run="r") == 1
+    assert world.metric("fl_quorum_missed_total", run="r") == 1
+    shown = run_status(run)
+    assert shown.account.assignments == shown.latest.account.assignments == {"failed": 1, "admitted": 1}
+    assert shown.account.quorum_missed == shown.latest.account.quorum_missed == 1
+    assert (shown.newest_metrics, shown.latest.account.norms["update"]) == (shown.latest.metrics, update_norm(world))
 
 
 async def test_every_update_says_how_old_its_model_was(world):
@@ -181,7 +191,7 @@ def world_metrics():
 def test_a_folder_that_cannot_be_looked_at_ends_no_scrape(tmp_path):
     """The room of a state directory that is gone is not a number, and all else is told."""
     metrics = Metrics(CollectorRegistry())
-    metrics.kit.space("fl_state_dir", tmp_path)
+    metrics.space.look_at(tmp_path)
     assert (
         0
         < metrics.registry.get_sample_value("fl_state_dir_available_bytes")

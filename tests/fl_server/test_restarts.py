@@ -141,7 +141,7 @@ async def test_bytes_are_those_of_the_undisturbed_round(tmp_path, dies):
     for device in devices:
         await device.come(world)
     run = await world.create(round={"clients_per_round": 3}, stop={"rounds": 1})
-    each = sum(len(message) for sent in run.model.broadcasts for message in sent.messages[1:])
+    each = sum(sent.resource.size_bytes for sent in run.model.broadcasts)
     await a.contribute(world, await a.assigned())
     header, data = await b.update(world, await b.assigned())
     with pytest.raises(UploadBroken):

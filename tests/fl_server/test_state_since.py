@@ -31,13 +31,11 @@ async def test_every_change_of_a_runs_state_has_its_time(world, monkeypatch):
         await Device(client).come(world)
     await until(lambda: run.status == "running", "it runs")
     await until(lambda: since(world) == 1000.0, "since now")
-    for at, change, status in (
-        (2000.0, lambda: run.no_room("the disk is full"), "waiting"),
-        (3000.0, lambda: run.no_room(""), "running"),
-    ):
+    for at, why, status, stuck in ((2000.0, "the disk is full", "waiting", 1), (3000.0, "", "running", 0)):
         monkeypatch.setattr(time, "time", lambda at=at: at)
-        change()
+        run.no_room(why)
         assert (run.status, since(world)) == (status, at)
+        assert world.metric("fl_run_cannot_write", run="r") == stuck
     monkeypatch.setattr(time, "time", lambda: 4000.0)
     run.no_room("")
     assert since(world) == 3000.0

@@ -48,11 +48,19 @@ class Process:
     def start(self) -> Self:
         """Start it, once more after it ended; returns at once."""
         assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
-        command = [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
         with self._out.open("ab") as out, self._err.open("ab") as err:
-            self._popen = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=out, stderr=err)
+            self._popen = subprocess.Popen(
+                self.command(), cwd=self.folder, env=self.environment(), stdout=out, stderr=err
+            )
         return self
+
+    def command(self) -> list[str]:
+        """What is started."""
+        return [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
+
+    def environment(self) -> dict[str, str]:
+        """What it is started with."""
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
 
     @property
     def pid(self) -> int:

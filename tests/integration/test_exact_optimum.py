@@ -52,9 +52,8 @@ def place(tmp_path):
         yield place
 
 
-@pytest.mark.parametrize(
-    "method", ["scaffold", *(pytest.param(method, marks=pytest.mark.slow) for method in ("feddyn", "scaffold-I"))]
-)
+@pytest.mark.slow  # half a minute each, and what it rests on has quick tests of its own
+@pytest.mark.parametrize("method", ["scaffold", "scaffold-I", "feddyn"])
 def test_the_optimum_is_reached_in_spite_of_everything(place, method):
     """A clipped update, an abandoned attempt, a crash between upload and outcome, a lost state, a client that joins."""
     server = Coordinator(place, settings={"limits": {"reattach_grace_s": 0.5}}).serve()

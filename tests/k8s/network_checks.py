@@ -26,13 +26,18 @@ def selectors_match(objects: Sequence[Object]) -> Problems:
 
 
 def services_lead_to_ports(objects: Sequence[Object]) -> Problems:
-    """Each targetPort is a port of the pods behind it; each StatefulSet's own Service is headless."""
+    """Each targetPort is a port of the pods behind it; what is for the inside alone says nothing of the outside."""
     for service in of_kind(objects, "Service"):
         for pod in selected(objects, namespace(service), service["spec"]["selector"]):
             for port in service["spec"]["ports"]:
                 if port["targetPort"] not in {*pod.ports, *pod.ports.values()}:
                     yield f"{title(service)}: {pod.title} has no port {port['targetPort']}"
-    for each in of_kind(objects, "StatefulSet"):
+        outside = "externalTrafficPolicy" in service["spec"] or any(
+            "nodePort" in port for port in service["spec"]["ports"]
+        )
+        if outside and service["spec"].get("type", "ClusterIP") == "ClusterIP":
+            yield f"{title(service)}: says how it is reached from outside, and is not"
+    for each in of_kind(objects, "StatefulSet"):  # its own Service is headless
         service = find(objects, "Service", each["spec"]["serviceName"], namespace(each))
         if service is None or service["spec"].get("clusterIP") != "None":
             yield f"{title(each)}: {each['spec']['serviceName']} is no headless Service"

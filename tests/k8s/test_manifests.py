@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import warnings
 from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from tests.k8s.checks import problems
 from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
 from tests.k8s.objects import namespace, of_kind, pods, settings, title
+from tests.k8s.pod_checks import pods_are_restricted
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says which of its own dependencies are old
@@ -26,21 +29,25 @@ SCHEMAS = {
 }
 
 
+OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version().rpartition(".")[0]
+"""Of Kubernetes: what README.md says, and the newest whose schemas are at hand."""
+
+
 @functools.cache
-def _refusal(text):
+def _refusal(text, version):
     thing = json.loads(text)
     if schema := SCHEMAS.get((thing["apiVersion"], thing["kind"])):
         return jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(thing))
     try:
-        kubernetes_validate.validate(thing, kubernetes_validate.latest_version(), strict=True)
+        kubernetes_validate.validate(thing, version, strict=True)
     except kubernetes_validate.ValidationError as error:
         return error
     return None
 
 
-def refusal(thing):
+def refusal(thing, version=NEWEST):
     """What a schema says against an object; None if nothing. Most objects are in several kustomizations."""
-    return _refusal(json.dumps(thing))
+    return _refusal(json.dumps(thing), version)
 
 
 def first(folder, kind):
@@ -48,10 +55,11 @@ def first(folder, kind):
     return of_kind(build(folder), kind)[0]
 
 
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("folder", EVERY)
-def test_every_object_is_as_its_schema_wants_it(folder):
+def test_every_object_is_as_its_schema_wants_it(folder, version):
     """No unknown field, none missing, none of another type."""
-    refusals = {title(each): refusal(each) for each in build(folder)}
+    refusals = {title(each): refusal(each, version) for each in build(folder)}
     assert {name: error for name, error in refusals.items() if error is not None} == {}
 
 
@@ -76,6 +84,19 @@ def test_every_object_says_that_it_is_ours(folder):
         for each in build(folder)
         if each["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "impetus"
     ] == []
+
+
+@pytest.mark.parametrize("folder", EVERY)
+def test_nobody_has_rights_and_no_secret_is_written_down(folder):
+    """No role, no binding, and no Secret with anything in it: those that are named are made elsewhere."""
+    kinds = {each["kind"] for each in build(folder)}
+    assert kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Secret"} == set()
+
+
+@pytest.mark.parametrize("folder", EVERY)
+def test_every_object_can_be_applied(folder):
+    """`kubectl apply` writes an object into an annotation of itself, and annotations end at 256 KiB."""
+    assert {title(each): size for each in build(folder) if (size := len(json.dumps(each))) > 200 << 10} == {}
 
 
 def test_every_component_is_built_by_a_test():
@@ -115,6 +136,32 @@ def test_a_wrong_field_is_seen(kind, change):
     assert refusal(thing) is None
     change(thing["spec"])
     assert refusal(thing) is not None
+
+
+def test_the_pod_for_backups_is_as_good_as_the_coordinators():
+    """Its volume is the coordinator's, and so are its user and all that it may not."""
+    shell = yaml.safe_load((ROOT / "k8s/tools/state.yaml").read_text())
+    assert refusal(shell) is None
+    [pod] = pods(build("k8s/base"))
+    owner = {"kind": "Deployment", "metadata": shell["metadata"], "spec": {"template": shell}}
+    assert list(pods_are_restricted([owner])) == []
+    assert shell["spec"]["securityContext"] == pod.spec["securityContext"]
+    assert shell["spec"]["containers"][0]["image"] == pod.containers[0]["image"]
+    [volume] = shell["spec"]["volumes"]
+    [claim] = pod.claims
+    assert volume["persistentVolumeClaim"]["claimName"] == f"{claim}-{pod.owner['metadata']['name']}-0"
+
+
+def test_readme_names_the_versions_that_were_checked():
+    """Of Kubernetes the newest and the oldest, of the others those whose schemas are here."""
+    page = (ROOT / "k8s/README.md").read_text()
+    assert f"the schemas of Kubernetes {NEWEST}," in page
+    assert f"Kubernetes {OLDEST} is the oldest" in page
+    for kind, words in {"Certificate": "cert-manager", "PodMonitor": "operator", "Gateway": "Gateway API"}.items():
+        schema = next(schema for (_, name), schema in SCHEMAS.items() if name == kind)
+        found = re.search(r" v(\d+\.\d+)\.", schema["$comment"])
+        assert found is not None
+        assert f"{words} {found[1]}" in page
 
 
 def test_production_asks_for_more_than_the_base():

@@ -31,6 +31,8 @@ BAD = [
         checks.services_lead_to_ports, SERVER, "spec serviceName", "fl-server",
         "fl-server is no headless Service",
     ),
+    (checks.services_lead_to_ports, "Service/fl-server", "spec externalTrafficPolicy", "Local", "says how"),
+    (checks.services_lead_to_ports, "Service/fl-server", "spec ports 0 nodePort", 30070, "says how it is reached"),
     (checks.monitors_find_ports, "ServiceMonitor/", "spec endpoints 0 port", "http", "no Service has the port http"),
     (checks.monitors_find_ports, "ServiceMonitor/", "spec jobLabel", "job", "no Service has its labels and the label"),
     (checks.monitors_find_ports, "PodMonitor/", "spec podMetricsEndpoints 0 port", "http", "has no port http"),

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ class Alertmanager:
     notifications: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the webhook's requests, the oldest first."""
 
-    def delivered(self, alert: str, status: str = "firing") -> dict[str, Any]:
-        """The first alert of this name that was delivered with a status, once it is there."""
+    def delivered(self, alert: str, status: str = "firing", since: float = 0.0) -> dict[str, Any]:
+        """The first alert of this name and status that was delivered and began after a unix time, once it is there."""
 
         def probe() -> dict[str, Any] | None:
             told = [each for body in list(self.notifications) for each in body["alerts"]]
             named = (each for each in told if each["labels"]["alertname"] == alert and each["status"] == status)
-            return next(named, None)
+            return next((each for each in named if datetime.fromisoformat(each["startsAt"]).timestamp() > since), None)
 
         return eventually(probe, f"the webhook is told that {alert} is {status}")
 

@@ -13,11 +13,17 @@ class Inner(Section):
     count: int = 1
 
 
+class Pair(Section):
+    left: int
+    right: int
+
+
 class Outer(Section):
     name: str
     mode: Literal["a", "b"] = "a"
     listen: Address | None = None
     inner: Inner | None = None
+    pair: Pair | None = None
 
 
 def read(tmp_path, text):
@@ -126,6 +132,7 @@ def test_a_file_on_top_says_what_differs(tmp_path):
         ('name = "x"\n[inner]\ncount = 1', "[inner]\ncount = 'x'", "above.toml: inner.count: expected"),
         ("name = 'x'\n[inner]\ncount = 'x'", "[inner]\n", "below.toml: inner.count: expected"),
         ('name = "x"\nmode = "b"', 'mode = "c"', "above.toml: mode: expected 'a' or 'b', got 'c'"),
+        ('name = "x"', "[pair]\nleft = 1", "above.toml: pair.right: expected a value, found none"),
         ('name = "x"', "name = ", "above.toml: is not TOML"),
     ],
 )

@@ -61,14 +61,15 @@ def ask(tmp_path_factory):
 def test_what_the_driver_says_becomes_a_share(ask):
     """Others' processes are added up and ours is left out; where processes cannot be told apart it is the whole load.
 
-    30 % and 15 % are 0.45. Nobody is 0. Two that report nonsense are no more than the whole. A driver that tells no
-    processes, and one whose numbers of processes are not ours, in a container, tell the whole load, 40 %.
+    30 % and 15 % are 0.45. Nobody is 0. Twice 90 % is no more than the whole, and what cannot be is passed over. A
+    driver that tells no processes, and one whose numbers of processes are not ours, in a container, tell the whole
+    load, 40 %.
     """
     found = ask(
-        "gpu 90;pid 17 30;pid 0 45;pid 18 15", "gpu 90", "pid 17 90;pid 18 4000000000", "gpu 40;refuses",
-        "inside gpu 40;pid 17 30",
+        "gpu 90;pid 17 30;pid 0 45;pid 18 15", "gpu 90", "pid 17 90;pid 18 90", "pid 17 5;pid 18 4000000000",
+        "gpu 40;refuses", "inside gpu 40;pid 17 30",
     )  # fmt: skip
-    assert found == ["True 0.45", "True 0.0", "True 1.0", "False 0.4", "False 0.4"]
+    assert found == ["True 0.45", "True 0.0", "True 1.0", "True 0.05", "False 0.4", "False 0.4"]
 
 
 def test_a_missing_package_is_told(monkeypatch):

@@ -99,6 +99,7 @@ def test_a_zone_that_measures_nothing_is_passed_over(hardware):
     hardware.zone(0, "cpu-thermal", 50_000)
     hardware.zone(1, "cv0-thermal", 0).unlink()
     hardware.zone(2, "off", -274_000)
+    hardware.zone(5, "broken", 0x7FFFFFFF)
     hardware.zone(3, "PMIC-Die", 100_000)
     hardware.zone(4, "none", "nan")
     assert is_open(thermometer(hardware))

@@ -6,10 +6,15 @@ import os
 import stat
 import subprocess
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.config import ClientConfig
 from fl_client.setup import device, room, state_place
@@ -204,6 +209,24 @@ def test_a_certificate_of_a_coordinator(look, site):
     assert "expected a client's certificate" in found.of("identity")
 
 
+def test_a_certificate_for_other_uses(look, site):
+    """A client's name in a certificate that is for servers: TLS at the coordinator would refuse it."""
+    files = site.issue("client", "edge-use")
+    issued = x509.load_pem_x509_certificate(Path(files["cert"]).read_bytes())
+    made = x509.CertificateBuilder(
+        issued.issuer, issued.subject, issued.public_key(), issued.serial_number,
+        issued.not_valid_before_utc, issued.not_valid_after_utc,
+    )  # fmt: skip
+    names = issued.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    made = made.add_extension(names, critical=False)
+    made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    signed = made.sign(site.authority.key, hashes.SHA256())
+    Path(files["cert"]).write_bytes(signed.public_bytes(Encoding.PEM))
+    found = look(tls=files)
+    assert "FAIL tls.cert" in found.faults
+    assert "expected a certificate for clients (clientAuth), got one for serverAuth" in found.of("tls.cert")
+
+
 def test_a_clock_from_before_the_certificates(look, site, monkeypatch):
     """Made tomorrow, as a board without a battery sees it: the clock is named, not the certificate alone."""
     found = look(tls=site.issue("client", "edge-tomorrow", since=-2))
@@ -242,3 +265,22 @@ def test_no_limit_is_the_machines_memory(tmp_path, monkeypatch):
 def test_sizes_in_words(count, words):
     """Binary units, one digit behind the point."""
     assert size(count) == words
+
+
+def test_a_gate_without_its_sensor(look, tmp_path):
+    """No thermal zone where Linux should tell of them: the daemon would not start, and the doctor says so."""
+    found = look(gates={"temperature_below": 70, "sysfs": tmp_path})
+    assert "FAIL gates" in found.faults
+
+
+def test_a_gate_that_is_closed_is_no_fault(look):
+    """A window of one minute of the week that is not now: said, with level OK."""
+    day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(datetime.now(UTC).weekday() + 3) % 7]
+    found = look(gates={"windows": [f"{day} 12:00-12:01"], "timezone": "UTC"})
+    assert "FAIL gates" not in found.faults
+    assert "window is closed now" in found.of("gates")
+
+
+def test_a_gate_that_is_open(look):
+    """Every day, all day."""
+    assert look(gates={"windows": ["mon-sun 00:00-24:00"]}).of("gates") == "window lets it train | "

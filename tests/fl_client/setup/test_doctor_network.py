@@ -164,3 +164,12 @@ def test_a_daemon_that_runs_is_not_disturbed(look, plain_server, tmp_path):
         assert plain_server.client("edge-busy").state == PRESENT
         assert not daemon.events("disconnected")
         assert not plain_server.events("client_fenced", client="edge-busy")
+
+
+def test_a_device_that_is_banned(look, plain_server):
+    """The coordinator looks at its list before it looks at the protocol: the operator's reason comes through."""
+    with plain_server.admin() as admin:
+        admin.ban_client("edge-banned", "its sensor lies")
+    found = look(server=plain_server.address, client_id="edge-banned")
+    assert found.faults == ["FAIL coordinator"]
+    assert "banned: its sensor lies" in found.of("coordinator")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 import tomllib
@@ -193,9 +194,16 @@ class Terminal:
         os.close(self._ours)
         return self._process.wait(PATIENCE_S)
 
+    def clean_up(self) -> None:
+        """It ends here, whatever it waits for."""
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+
     def _until(self, question: str | None) -> None:
         """Read until the question, or the end; what was shown before it is done with."""
         while question is None or question not in self.shown:
+            readable, _, _ = select.select([self._ours], [], [], PATIENCE_S)
+            assert readable, f"waited for {question!r}, nothing came; before: {self.shown}"
             try:
                 more = os.read(self._ours, 4096)
             except OSError:  # the terminal's other end is closed
@@ -207,9 +215,16 @@ class Terminal:
         self.shown = self.shown.partition(question)[2]
 
 
-def test_somebody_answers(config, plain_server):
-    """On a terminal each question has its answer, one of them after a slip; the file is what was answered."""
+@pytest.fixture
+def terminal(config):
+    """`fl-client init` on a terminal."""
     terminal = Terminal("init", "--config", config.name, folder=config.parent)
+    yield terminal
+    terminal.clean_up()
+
+
+def test_somebody_answers(config, plain_server, terminal):
+    """On a terminal each question has its answer, one of them after a slip; the file is what was answered."""
     terminal.answer("Coordinator, host:port", "coordinator")
     terminal.answer("expected host:port with a port", plain_server.address)
     terminal.answer("Speak TLS", "n")
@@ -229,18 +244,16 @@ def test_somebody_answers(config, plain_server):
     assert (written.shard.partition, written.shard.index) == ({"method": "iid", "clients": 2, "seed": 1}, 1)
 
 
-def test_whoever_goes_away_has_written_nothing(config):
+def test_whoever_goes_away_has_written_nothing(config, terminal):
     """The terminal is closed at the second question (Ctrl-D): exit code 130 and no file."""
-    terminal = Terminal("init", "--config", config.name, folder=config.parent)
     terminal.answer("Coordinator, host:port", "127.0.0.1:7070")
     terminal.answer("Speak TLS", "\x04")
     assert terminal.end() == 130
     assert not config.exists()
 
 
-def test_plain_text_over_a_network_wants_a_second_yes(config):
+def test_plain_text_over_a_network_wants_a_second_yes(terminal):
     """Nobody slips into it: the answer is no unless it is typed."""
-    terminal = Terminal("init", "--config", config.name, folder=config.parent)
     terminal.answer("Coordinator, host:port", "10.0.0.1:7070")
     terminal.answer("Speak TLS", "n")
     terminal.answer("Name of this device", "edge-1")

@@ -96,6 +96,21 @@ def test_a_unit_is_closed_enough(unit):
     assert re.search(r"exposure level for \S+: \d\.\d (OK|SAFE|PERFECT)", done.stdout)
 
 
+LOCKS = {
+    "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "AmbientCapabilities": "", "RestrictSUIDSGID": "yes",
+    "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "PrivateDevices": "yes", "UMask": "0077",
+    "RestrictNamespaces": "yes", "SystemCallArchitectures": "native", "LockPersonality": "yes", "User": "impetus",
+}  # fmt: skip
+"""What must not be lost from a unit, whatever a version of systemd makes of it in points."""
+
+
+@pytest.mark.parametrize("name", ["fl_client/systemd/fl-client.service", "fl_server/systemd/fl-server.service"])
+def test_no_lock_is_lost(name):
+    """Points add up, so that one lock could hide behind the others: each of these is there by itself."""
+    found = settings((ROOT / name).read_text())
+    assert {key: found.get(key) for key in LOCKS} == LOCKS
+
+
 def test_what_only_a_person_mends_is_not_started_again():
     """The exit codes of settings that cannot be used and of a second daemon, as the programs have them."""
     texts = unit_files(Wishes(PROGRAM), OLD).values()

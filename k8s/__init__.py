@@ -1,0 +1,1 @@
+"""The manifests, and the Python that makes a part of them."""

@@ -1,0 +1,151 @@
+"""The look of our panels: every one is made here, with a title, a unit and a description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
+from grafana_foundation_sdk.models import heatmap as heatmap_models
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    GraphGradientMode,
+    GraphTresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DynamicConfigValue,
+    Threshold,
+    ValueMap,
+    ValueMapping,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, table.Panel, heatmap.Panel)
+Steps = Mapping[float, str]
+"""From which value on which colour; `-inf` is where it begins."""
+LOWEST = float("-inf")
+NOTHING = "-"
+"""What a panel shows that has no number to show."""
+
+
+@dataclass(frozen=True)
+class What:
+    """What a panel shows: its title, the unit by Grafana's name, and what its reader should know."""
+
+    title: str
+    unit: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """An expression, and what its series are called."""
+
+    expr: str
+    legend: str = "__auto"
+    format: PromQueryFormat = PromQueryFormat.TIME_SERIES
+    instant: bool = False
+
+    def built(self, ref: str) -> prometheus.Dataquery:
+        """As Grafana wants it."""
+        target = prometheus.Dataquery().expr(self.expr).legend_format(self.legend).format(self.format).ref_id(ref)
+        return target.instant() if self.instant else target.range()
+
+
+def lines(what: What, *queries: Query) -> timeseries.Panel:
+    """Lines over time, from 0 up unless the panel says otherwise."""
+    legend = common.VizLegendOptions().show_legend(True)
+    legend = legend.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
+    tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    panel = timeseries.Panel().line_width(2).fill_opacity(8).show_points(VisibilityMode.NEVER).axis_soft_min(0)
+    return _asking(panel.legend(legend).tooltip(tooltip), what, queries)
+
+
+def stacked(what: What, *queries: Query) -> timeseries.Panel:
+    """Areas on top of each other: their sum is worth reading too."""
+    panel = lines(what, *queries).line_width(1).fill_opacity(55).gradient_mode(GraphGradientMode.NONE)
+    return panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+
+
+def number(what: What, expr: str, steps: Steps | None = None) -> stat.Panel:
+    """One number now, coloured by where it stands, with its way there behind it."""
+    panel = stat.Panel().graph_mode(BigValueGraphMode.AREA).color_mode(BigValueColorMode.VALUE)
+    panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).no_value(NOTHING)
+    return _asking(panel.thresholds(thresholds(steps or {LOWEST: "blue"})), what, [Query(expr)])
+
+
+def word(what: What, expr: str, words: Mapping[str, tuple[str, str]]) -> stat.Panel:
+    """A number that stands for a word. words: number -> (word, colour)."""
+    panel = stat.Panel().graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.BACKGROUND)
+    panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).no_value(NOTHING)
+    return _asking(panel.mappings(mappings(words)), what, [Query(expr)])
+
+
+def rows(what: What, *queries: Query) -> table.Panel:
+    """A table of what is so now."""
+    panel = table.Panel().no_value(NOTHING).show_header(True)
+    asked = [Query(query.expr, "", PromQueryFormat.TABLE, instant=True) for query in queries]
+    return _asking(panel, what, asked)
+
+
+def buckets(what: What, expr: str) -> heatmap.Panel:
+    """A histogram over time."""
+    colours = heatmap.HeatmapColorOptions().mode(heatmap_models.HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
+    panel = heatmap.Panel().calculate(False).color(colours.reverse(True))
+    return _asking(panel, what, [Query(expr, "{{le}}", PromQueryFormat.HEATMAP)])
+
+
+def _asking(panel: AnyPanel, what: What, queries: Sequence[Query]) -> AnyPanel:
+    for ref, query in zip("ABCDEFGHIJKLMNOP", queries, strict=False):
+        panel = panel.with_target(query.built(ref))
+    return panel.title(what.title).unit(what.unit).description(what.description).datasource(DATASOURCE)
+
+
+def thresholds(steps: Steps) -> ThresholdsConfig:
+    """Colours by value."""
+    return ThresholdsConfig().steps(
+        [Threshold(None if value == LOWEST else value, colour) for value, colour in sorted(steps.items())]
+    )
+
+
+def limit(panel: timeseries.Panel, steps: Steps) -> timeseries.Panel:
+    """Draw the thresholds as dashed lines."""
+    style = common.GraphThresholdsStyleConfig().mode(GraphTresholdsStyleMode.DASHED)
+    return panel.thresholds(thresholds({LOWEST: "transparent", **steps})).thresholds_style(style)
+
+
+def mappings(words: Mapping[str, tuple[str, str]]) -> list[ValueMapping]:
+    """Words in the place of values. words: value -> (word, colour)."""
+    results = {
+        value: ValueMappingResult(text, colour, index=index)
+        for index, (value, (text, colour)) in enumerate(words.items())
+    }
+    return [ValueMap(results)]
+
+
+def coloured(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeseries.Panel:
+    """Series that mean the same have the same colour everywhere. colours: name of a series -> colour."""
+    for name, colour in colours.items():
+        fixed = {"mode": "fixed", "fixedColor": colour}
+        panel = panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
+    return panel
+
+
+def dashed(panel: timeseries.Panel, *names: str) -> timeseries.Panel:
+    """Series to compare with, and not to look at: dashed, and nothing below them filled."""
+    for name in names:
+        style = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 6]})
+        panel = panel.override_by_name(name, [style, DynamicConfigValue("custom.fillOpacity", 0)])
+    return panel

@@ -1,0 +1,72 @@
+"""docs/metrics.md is what its script makes of the registries, and these keep Prometheus' conventions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from docs.source import metrics
+from docs.source.keys import ROOT
+from fl_client.metrics import Metrics as ClientMetrics
+from fl_server.metrics import Metrics as ServerMetrics
+
+BASE_UNITS = {"seconds", "bytes", "rounds"}
+NOT_BASE = {"milliseconds", "ms", "minutes", "hours", "kilobytes", "megabytes", "mib", "percent", "ratio100"}
+KINDS = {"server": ServerMetrics(CollectorRegistry()), "client": ClientMetrics()}
+each_registry = pytest.mark.parametrize("kind", KINDS)
+
+
+def test_the_page_is_up_to_date():
+    """Run `python -m docs.source.metrics` after a change of a metric, and say there when to worry."""
+    assert metrics.PAGE.read_text(encoding="utf-8") == metrics.page()
+
+
+def test_the_alerts_of_the_page_are_in_the_runbook():
+    """Every link leads to a heading."""
+    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    headings = set(re.findall(r"^## (\w+)$", runbook, re.MULTILINE))
+    named = set(re.findall(r"\[(Fl\w+)\]", metrics.page()))
+    assert named
+    assert named <= headings
+
+
+@each_registry
+def test_a_registry_has_what_is_declared_and_nothing_else(kind):
+    """By name and type, also what its collectors find when nothing is there yet."""
+    kit = KINDS[kind].kit
+    families = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in kit.registry.collect()
+    }
+    assert families == {each.name: each.kind for each in kit.declared}
+
+
+@each_registry
+def test_samples_have_the_labels_that_are_declared(kind):
+    """And the values; a histogram's bounds apart."""
+    declared = {each.name: each.labels for each in KINDS[kind].kit.declared}
+    for family in KINDS[kind].registry.collect():
+        labels = declared[f"{family.name}_total" if family.type == "counter" else family.name]
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(labels)
+            assert all(value in labels[name] for name, value in sample.labels.items() if labels.get(name))
+
+
+@each_registry
+def test_names_follow_the_conventions(kind):
+    """A prefix of ours, words in lower case, `_total` behind counters and nothing else, base units."""
+    for each in KINDS[kind].kit.declared:
+        assert re.fullmatch(r"(fl|process|python_gc)(_[a-z]+)+", each.name), each.name
+        assert each.name.endswith("_total") == (each.kind == "counter"), each.name
+        assert not NOT_BASE & set(each.name.split("_")), each.name
+        assert each.kind != "histogram" or each.name.rpartition("_")[2] in BASE_UNITS, each.name
+        assert each.meaning.endswith("."), each.name
+
+
+@each_registry
+def test_no_label_can_be_a_client(kind):
+    """Nor an address or a round: what grows with the fleet or with time makes series without end."""
+    labels = {name for each in KINDS[kind].kit.declared for name in each.labels}
+    assert not labels & {"client", "client_id", "address", "peer", "round", "session", "digest"}

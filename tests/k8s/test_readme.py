@@ -1,0 +1,202 @@
+"""k8s/README.md: what it tells to type exists, what can be done without a cluster is done, and its claims agree."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from contextlib import chdir
+from itertools import pairwise
+
+import pytest
+import typer.main
+import yaml
+from typer.testing import CliRunner
+
+from fl_ops.cli import app
+from fl_server.config import ServerConfig
+from protos.settings import read_settings
+from tests.docs.pages import Command, File, follow, on_free_ports, read_page, steps
+from tests.k8s.checks import problems
+from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
+from tests.k8s.objects import find, pods
+from tests.k8s.reference_checks import Keys, secrets_that_are_missing
+
+PAGE = read_page("k8s/README.md")
+COMMANDS = [step.text for step in steps(PAGE) if isinstance(step, Command)]
+IN_PROSE = re.findall(r"`((?:kubectl|fl) [^`]+)`", PAGE)
+EVERY_COMMAND = list(dict.fromkeys([*COMMANDS, *IN_PROSE]))
+FILES = {step.name: step.text for step in steps(PAGE) if isinstance(step, File)}
+SITE = "k8s/overlays/site"
+"""The reader's own overlay, which is on the page and nowhere else."""
+
+
+def words(command, program):
+    """The arguments of every call of a program in a command."""
+    for part in re.split(r"\s\|\s|\s&$|\s[<>]\s\S+", command):
+        told = shlex.split(part)
+        if told[:1] == [program]:
+            yield told[1:]
+
+
+CALLS_OF_FL = [call for command in EVERY_COMMAND for call in words(command, "fl")]
+CALLS_OF_KUBECTL = [call for command in EVERY_COMMAND for call in words(command, "kubectl")]
+
+
+@pytest.mark.parametrize("arguments", CALLS_OF_FL, ids=" ".join)
+def test_every_fl_command_is_one(arguments):
+    """The command and each of its options exist, and it is given what it wants."""
+    command, names = typer.main.get_command(app), list(arguments)
+    while commands := getattr(command, "commands", None):
+        command = commands[names.pop(0)]
+    command.make_context("fl", names)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("arguments", CALLS_OF_KUBECTL, ids=" ".join)
+def test_every_kubectl_command_is_one(arguments):
+    """The verb exists and knows the options; what is applied is there."""
+    verb = [word for word in arguments[:3] if re.fullmatch("[a-z-]+", word)]
+    verb = verb[: {"create": 3, "rollout": 2}.get(verb[0], 1)]
+    told = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    known = "".join(
+        subprocess.run(["kubectl", *of], capture_output=True, text=True, check=True).stdout
+        for of in ([*verb, "--help"], ["options"])
+    )
+    options = [word.partition("=")[0] for word in told if re.match(r"--\w|-[a-z]$", word)]
+    assert [option for option in options if not re.search(rf"(^|\s){option}[\s=,]", known)] == []
+    for option, path in pairwise(told):
+        if option in {"-f", "-k"} and path not in {"-", SITE}:
+            assert (ROOT / path / "kustomization.yaml" if option == "-k" else ROOT / path).is_file()
+
+
+@pytest.mark.skipif(not (ROOT / "k8s/images").exists(), reason="the images' part of the tree is not here")
+def test_files_that_are_built_from_are_there():
+    """Containerfiles, and every path in the tables and the text."""
+    for path in re.findall(r"^\| `([\w/.-]+)` \|", PAGE, re.MULTILINE):
+        assert (ROOT / "k8s" / path).exists(), path
+    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE):
+        assert (ROOT / "k8s" / link).exists(), link
+    for path in re.findall(r"`(components/[\w./-]+)`", PAGE):
+        assert (ROOT / "k8s" / path).exists(), path
+    for path in re.findall(r"docker build -f (\S+)", PAGE):
+        assert (ROOT / path).is_file(), path
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """The page's Secrets, as kubectl would send them, of certificates made by the page's commands."""
+    folder = tmp_path_factory.mktemp("typed")
+    (folder / "ledger.toml").write_text(FILES["ledger.toml"])
+    for name in ("postgres-ca.crt", "postgres-password"):
+        (folder / name).write_text(name)
+    with chdir(folder):
+        for call in (call for command in COMMANDS for call in words(command, "fl") if call[0] == "ca"):
+            done = CliRunner().invoke(app, call)
+            assert done.exit_code == 0, done.output
+        asked = [call for command in COMMANDS for call in words(command, "kubectl") if call[:2] == ["create", "secret"]]
+        return [yaml.safe_load(_printed(["kubectl", *call])) for call in asked]
+
+
+def _printed(command):
+    dry = ["--dry-run=client", "--output", "yaml"]
+    return subprocess.run([*command, *dry], capture_output=True, text=True, check=True).stdout
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", EVERY)
+def test_every_secret_is_made_by_a_command_of_the_page(folder, typed):
+    """With all the keys that the objects ask for, in their namespace."""
+    documented: Keys = {}
+    for secret in typed:
+        place = (secret["metadata"]["namespace"], secret["metadata"]["name"])
+        documented.setdefault(place, set()).update(secret["data"])
+    assert list(secrets_that_are_missing(build(folder), documented)) == []
+
+
+@needs_kubectl
+def test_a_secret_of_certificates_has_the_type_that_cert_manager_gives_it():
+    """A Secret's type never changes, so one made by hand can be handed over to cert-manager."""
+    made = [command for command in COMMANDS if "secret generic" in command and "tls.crt" in command]
+    assert made
+    assert [command for command in made if "--type kubernetes.io/tls" not in command] == []
+
+
+@needs_kubectl
+def test_the_certificate_has_every_name_that_cert_managers_has():
+    """By hand or by cert-manager: the coordinator answers to the same names."""
+    certificate = find(build(EVERYTHING), "Certificate", "fl-server", "impetus")
+    assert certificate is not None
+    wanted = {*certificate["spec"]["dnsNames"], *certificate["spec"]["ipAddresses"]}
+    issued = [call for call in CALLS_OF_FL if call[:3] == ["ca", "issue", "server"]]
+    assert len(issued) == 2
+    for call in issued:
+        assert {name for option, name in pairwise(call) if option == "--host"} == wanted
+
+
+@needs_kubectl
+def test_the_numbers_on_the_page_are_the_manifests():
+    """Drain, preStop and grace."""
+    [pod] = pods(build("k8s/base"))
+    sleep = pod.containers[0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain = read_settings(ROOT / "k8s/base/server.toml", ServerConfig).drain_grace_s
+    assert f"`drain_grace_s` ({drain:g} s)" in PAGE
+    assert f"`preStop` of {sleep} s and a grace of {pod.spec['terminationGracePeriodSeconds']} s" in PAGE
+
+
+@needs_kubectl
+def test_the_overlay_of_ones_own_is_built(tmp_path):
+    """As it stands on the page, beside the others; all checks are content, and it says what it was made for."""
+    [text] = re.findall(r"```yaml\n(# k8s/overlays/site/kustomization.yaml\n.*?)```", PAGE, re.DOTALL)
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s", ignore=shutil.ignore_patterns("images", "*.py"))
+    (tmp_path / SITE).mkdir()
+    (tmp_path / SITE / "kustomization.yaml").write_text(text)
+    objects = build(str(tmp_path / SITE))
+    assert problems(objects) == []
+    [pod] = pods(objects)
+    assert pod.containers[0]["image"] == "registry.example.org/impetus/fl-server:0.1.0"
+    assert pod.claims["state"]["spec"]["storageClassName"] == "fast"
+    certificate = find(objects, "Certificate", "fl-server", "impetus")
+    assert certificate is not None
+    assert certificate["spec"]["dnsNames"][-1] == "fl.mine.example.org"
+
+
+def test_the_ledger_on_the_page_is_one(tmp_path):
+    """On top of the base it is read, and it holds no password."""
+    (tmp_path / "ledger.toml").write_text(FILES["ledger.toml"])
+    config = read_settings(ROOT / "k8s/base/server.toml", ServerConfig, [tmp_path / "ledger.toml"])
+    assert config.ledger is not None
+    assert "sslmode=verify-full" in config.ledger.get_secret_value()
+    assert ":" not in config.ledger.get_secret_value().partition("://")[2].partition("@")[0]
+    assert tomllib.loads(FILES["ledger.toml"]).keys() == {"ledger"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_federation_runs_as_on_the_page(tmp_path):
+    """All but the cluster: its certificates, its devices, its run, and a coordinator with the base's own settings."""
+    begin = PAGE[PAGE.index("## From an empty") : PAGE.index("## In production")]
+    page, ports = on_free_ports(begin)
+    todo = [
+        step for step in steps(page) if not (isinstance(step, Command) and re.match("kind|docker|kubectl", step.text))
+    ]
+    first_device = next(number for number, step in enumerate(todo) if isinstance(step, File))
+    here = f"""state_dir = "state"
+listen = "127.0.0.1:{ports["7070"]}"
+admin_listen = "127.0.0.1:{ports["7071"]}"
+metrics_listen = ""
+health_listen = ""
+[tls]
+cert = "pki/server-coordinator.crt"
+key = "pki/server-coordinator.key"
+client_ca = "pki/ca.crt"
+"""
+    pod = [
+        File("here.toml", here),
+        Command(f"fl-server --config {ROOT}/k8s/base/server.toml --config here.toml > server.log &"),
+        Command("grep serving server.log", ('"event": "serving"',)),
+    ]
+    follow([*todo[:first_device], *pod, *todo[first_device:]], ports, tmp_path / "work")
+    assert (tmp_path / "work" / "first.safetensors").stat().st_size > 0
