@@ -314,6 +314,11 @@ class Fleet:
             self.listener.client_gone(client_id, reason)
         self._changed()
 
+    @property
+    def told(self) -> bool:
+        """Whether everybody who is told of changes knows of the latest."""
+        return self._telling is None
+
     def _changed(self) -> None:
         self.version += 1
         if self._telling is None:
@@ -321,11 +326,12 @@ class Fleet:
 
     def _tell(self) -> None:
         """Count, and tell of all changes since the last time at once: each costs a look at everybody."""
-        self._telling, began = None, time.perf_counter()
+        loop = asyncio.get_running_loop()
+        self._telling, began = None, loop.time()
         self._count()
         if self.listener is not None:
             self.listener.fleet_changed()
-        self._pause_s = max(PAUSE_A_CLIENT_S * len(self._records), 20 * (time.perf_counter() - began))
+        self._pause_s = max(PAUSE_A_CLIENT_S * len(self._records), 20 * (loop.time() - began))
 
     def _count(self) -> None:
         present = self._roster.present()

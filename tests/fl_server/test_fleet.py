@@ -43,6 +43,24 @@ async def world(tmp_path):
         yield world
 
 
+async def test_a_storm_is_looked_at_once(world):
+    """A hundred changes in one turn of the loop are one look at everybody, and the last of them is seen by it."""
+    await Device("a").come(world)
+    looks = []
+    world.fleet.listener = SimpleNamespace(
+        fleet_changed=lambda: looks.append(world.fleet.workforce.availability("a").detail),
+        client_gone=lambda *_: None,
+        client_attached=lambda _: None,
+    )
+    await until(lambda: world.fleet.told)
+    looks.clear()
+    for index in range(100):
+        world.fleet.workforce.set_availability("a", pb.Availability(may_train=False, detail=str(index)))
+    assert not looks
+    await until(lambda: world.fleet.told)
+    assert looks == ["99"]
+
+
 async def test_who_attends_is_present(world):
     """Registering alone is not being here."""
     a = Device("a")
