@@ -52,12 +52,12 @@ async def test_a_storm_is_looked_at_once(world):
         client_gone=lambda *_: None,
         client_attached=lambda _: None,
     )
-    await until(lambda: world.fleet.told)
+    await until(lambda: world.fleet.told, "everybody is told")
     looks.clear()
     for index in range(100):
         world.fleet.workforce.set_availability("a", pb.Availability(may_train=False, detail=str(index)))
     assert not looks
-    await until(lambda: world.fleet.told)
+    await until(lambda: world.fleet.told, "everybody is told")
     assert looks == ["99"]
 
 
