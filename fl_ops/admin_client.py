@@ -11,7 +11,6 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import Message
 
-from fl_ops import ca
 from fl_ops.errors import Misused, OpsError
 from fl_ops.failures import Failure, explain
 from fl_ops.settings import Certificates, Connection
@@ -137,6 +136,8 @@ class AdminClient:
 
 
 def _credentials(files: Certificates) -> grpc.ChannelCredentials:
+    from fl_ops import ca  # and the library that it stands on: only those who connect by TLS wait for it
+
     authority, certificate, key = (_read(path) for path in (files.ca, files.cert, files.key))
     try:
         leaf, _ = ca.load_pair(certificate, key)

@@ -15,7 +15,6 @@ from fl_ops import output, units
 from fl_ops.errors import Misused, Refused
 from fl_ops.files import Target, check_free, written_whole
 from fl_ops.options import Context, admin_command
-from protos.chunks import check_chunk
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import admin_pb2
 from protos.wire import MAX_CHUNK_BYTES
@@ -70,6 +69,8 @@ def receive(parts: Parts, target: Target) -> admin_pb2.ExportHeader:
 
 def _copy(parts: Parts, file: BinaryIO, size: int) -> bytes:
     """Writes `size` bytes of chunks, with a bar on a terminal's stderr. Returns their digest."""
+    from protos.chunks import check_chunk  # and numpy, without which `fl` starts sooner
+
     hasher, done = blake3(), 0
     with _bar() as bar:
         task = bar.add_task("", total=size)

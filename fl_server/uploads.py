@@ -150,7 +150,6 @@ class Uploads:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""
         offset = upload.header.resume_offset
         upload.run.log.sends(upload.client, offset)
-        sent = self._parts.metrics.bytes.labels("up", "update")
         patience = Patience(self._parts.config.limits)
         while True:
             request = await _next(requests, upload, patience)
@@ -160,14 +159,24 @@ class Uploads:
                 return request.trailer
             if kind != "chunk":
                 raise InvalidInput("part", "a chunk or a trailer behind the header", kind or "nothing")
-            await self._parts.in_io(_write, upload, request.chunk, offset)
+            await self._keep(upload, request.chunk, offset)
             offset += len(request.chunk.data)
             patience.came(len(request.chunk.data))
-            sent.inc(len(request.chunk.data))
-            upload.run.log.bytes_up += len(request.chunk.data)
             reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, _WORDS[reason])
+
+    async def _keep(self, upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
+        """Write a chunk, and count it if it was written: also when the stream is cut while a thread writes it."""
+
+        def count(writing: asyncio.Future[None]) -> None:
+            if not writing.cancelled() and writing.exception() is None:
+                self._parts.metrics.bytes.labels("up", "update").inc(len(chunk.data))
+                upload.run.log.bytes_up += len(chunk.data)
+
+        writing = asyncio.ensure_future(self._parts.in_io(_write, upload, chunk, offset))
+        writing.add_done_callback(count)
+        await asyncio.shield(writing)
 
     async def _finish(self, upload: _Upload) -> Receipt:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""

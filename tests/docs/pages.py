@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+import typer.main
+
+from fl_ops.cli import app
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -32,6 +35,15 @@ LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")
 """Commands that change nothing. A reader repeats them until something has happened, and so does the test."""
 PORTS = ("7070", "7071", "7072")
 PROGRAMS = {"fl-server": "fl_server", "fl-client": "fl_client", "fl": "fl_ops"}
+
+
+def check_fl_command(arguments: Sequence[str]) -> None:
+    """Fail unless `fl` has the command, and it takes these arguments and options as they stand."""
+    command, words = typer.main.get_command(app), list(arguments)
+    while commands := getattr(command, "commands", None):
+        assert words[:1] in [[name] for name in commands], f"fl {' '.join(arguments)}: not one of {list(commands)}"
+        command = commands[words.pop(0)]
+    command.make_context("fl", words)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,11 @@ import shlex
 import shutil
 import subprocess
 
-import click
 import pytest
 import yaml
-from typer.main import get_command
 
-from fl_ops.cli import app
 from fl_server.metrics.coordinator import REASONS
-from tests.docs.pages import read_page
+from tests.docs.pages import check_fl_command, read_page
 from tests.monitoring.alert_files import RULES, alerts
 from tests.monitoring.programs import needed
 
@@ -31,16 +28,7 @@ KUBECTL = [text for text in COMMANDS if text.startswith("kubectl ")]
 @pytest.mark.parametrize("text", OURS)
 def test_fl_takes_the_command(text):
     """The command is there, and it accepts these arguments and options as they stand."""
-    command, words, path = get_command(app), shlex.split(text)[1:], "fl"
-    context = click.Context(command)
-    while words and isinstance(command, click.Group):
-        name, *words = words
-        found = command.get_command(context, name)
-        assert found is not None, f"{path} has no command {name}"
-        command, path = found, f"{path} {name}"
-        context = click.Context(command, info_name=name, parent=context)
-    assert not isinstance(command, click.Group), f"{path} is not a whole command"
-    command.parse_args(context, words)
+    check_fl_command(shlex.split(text)[1:])
 
 
 @pytest.mark.parametrize("text", KUBECTL)

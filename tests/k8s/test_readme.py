@@ -11,14 +11,13 @@ from contextlib import chdir
 from itertools import pairwise
 
 import pytest
-import typer.main
 import yaml
 from typer.testing import CliRunner
 
 from fl_ops.cli import app
 from fl_server.config import ServerConfig
 from protos.settings import read_settings
-from tests.docs.pages import Command, File, follow, on_free_ports, read_page, steps
+from tests.docs.pages import Command, File, check_fl_command, follow, on_free_ports, read_page, steps
 from tests.k8s.checks import problems
 from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
 from tests.k8s.objects import find, pods
@@ -48,10 +47,7 @@ CALLS_OF_KUBECTL = [call for command in EVERY_COMMAND for call in words(command,
 @pytest.mark.parametrize("arguments", CALLS_OF_FL, ids=" ".join)
 def test_every_fl_command_is_one(arguments):
     """The command and each of its options exist, and it is given what it wants."""
-    command, names = typer.main.get_command(app), list(arguments)
-    while commands := getattr(command, "commands", None):
-        command = commands[names.pop(0)]
-    command.make_context("fl", names)
+    check_fl_command(arguments)
 
 
 @needs_kubectl
