@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from benchmarks.constant_task import STEP
 from benchmarks.floors import Traffic, grpc_seconds, tcp_seconds
-from benchmarks.place import PATIENCE_S, Place, cpu_s, peak_mb
+from benchmarks.place import PATIENCE_S, Place, cpu_s, peak_mb, resident_mb
 from fl_ops.admin_client import AdminClient
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2
@@ -61,6 +61,7 @@ def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
     began = time.monotonic()
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
     server = place.serve()
+    idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
     clients = [place.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
         run = admin.create_run(_spec(case)).run_id
@@ -78,7 +79,9 @@ def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
         "round_s": [round(each, 4) for each in seconds],
         "round_s_median": round(statistics.median(seconds), 4),
         "server_rss_mb": peak_mb(server.child),
-        "server_cpu_s_per_round": round(cpu_s(server.child) / case.rounds, 3),
+        "server_rss_mb_idle": idle_mb,
+        "server_rss_models": round((peak_mb(server.child) - idle_mb) * 2**20 / (4 * case.params), 2),
+        "server_cpu_s_per_round": round((cpu_s(server.child) - start_s) / case.rounds, 3),
         "client_rss_mb": {"peak": max(map(peak_mb, clients)), "median": statistics.median(map(peak_mb, clients))},
         "bytes_down": sum(each.bytes_down for each in rounds),
         "bytes_up": sum(each.bytes_up for each in rounds),

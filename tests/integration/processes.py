@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from tests.integration.forks import Forked, Program
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
 """Until a test gives up: for a machine that is busy with others, never a claim about speed."""
+
+OWN_INTERPRETER = ("env",)
+"""To run under, for tests of how a program ends: a forked one leaves without the interpreter's own end."""
 
 T = TypeVar("T")
 
@@ -39,28 +44,24 @@ class Process:
         self.config = self.folder / f"{name}.toml"
         self._module = module
         self._path = [*path, ROOT, HERE]
-        self.under: list[str] = []
-        """The command that it runs under, which becomes the process."""
-        self._popen: subprocess.Popen[bytes] | None = None
+        self.under: Sequence[str] = ()
+        """The command that it runs under, which becomes the process; none: it is forked, for speed."""
+        self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._out, self._err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         place.processes.append(self)
 
     def start(self) -> Self:
         """Start it, once more after it ended; returns at once."""
         assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
+        arguments = ["--config", str(self.config)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
+        if not self.under:
+            self._popen = Forked(Program(self._module, arguments, self.folder, environment, self._out, self._err))
+            return self
         with self._out.open("ab") as out, self._err.open("ab") as err:
-            self._popen = subprocess.Popen(
-                self.command(), cwd=self.folder, env=self.environment(), stdout=out, stderr=err
-            )
+            whole = [*self.under, sys.executable, "-m", self._module, *arguments]
+            self._popen = subprocess.Popen(whole, cwd=self.folder, env=environment, stdout=out, stderr=err)
         return self
-
-    def command(self) -> list[str]:
-        """What is started."""
-        return [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
-
-    def environment(self) -> dict[str, str]:
-        """What it is started with."""
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
 
     @property
     def pid(self) -> int:

@@ -44,23 +44,30 @@ def test_a_run_that_diverges_is_a_result(read):
     assert (result.diverged, result.rounds) == (0, ())
 
 
-def test_workers_finish_a_plan_and_leave_no_process(read, tmp_path):
+@pytest.fixture
+def new_processes():
+    """Those of multiprocessing that other tests have not left running for tests to come."""
+    before = set(multiprocessing.active_children())
+    return lambda: set(multiprocessing.active_children()) - before
+
+
+def test_workers_finish_a_plan_and_leave_no_process(read, tmp_path, new_processes):
     """Two processes, 13 cells, each told once."""
     plan, told = Plan(read(), CellFolder(tmp_path).load), []
     run_all(plan, Job(stand_in, CellFolder(tmp_path)), 2, lambda cell, result: told.append(cell.digest))
     assert (len(told), len(set(told)), plan.missing()) == (13, 13, [])
-    assert not multiprocessing.active_children()
+    assert new_processes() == set()
 
 
 @pytest.mark.parametrize(("run", "told"), [(ends_its_process, "ended by itself"), (is_refused, "FedAvg cannot be run")])
-def test_what_ends_a_worker_ends_the_comparison(read, tmp_path, run, told):
+def test_what_ends_a_worker_ends_the_comparison(read, tmp_path, run, told, new_processes):
     """In words, and with no process left."""
     with pytest.raises(Refused, match=told):
         run_all(Plan(read(), CellFolder(tmp_path).load), Job(run, CellFolder(tmp_path)), 1, lambda cell, result: None)
-    assert not multiprocessing.active_children()
+    assert new_processes() == set()
 
 
-def test_an_interruption_keeps_what_is_finished(read, tmp_path):
+def test_an_interruption_keeps_what_is_finished(read, tmp_path, new_processes):
     """Ctrl-C after the second cell: its files are there, its processes are not."""
 
     def interrupt(cell, result):
@@ -70,7 +77,7 @@ def test_an_interruption_keeps_what_is_finished(read, tmp_path):
     plan = Plan(read(), (folder := CellFolder(tmp_path)).load)
     with pytest.raises(KeyboardInterrupt):
         run_all(plan, Job(stand_in, folder), 1, interrupt)
-    assert (len(plan.missing()) < 9, multiprocessing.active_children()) == (True, [])
+    assert (len(plan.missing()) < 9, new_processes()) == (True, set())
 
 
 def test_the_command_leaves_everything_and_does_nothing_twice(read, tmp_path, fl):
