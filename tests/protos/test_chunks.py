@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos.chunks import encode_piece
 from protos.codec import ChunkError, check_chunk, chunk_spans, encode_chunk, encode_fetch_stream, make_chunk
 from protos.fl.v1.admin_pb2 import ExportModelResponse
 from protos.fl.v1.coordinator_pb2 import FetchModelResponse, SubmitUpdateRequest
@@ -76,6 +77,7 @@ def test_the_fast_encoding_is_protobufs_own(message: Callable[..., Message], off
     data = DATA * 1000
     expected = message(chunk=make_chunk(data, offset, length)).SerializeToString()
     assert encode_chunk(data, offset, length) == expected
+    assert encode_piece(data[offset : offset + length], offset) == expected
 
 
 @pytest.mark.parametrize("size", [0, 1, 30, 100], ids=lambda size: f"{size} bytes")
