@@ -77,7 +77,12 @@ def encode_chunk(buffer: Buffer, offset: int, length: int) -> bytes:
     The same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse: all three say `Chunk chunk = 2`. These
     are the bytes that protobuf itself would write, but the data is copied once, not thrice (chunk, message, output).
     """
-    data = _span(buffer, offset, length)
+    return encode_piece(_span(buffer, offset, length), offset)
+
+
+def encode_piece(data: Buffer, offset: int) -> bytes:
+    """As `encode_chunk`, of bytes that were read from offset on."""
+    length = len(data)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
     after = tensor_pb2.Chunk(crc32c=crc32c(data)).SerializeToString()
     size = _varint(len(before) + length + len(after))
