@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import structlog
 
 from fl_server.config import ServerConfig
+from fl_server.door import Door
 from fl_server.errors import (
     Forbidden,
     InvalidInput,
@@ -65,6 +66,7 @@ class Fleet:
         self._limits = config.limits
         self._metrics = metrics
         self._sessions = Sessions()
+        self._door = Door(config.limits.registrations_per_s)
         self._transfers = Transfers()
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
@@ -107,6 +109,8 @@ class Fleet:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
+        if wait_s := self._door.wait(client_id, time.monotonic()):
+            raise NotNow("many clients come at once", wait_s)
         session, older = self._sessions.open(client_id, request.instance_id)
         asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self.remember(record_of(request, known), self._registration(session, older))

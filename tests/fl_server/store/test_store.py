@@ -316,6 +316,16 @@ def test_clients_come_in_the_order_of_id_bytes(store: Store) -> None:
     assert [client.client_id for client in store.clients()] == ["Z", "a", "b"]
 
 
+def test_many_clients_are_written_at_once(store: Store) -> None:
+    """New ones and known ones in one call; of two records of one client the later counts, and counters stay."""
+    store.record_update(an_update(admitted=False))
+    lines = [why("first", "a"), why("second", "c")]
+    store.put_clients([a_client("a", note="1"), a_client("c"), a_client("a", note="2", updates_counted=9)], lines)
+    assert [(each.client_id, each.note) for each in store.clients()] == [("a", "2"), ("b", ""), ("c", "")]
+    assert counters(store) == (0, 1)
+    assert (events(store, "a"), events(store, "c")) == (["first"], ["second"])
+
+
 def test_writing_a_client_leaves_its_counters(store: Store) -> None:
     """Only updates and commits move the counters, whatever a record of the roster says."""
     store.record_update(an_update(admitted=False))
