@@ -43,7 +43,7 @@ from protos.wire import server_options
 
 log = structlog.get_logger()
 
-_LAG_PERIOD_S = 0.5
+_LAG_PERIOD_S = 0.1
 STOP_S = 2.0
 """For closing everything, behind the grace: a step or a disk that hangs ends with the process."""
 EXIT_AT_ONCE = 130
