@@ -70,7 +70,17 @@ def lerp(a: Tensors, b: Tensors, weight: float) -> Tensors:
 
 def norm(a: Tensors) -> torch.Tensor:
     """One L2 norm over all entries of all tensors, of shape [] and on their device, so that nothing waits for it."""
-    whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(a.values()))))
+    return whole_norm(norms(a))
+
+
+def norms(a: Tensors) -> list[torch.Tensor]:
+    """The L2 norm of each tensor; those of several groups of tensors together are what `whole_norm` takes."""
+    return list(torch._foreach_norm(list(a.values())))
+
+
+def whole_norm(norms: list[torch.Tensor]) -> torch.Tensor:
+    """The L2 norm of tensors whose norms these are."""
+    whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return whole
 
 

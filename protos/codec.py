@@ -21,7 +21,7 @@ from protos.chunks import (
     check_chunk,
     chunk_spans,
     encode_chunk,
-    encode_fetch_stream,
+    encode_fetch_header,
     make_chunk,
 )
 from protos.digests import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
@@ -40,7 +40,7 @@ __all__ = [
     "digest_of",
     "digest_text",
     "encode_chunk",
-    "encode_fetch_stream",
+    "encode_fetch_header",
     "make_chunk",
     "pack",
     "parse_digest_text",
