@@ -34,7 +34,7 @@ def draw(found: Sequence[Found], path: Path) -> None:
             _memory(axes, series, xs)
         grid[0, 0].set_ylabel("seconds a round (median)")
         grid[1, 0].set_ylabel("server's resident memory, MB")
-        grid[0, 0].legend(loc="upper left", frameon=False)
+        grid[0, 1].legend(loc="upper left", frameon=False)
         grid[1, 0].legend(loc="lower right", frameon=False)
         grid[0, 0].set_title(f"a model of {RESNET18:,} parameters ({_megabytes(RESNET18):.1f} MB)")
         grid[0, 1].set_title("10 clients")
@@ -67,7 +67,7 @@ def _ticks(axes: Axes, values: Sequence[float], label: str) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(list(values)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axes.set_xlabel(label)
     axes.grid(alpha=0.25)
 
