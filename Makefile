@@ -69,9 +69,12 @@ protos: .venv/installed
 baseline: .venv/installed
 	$(BIN)/buf build --exclude-source-info --output protos/baseline.binpb
 
+# The short ones of docs/benchmarks.md, under ten minutes on two cores: JSON lines, and tables of them.
 bench: .venv/installed
-	$(BIN)/python -m benchmarks.round_overhead
-	$(BIN)/python -m benchmarks.local_step
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.sweep --only short --rounds 3 --results build/bench.json --table short
+	$(BIN)/python -m benchmarks.fleet --clients 1000 --sampled 1000 --processes 2 --idle 20
+	$(BIN)/python -m benchmarks.local_step --pairs 5
 
 # Daemons come and go while runs go on; says whether the coordinator leaks. Linux only.
 soak: .venv/installed

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.idle_clients import Crowd, live
 from benchmarks.place import PATIENCE_S, Place, Server, cpu_s, resident_mb
+from benchmarks.table import markdown
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 from protos.pem import Pem, PemFiles
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     case = parser.parse_args(arguments)
     _may_open_files(case.clients + 500)
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder, Processes(Path(folder)) as processes:
-        print(json.dumps(measure(case, Place(Path(folder), processes, tls=case.tls))))
+        found = measure(case, Place(Path(folder), processes, tls=case.tls))
+    print(json.dumps(found))
+    _say("\n".join(markdown([row(found)])))
 
 
 def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
@@ -75,6 +78,21 @@ def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
         "first_to_last_assignment_s": round(spread, 3),
         "back_after_kill_s": round(back, 2),
         "back_server_cpu_ms_a_client": round(cpu_s(later.child) * 1000 / case.clients, 2),
+    }
+
+
+def row(found: dict[str, Any]) -> dict[str, object]:
+    """What was measured, as docs/benchmarks.md has it."""
+    return {
+        "clients": f"{found['clients']:,}",
+        "wire": "mTLS" if found["tls"] else "plain text",
+        "memory a client": f"{found['kb_a_client']:.0f} KB",
+        "idle, of a core": f"{found['idle_cpu_share']:.1%}",
+        "all attached after": f"{found['attached_s']:.0f} s",
+        "server CPU for each that attaches": f"{found['attach_server_cpu_ms_a_client']:.1f} ms",
+        "sampled": f"{found['sampled']:,}",
+        "all of them assigned after": f"{found['assigned_s']:.2f} s",
+        "all back after a kill -9": f"{found['back_after_kill_s']:.0f} s",
     }
 
 

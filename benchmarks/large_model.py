@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks import round_overhead
 from benchmarks.place import Place, Server
 from benchmarks.scrape import histogram, quantile
+from benchmarks.table import markdown
 from fl_ops.demo.processes import Processes
 
 LAG = "fl_event_loop_lag_seconds"
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if case.floors:
         found |= round_overhead.floors(case, found)
     print(json.dumps(found))
-    for line in _beside_goals(found):
+    for line in (*_beside_goals(found), *markdown([row(found)])):
         print(line, file=sys.stderr)
 
 
@@ -95,6 +96,21 @@ class Watch:
                 "count": len(calls), "p99": round(p99 * 1000, 1), "longest": round(calls[-1] * 1000, 1),
             },
         }  # fmt: skip
+
+
+def row(found: dict[str, Any]) -> dict[str, object]:
+    """What was measured, as docs/benchmarks.md has it."""
+    lag, calls = found["loop_lag_ms"], found["calls_meanwhile_ms"]
+    return {
+        "clients": found["clients"],
+        "parameters": f"{found['params']:,}",
+        "round, median": f"{found['round_s_median']:.1f} s",
+        "over bare gRPC": f"{found['over_grpc']:.2f}" if "over_grpc" in found else "",
+        "server memory over idle, in models": f"{found['server_rss_models']:.2f}",
+        "loop lag, p99": f"{lag['p99']:.0f} ms, surely under {lag['p99_at_most']:g} ms",
+        "calls meanwhile, p99 and longest": f"{calls['p99']:.0f} ms, {calls['longest']:.0f} ms",
+        "connections lost": found["cut_off"],
+    }
 
 
 def _cut_off(logs: Path) -> int:

@@ -1,0 +1,19 @@
+"""Rows of Markdown: what docs/benchmarks.md shows is printed by the benchmarks themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def markdown(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    """A table of rows that all have the same columns; numbers are told from words by their first row."""
+    lines: list[str] = []
+    for row in rows:
+        if not lines:
+            lines += [_line(row), _line("--:" if str(cell)[:1].isdigit() else "---" for cell in row.values())]
+        lines.append(_line(row.values()))
+    return lines
+
+
+def _line(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"

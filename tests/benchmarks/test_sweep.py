@@ -1,0 +1,41 @@
+"""The sweep's file: what is measured again takes the place of what was there, and the tables are made from it."""
+
+from __future__ import annotations
+
+from benchmarks.sweep import SERIES, Case, keep, of_series, read, row
+from benchmarks.table import markdown
+
+FOUND = {
+    "clients": 10, "params": 10_000, "algorithm": "fedavg", "tls": False, "round_s_median": 0.1, "over_grpc": 1.5,
+    "floor_grpc_s": 0.05, "over_tcp": 2.0, "floor_tcp_s": 0.025, "server_cpu_s_per_round": 0.2, "server_rss_mb": 300.0,
+    "server_rss_models": 1.25, "client_rss_mb": {"median": 250.0}, "start_to_first_round_s": 9.0,
+}  # fmt: skip
+
+
+def test_a_case_that_is_measured_again_takes_the_earlier_ones_place(tmp_path):
+    """And leaves the others as they are."""
+    file = tmp_path / "deep" / "results.json"
+    for change in ({}, {"clients": 2}, {"round_s_median": 0.2}):
+        keep(file, FOUND | change)
+    assert [(each["clients"], each["round_s_median"]) for each in read(file)] == [(2, 0.1), (10, 0.2)]
+
+
+def test_a_series_comes_in_its_own_order():
+    """Whatever the order in the file; what was not measured is left out."""
+    found = [FOUND | {"clients": clients, "params": SERIES["clients"][0].params} for clients in (40, 2, 10)]
+    assert [each["clients"] for each in of_series("clients", found)] == [2, 10, 40]
+
+
+def test_a_case_names_itself_on_the_command_line():
+    """With --tls only where it is wanted."""
+    assert Case(2, 5, "fedcm", tls=True).arguments() == ["--clients=2", "--params=5", "--algorithm=fedcm", "--tls"]
+    assert "--tls" not in Case(2, 5).arguments()
+
+
+def test_rows_are_markdown():
+    """A heading, a rule that sets numbers to the right, and a line for each case."""
+    heading, rule, first, second = markdown([row(FOUND), row(FOUND | {"tls": True})])
+    assert heading.startswith("| clients | parameters | algorithm | round, median |")
+    assert rule.startswith("| --: | --: | --- | --: |")
+    assert first.startswith("| 10 | 10,000 | FedAvg | 0.10 s | 1.50 (0.050 s) |")
+    assert "| FedAvg, mTLS |" in second
