@@ -11,20 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
-
 import algorithms as fl
 from algorithms import tree
 from fl_server.broadcast import Outgoing
+from fl_server.bundles import blank, laid_out
 from fl_server.errors import InvalidInput
-from fl_server.robust import Collected, chosen, reduce_buffers, reduce_payloads, refuse_unfit
+from fl_server.robust import Collected, chosen, reduce_buffers, refuse_unfit
 from fl_server.run_config import RunConfig
-from fl_server.sampling import initial_model_seed
 from fl_server.shapes import UpdateShape
+from fl_server.step import Exchanged, ServerStep, StepNorms
 from fl_server.store.checkpoints import Checkpoint
+from fl_server.task_model import TaskModel
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from tasks import Examples, Task
@@ -32,10 +29,6 @@ from tasks.base import task_code
 from tasks.evaluation import evaluate
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
-
-
-class Diverged(Exception):
-    """The aggregate is not finite: the last good model stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +41,6 @@ class Snapshot:
     buffers: fl.Tensors
 
 
-@dataclass(frozen=True, slots=True)
-class StepNorms:
-    """How long the vectors of a step were, for the metrics."""
-
-    aggregate: float
-    """L2 norm of x_{t+1} - x_t."""
-    direction: float
-    """L2 norm of what was sent beside the model; 0 without."""
-    cosine: float
-    """Between the movement and minus the direction (both point downhill then); 0 where one of them is zero."""
-    left_out: tuple[str, ...] = ()
-    """Clients whose accepted updates a choosing reducer did not take."""
-
-
 class Engine:
     """One run's task and algorithm."""
 
@@ -69,23 +48,31 @@ class Engine:
         self.config = config
         self.algorithm = build_algorithm(config)
         self._task = task
-        self._model = _first_model(task, config.seed)
-        first = fl.read_state(self._model)
-        self._first = first
-        self.frozen = first.frozen
-        """Of the first model, wherever that came from."""
-        self.layout = Layout.of({**first.trainable, **first.buffers}, trainable=first.trainable.keys())
-        self._trainable_layout = Layout.of(first.trainable, trainable=first.trainable.keys())
+        self._model = TaskModel(task, config.seed)
+        self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
+        self.frozen: fl.Tensors = {}
+        """Of the first model, wherever that came from; known with the first snapshot."""
         self.held_out: Examples | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
         """The state before round 0. Raises InvalidInput if the file named by `initial_model` does not fit."""
-        start = self._first
-        if self.config.initial_model:
-            start = _from_file(self._model, Path(self.config.initial_model))
-            self.frozen = start.frozen
-        return Snapshot(-1, self.algorithm.init(start.trainable), start.buffers)
+        with self._evaluating:
+            start = self._model.first(self.config.initial_model)
+        self.frozen = laid_out(start.frozen, Layout.of(start.frozen))
+        return self._laid_out(Snapshot(-1, self.algorithm.init(start.trainable), start.buffers))
+
+    def _laid_out(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot in memory of its own, where it lies as it is sent."""
+        layout, into = self._trainable_layout, blank(self.layout)
+        tree.copy_(into, {**snapshot.state.x, **snapshot.buffers})
+        memory = {symbol: laid_out(tensors, layout) for symbol, tensors in snapshot.state.memory.items()}
+        return self._snapshot(snapshot.round, into, memory)
+
+    def _snapshot(self, round_: int, model: fl.Tensors, memory: fl.Memory) -> Snapshot:
+        x = {entry.name: model[entry.name] for entry in self.layout.entries if entry.trainable}
+        buffers = {entry.name: model[entry.name] for entry in self.layout.entries if not entry.trainable}
+        return Snapshot(round_, fl.ServerState(x, memory), buffers)
 
     def to_checkpoint(self, snapshot: Snapshot, facts: dict[str, object]) -> Checkpoint:
         """What to save of a snapshot."""
@@ -93,11 +80,14 @@ class Engine:
 
     def from_checkpoint(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot that was saved."""
-        x = {name: checkpoint.model[name] for name in self._first.trainable}
-        buffers = {name: checkpoint.model[name] for name in self._first.buffers}
-        self.frozen = {name: checkpoint.model[name] for name in self._first.frozen}
+        with self._evaluating:
+            self._model.release()
+        sent = {entry.name for entry in self.layout.entries}
+        frozen = {name: tensor for name, tensor in checkpoint.model.items() if name not in sent}
+        self.frozen = laid_out(frozen, Layout.of(frozen))
         memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
-        return Snapshot(checkpoint.facts["round"], fl.ServerState(x, memory), buffers)
+        saved = self._snapshot(checkpoint.facts["round"], dict(checkpoint.model), memory)
+        return self._laid_out(saved)
 
     def shape(self, exchange: int) -> UpdateShape:
         """What an update of an exchange is made of."""
@@ -127,13 +117,12 @@ class Engine:
 
         With the run's reducer in the place of the mean.
         """
-        return self._reduce(snapshot, exchange, Collected(cohort, paths, self.shape(exchange)))
+        collected = Collected(cohort, paths, self.shape(exchange))
+        return self._exchanged(snapshot, exchange, collected).sums()
 
-    def _reduce(self, snapshot: Snapshot, exchange: int, collected: Collected) -> dict[str, fl.Tensors]:
-        cohort = collected.cohort
-        info = self._round_info(snapshot.round + 1, len(cohort))
-        wanted = self.algorithm.exchanges[exchange].sums(cohort, info)
-        return reduce_payloads(self.config.round, collected, wanted, self.algorithm.weights(cohort))
+    def _exchanged(self, snapshot: Snapshot, exchange: int, collected: Collected) -> Exchanged:
+        info = self._round_info(snapshot.round + 1, len(collected.cohort))
+        return Exchanged(self.algorithm, exchange, self.config.round, info, collected)
 
     def step(
         self,
@@ -146,29 +135,16 @@ class Engine:
 
         before: the sums of the round's earlier exchanges.
         """
-        round_, last = snapshot.round + 1, len(self.algorithm.exchanges) - 1
+        last = len(self.algorithm.exchanges) - 1
         collected = Collected(cohort, paths, self.shape(last))
         taken = chosen(self.config.round, collected)
-        sums = {**before, **self._reduce(snapshot, last, taken)}
-        info = self._round_info(round_, len(taken.cohort))
-        try:
-            state = self.algorithm.server_step(snapshot.state, sums, info)
-        except RuntimeError as error:
-            # A factor that the model's dtype cannot hold: torch does not make an infinity of it.
-            if "overflow" not in str(error):
-                raise
-            raise Diverged(
-                f"the model of round {round_} is not finite: its step overflows; the model of round {round_ - 1} stays"
-            ) from error
-        buffers = reduce_buffers(self.config.round, collected, self.algorithm.weights(cohort))
-        norms = _norms(snapshot.state, state, self.algorithm.exchanges[last].direction(snapshot.state, before))
-        norms = replace(norms, left_out=_missing(cohort, taken.cohort))
-        if not all(bool(torch.isfinite(tree.norm(part))) for part in (state.x, *state.memory.values())):
-            raise Diverged(
-                f"the model of round {round_} is not finite; the model of round {round_ - 1} stays. Lower the learning "
-                "rate, or set round.max_update_norm"
-            )
-        return Snapshot(round_, state, buffers), norms
+        memory = {symbol: blank(self._trainable_layout) for symbol in snapshot.state.memory}
+        made = self._snapshot(snapshot.round + 1, blank(self.layout), memory)
+        step = ServerStep(self._exchanged(snapshot, last, taken), before)
+        norms = step.apply(snapshot.state, made.state, self._trainable_layout)
+        if made.buffers:
+            tree.copy_(made.buffers, reduce_buffers(self.config.round, collected, self.algorithm.weights(cohort)))
+        return made, replace(norms, left_out=_missing(cohort, taken.cohort))
 
     def restart(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what the server keeps of the clients' states at its start; the model stays."""
@@ -192,8 +168,8 @@ class Engine:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
                     self.held_out = self._task.eval_data()
-            fl.load_state(self._model, fl.ModelState(snapshot.state.x, snapshot.buffers, self.frozen))
-            return evaluate(self._task, self._model, self.held_out, self.config.evaluation.batch_size)
+            with self._model.filled(fl.ModelState(snapshot.state.x, snapshot.buffers, self.frozen)) as model:
+                return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
 
 
 def build_algorithm(config: RunConfig) -> fl.Algorithm:
@@ -230,33 +206,6 @@ def complete(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
 
 
-def _first_model(task: Task, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(initial_model_seed(seed))
-        with task_code("the task's model()"):
-            return task.model()
-
-
-def _from_file(model: nn.Module, path: Path) -> fl.ModelState:
-    """The values of a safetensors file with the model's own names."""
-    try:
-        values = load_file(path)
-        model.load_state_dict(values, strict=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error
-    return fl.read_state(model)
-
-
 def _missing(cohort: Sequence[fl.UpdateInfo], taken: Sequence[fl.UpdateInfo]) -> tuple[str, ...]:
     ids = {info.client_id for info in taken}
     return tuple(info.client_id for info in cohort if info.client_id not in ids)
-
-
-def _norms(before: fl.ServerState, after: fl.ServerState, direction: fl.Tensors | None) -> StepNorms:
-    movement = tree.subtract(after.x, before.x)
-    length = float(tree.norm(movement))
-    if direction is None:
-        return StepNorms(length, 0.0, 0.0)
-    size = float(tree.norm(direction))
-    product = sum(float((movement[name].double() * -direction[name].double()).sum()) for name in movement)
-    return StepNorms(length, size, product / (length * size) if length and size else 0.0)

@@ -12,10 +12,11 @@ import structlog
 
 import algorithms as fl
 from fl_server.broadcast import Broadcast, make_broadcast
-from fl_server.engine import Engine, Snapshot, StepNorms
+from fl_server.engine import Engine, Snapshot
 from fl_server.ledger import until_room
 from fl_server.parts import Parts
 from fl_server.progress import RoundLog
+from fl_server.step import StepNorms
 from fl_server.store.base import CommitRecord, HistoryRecord, StoreError, UpdateRecord
 from fl_server.store.checkpoints import INITIAL
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION

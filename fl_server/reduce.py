@@ -46,9 +46,9 @@ def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[f
     sums: list[fl.Tensors] = [{} for _ in rows]
     for entry in layout.entries:
         if entry.trainable:
-            pieces = by_block(paths, entry, lambda blocks: fl.weighted_sums(blocks, rows))
-            for total, parts in zip(sums, zip(*pieces, strict=True), strict=True):
-                total[entry.name] = torch.cat(parts).view(entry.shape)
+            wholes = by_block(paths, entry, lambda blocks: fl.weighted_sums(blocks, rows))
+            for total, whole in zip(sums, wholes, strict=True):
+                total[entry.name] = whole
     return sums
 
 
@@ -64,8 +64,7 @@ def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[flo
     averaged: fl.Tensors = {}
     for entry in layout.entries:
         if not entry.trainable:
-            pieces = by_block(paths, entry, mean if entry.dtype.is_floating_point else largest)
-            averaged[entry.name] = torch.cat([piece for (piece,) in pieces]).view(entry.shape)
+            [averaged[entry.name]] = by_block(paths, entry, mean if entry.dtype.is_floating_point else largest)
     return averaged
 
 
@@ -74,16 +73,20 @@ def by_block(
     entry: Entry,
     reduce: Callable[[Iterator[torch.Tensor]], list[torch.Tensor]],
     entries: int = 0,
-) -> list[list[torch.Tensor]]:
-    """`reduce` of each block of a tensor over all updates. An empty tensor has one empty block.
+) -> list[torch.Tensor]:
+    """`reduce` of each block of a tensor over all updates, its answers put together: as many tensors as it gives.
 
-    entries: of a block; 0: BLOCK_BYTES of them.
+    An empty tensor has one empty block. entries: of a block; 0: BLOCK_BYTES of them.
     """
     per_block = entries or max(1, BLOCK_BYTES // entry.dtype.itemsize)
-    starts = range(0, max(entry.numel, 1), per_block)
-    return [
-        reduce(_read(path, entry, start, min(per_block, entry.numel - start)) for path in paths) for start in starts
-    ]
+    wholes: list[torch.Tensor] = []
+    for start in range(0, max(entry.numel, 1), per_block):
+        count = min(per_block, entry.numel - start)
+        pieces = reduce(_read(path, entry, start, count) for path in paths)
+        wholes = wholes or [torch.empty(entry.numel, dtype=piece.dtype) for piece in pieces]
+        for whole, piece in zip(wholes, pieces, strict=True):
+            whole[start : start + count] = piece
+    return [whole.view(entry.shape) for whole in wholes]
 
 
 def _read(path: Path, entry: Entry, start: int, count: int) -> torch.Tensor:

@@ -120,8 +120,7 @@ def reduce_buffers(section: RoundSection, collected: Collected, weights: Sequenc
     centres: fl.Tensors = {}
     for entry in deltas.entries:
         if not entry.trainable:
-            pieces = by_block(collected.paths, entry, centre, BLOCK_ENTRIES)
-            centres[entry.name] = torch.cat([piece for (piece,) in pieces]).view(entry.shape)
+            [centres[entry.name]] = by_block(collected.paths, entry, centre, BLOCK_ENTRIES)
     return centres
 
 
@@ -154,7 +153,6 @@ def centre_updates(
             values = stacked(blocks)
             return [trimmed_mean(values * factor, cut).to(dtype) for factor in factors]
 
-        pieces = by_block(paths, entry, centre, BLOCK_ENTRIES)
-        for result, parts in zip(centres, zip(*pieces, strict=True), strict=True):
-            result[entry.name] = torch.cat(parts).view(entry.shape)
+        for result, whole in zip(centres, by_block(paths, entry, centre, BLOCK_ENTRIES), strict=True):
+            result[entry.name] = whole
     return centres

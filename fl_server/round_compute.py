@@ -11,8 +11,8 @@ import structlog
 
 from fl_server import events as ev
 from fl_server.client_states import RoundUpdates
-from fl_server.engine import Diverged
 from fl_server.spool import SpoolKey
+from fl_server.step import Diverged
 from fl_server.store.base import CommitRecord, HistoryRecord, UpdateRecord
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import algorithms as fl
@@ -65,9 +65,18 @@ class UpdateShape:
         """Whether a delta is among them."""
         return any(shape.payload == "delta" for shape in self.payloads)
 
+    def only(self, names: Collection[str]) -> UpdateShape:
+        """The same update, as if it had these tensors alone; they lie where they lay."""
+        wanted = set(names)
+        return UpdateShape(tuple(replace(shape, layout=_only(shape.layout, wanted)) for shape in self.payloads))
+
     def layout_of(self, payload: fl.Payload) -> Layout:
         """Where a payload's tensors lie in the update. Raises KeyError if it is not among them."""
         for shape in self.payloads:
             if shape.payload == payload:
                 return shape.placed
         raise KeyError(f"expected one of {[shape.payload for shape in self.payloads]}, got {payload}")
+
+
+def _only(layout: Layout, names: Collection[str]) -> Layout:
+    return replace(layout, entries=tuple(entry for entry in layout.entries if entry.name in names))

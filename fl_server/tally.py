@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fl_server.account import MOST_STALE
-from fl_server.engine import StepNorms
 from fl_server.metrics import Metrics
 from fl_server.progress import RoundLog
 from fl_server.round_state import Phase
+from fl_server.step import StepNorms
 
 
 class Tally:

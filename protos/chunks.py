@@ -128,30 +128,30 @@ def chunk_spans(size: int, chunk_bytes: int, start: int = 0) -> Iterator[tuple[i
         yield offset, min(chunk_bytes, size - offset)
 
 
-def encode_chunk(buffer: Buffer, offset: int, length: int) -> bytes:
+def encode_chunk(buffer: Buffer, offset: int, length: int, checksum: int | None = None) -> bytes:
     """Wire bytes of a stream message that holds this chunk.
 
     The same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse: all three say `Chunk chunk = 2`. These
     are the bytes that protobuf itself would write, but the data is copied once, not thrice (chunk, message, output).
+
+    checksum: the CRC-32C of these bytes, if it is known.
     """
-    data = _span(buffer, offset, length)
+    return encode_piece(_span(buffer, offset, length), offset, checksum)
+
+
+def encode_piece(data: Buffer, offset: int, checksum: int | None = None) -> bytes:
+    """As `encode_chunk`, of bytes that were read from offset on."""
+    length = len(data)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
-    after = tensor_pb2.Chunk(crc32c=crc32c(data)).SerializeToString()
+    after = tensor_pb2.Chunk(crc32c=crc32c(data) if checksum is None else checksum).SerializeToString()
     size = _varint(len(before) + length + len(after))
     return b"".join((_STREAM_CHUNK_TAG, size, before, data, after))
 
 
-def encode_fetch_stream(
-    resource: tensor_pb2.Resource, manifest: tensor_pb2.Manifest, buffer: Buffer, chunk_bytes: int
-) -> tuple[bytes, ...]:
-    """Serialized FetchModelResponse messages of a whole bundle: the header, then its chunks by rising offset.
-
-    They are the wire bytes: a server hands them out through an identity serializer and all its streams share them.
-    """
+def encode_fetch_header(resource: tensor_pb2.Resource, manifest: tensor_pb2.Manifest) -> bytes:
+    """Wire bytes of the FetchModelResponse before a bundle's chunks."""
     header = coordinator_pb2.ResourceHeader(resource=resource, manifest=manifest)
-    first = coordinator_pb2.FetchModelResponse(header=header).SerializeToString()
-    spans = chunk_spans(memoryview(buffer).nbytes, chunk_bytes)
-    return (first, *(encode_chunk(buffer, offset, length) for offset, length in spans))
+    return coordinator_pb2.FetchModelResponse(header=header).SerializeToString()
 
 
 def _span(buffer: Buffer, offset: int, length: int) -> memoryview:

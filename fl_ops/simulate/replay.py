@@ -15,8 +15,8 @@ from fl_ops.errors import Misused, NotFound, Refused
 from fl_ops.simulate.federation import Federation
 from fl_server.admission import Refused as NotAdmitted
 from fl_server.assignments import Place
-from fl_server.engine import Diverged
 from fl_server.run_config import RunConfig, from_values
+from fl_server.step import Diverged
 from fl_server.store.base import CommitRecord, RunRecord, Store, StoreError
 from fl_server.store.sql import LEDGER, look_at_postgres, open_read_only
 

@@ -18,11 +18,12 @@ from fl_server import events as ev
 from fl_server.admission import Refused
 from fl_server.assignments import Place
 from fl_server.client_metrics import has_evaluation, summary
-from fl_server.engine import Diverged, Snapshot
+from fl_server.engine import Snapshot
 from fl_server.round_state import Phase, RoundState
 from fl_server.rounds import advance
 from fl_server.run_config import RunConfig
 from fl_server.sampling import by_id, draw_evaluators, ticket
+from fl_server.step import Diverged
 from fl_server.stop_rules import Evaluation, StopPolicy, stop_reason
 from tasks import Task
 

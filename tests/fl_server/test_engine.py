@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 import algorithms as fl
 from algorithms.aggregate import average_buffers
 from fl_server.broadcast import make_broadcast
-from fl_server.engine import Diverged, Engine
+from fl_server.engine import Engine
 from fl_server.errors import InvalidInput
+from fl_server.step import Diverged
 from fl_server.store.checkpoints import Checkpoints
 from protos.codec import Layout, pack, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -183,7 +184,7 @@ def test_a_file_that_is_not_of_the_model_is_refused(tmp_path, wrong):
 
 def sent(broadcast):
     """Layout and tensors of what is sent out."""
-    parts = [pb.FetchModelResponse.FromString(each) for each in broadcast.messages]
+    parts = [pb.FetchModelResponse.FromString(broadcast.message(place)[0]) for place in broadcast.places(0)]
     layout = Layout.from_manifest(parts[0].header.manifest, 1 << 30)
     return layout, unpack(b"".join(part.chunk.data for part in parts[1:]), layout)
 

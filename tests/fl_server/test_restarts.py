@@ -17,7 +17,7 @@ from tests.fl_server.devices import Device, announced, stream, upload, work_of
 from tests.fl_server.harness import Journal, World, until
 
 NAMES = ("a", "b", "c")
-REGISTERING = ["put_client"] * 6
+REGISTERING = ["put_clients"] * 6
 ROUND = ["open_attempt", "seal", "record_update", "seal", "record_update", "fix_accepted", "save", "commit"]
 RUN = sorted([*REGISTERING, "save", "create_run", *2 * ROUND, *2 * ["set_metrics", "update_run"]])
 """All that is written for two rounds; an evaluation is written beside the next round."""

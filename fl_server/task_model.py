@@ -1,0 +1,95 @@
+"""The task's model as a module: it is kept for evaluations, and holds values only while somebody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+import algorithms as fl
+from algorithms.model_state import read_buffers, trainable_views
+from fl_server.errors import InvalidInput
+from fl_server.sampling import initial_model_seed
+from protos.codec import Layout
+from tasks import Task
+from tasks.base import task_code
+
+
+class TaskModel:
+    """One run's module. Not for two threads at once."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task = task
+        self._seed = seed
+        self._module = self._built()
+        trainable = trainable_views(self._module)
+        self.layout = Layout.of({**trainable, **read_buffers(self._module)}, trainable=trainable.keys())
+        """Of what goes down every round: trainable tensors, then buffers."""
+        self.trainable_layout = Layout.of(trainable, trainable=trainable.keys())
+
+    def _built(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(initial_model_seed(self._seed))
+            with task_code("the task's model()"):
+                module = self._task.model()
+        self._memories = _memories(module)
+        self._has_first = True
+        return module
+
+    def first(self, path: str = "") -> fl.ModelState:
+        """Copies of the values that the run begins with: those of the seed, or of a safetensors file.
+
+        Raises InvalidInput if the file named by `path` does not fit.
+        """
+        if not self._has_first:
+            self._module = self._built()
+        if path:
+            _load_file(self._module, Path(path))
+        values = fl.read_state(self._module)
+        self.release()
+        return values
+
+    def release(self) -> None:
+        """Let go of the values; what is in no state_dict stays, for only a module that is built anew would have it."""
+        self._has_first = False
+        for memory, _ in self._memories:
+            memory.resize_(0)
+
+    @contextmanager
+    def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:
+        """The module with copies of these values: whatever happens to it, they stay as they are."""
+        for memory, size in self._memories:
+            memory.resize_(size)
+        try:
+            fl.load_state(self._module, values)
+            yield self._module
+        finally:
+            self.release()
+
+
+def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
+    """What `load_state` fills anew and can be given back meanwhile, with the sizes: each the whole of one tensor.
+
+    Views and tied weights keep pointing into it. Memory that somebody else lent, as a mapped file, is left alone.
+    """
+    persistent = module.state_dict().keys()
+    tensors = [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if name in persistent)]
+    found = {}
+    for tensor in tensors:
+        memory = tensor.untyped_storage()
+        if tensor.numel() and tensor.nbytes == memory.nbytes() and memory.resizable():
+            found[memory.data_ptr()] = (memory, memory.nbytes())
+    return list(found.values())
+
+
+def _load_file(module: nn.Module, path: Path) -> None:
+    """The values of a safetensors file with the model's own names."""
+    try:
+        module.load_state_dict(load_file(path), strict=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error
