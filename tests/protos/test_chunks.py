@@ -134,8 +134,21 @@ def test_a_chunk_that_is_read_is_what_protobuf_reads(chunk: Chunk, draw: st.Data
         encode_chunk(DATA, 40, 10)[:-1],
         b"\x12\x0a\x12\x01x\x1d\x01\x02\x03\x04\x08\x00",
         b"\x12" + b"\xff" * 12,
+        b"\x12\x12" + encode_chunk(DATA, 40, 10)[2:],
+        b"\x12\x14" + encode_chunk(DATA, 40, 10)[2:],
     ],
-    ids=["nothing", "trailer", "no data", "a tag behind", "two parts", "cut", "another order", "endless number"],
+    ids=[
+        "nothing",
+        "trailer",
+        "no data",
+        "a tag behind",
+        "two parts",
+        "cut",
+        "another order",
+        "endless number",
+        "short",
+        "long",
+    ],
 )
 def test_everything_else_is_left_to_protobuf(message: bytes) -> None:
     """Another part, another order of fields, and what is no message at all."""
