@@ -38,6 +38,8 @@ class Work:
     context: ClientContext
     settings: LocalSettings
     exchange: int = 0
+    x: Tensors | None = None
+    """The model's values, if the caller keeps them anyway; they are read only. None: a copy is made."""
 
 
 def answer(
@@ -63,7 +65,7 @@ def answer(
     result = None
     if rule is not None:
         result = train_locally(
-            model, data.batches, data.loss, rule, work.settings, on_step=lambda step: heard(passes + step)
+            model, data.batches, data.loss, rule, work.settings, x=work.x, on_step=lambda step: heard(passes + step)
         )
     made = {payload: _payload(payload, work.context, whole, result) for payload in exchange.payloads}
     rate = work.settings.learning_rate

@@ -39,6 +39,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
     rule: LocalRule,
     settings: LocalSettings,
     *,
+    x: Tensors | None = None,
     on_step: Callable[[int], object] | None = None,
 ) -> LocalResult:
     """Train `model` in place from the values it has, one step for each batch.
@@ -49,13 +50,14 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
         loss: mean loss of a batch from (model(inputs), targets), of shape [].
         rule: the method's local rule; its tensors may be on another device.
         settings: learning rate, weight decay, clipping.
+        x: the values that the model has, where the caller keeps them anyway; None: they are copied.
         on_step: called after each step with its 0-based number; what it raises ends the training.
 
     Raises:
         ValueError: there was no batch, or `rule.u` is not laid out as the trainable parameters.
     """
     y = trainable_views(model)
-    x = tree.map(torch.clone, y)
+    x = _start(y, x, rule)
     step = _Step(model, loss, settings, _prepared(rule, x), x)
     total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
 
@@ -70,7 +72,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
 
     if not steps:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
-    delta = tree.subtract(y, x, into=x)
+    delta = tree.subtract(y, x)  # in the memory that the gradients have left
     return LocalResult(delta, read_buffers(model), steps, total.item() / steps, step.v, step.ascended)
 
 
@@ -135,6 +137,14 @@ class _Step:
         d = clipped(self._mixed(g), self._settings, self._for_d)
         decay = self._settings.weight_decay + self._rule.mu
         return tree.add(d, self._y, decay, self._for_d) if decay else d
+
+
+def _start(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
+    """x, which stays as it is while y moves. A model that is to compute at x gets it in memory of torch's own."""
+    if kept is None or rule.anchored:
+        return tree.map(torch.clone, y)
+    tree.check_layout(y, kept, "x")
+    return tree.map(_beside, y, kept)
 
 
 def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:

@@ -25,11 +25,13 @@ class ModelState:
 
 def read_state(model: nn.Module) -> ModelState:
     """Copies of the model's values, on its device. A parameter or buffer that is shared appears once."""
-    return ModelState(
-        trainable=tree.map(torch.clone, trainable_views(model)),
-        buffers=read_buffers(model),
-        frozen=tree.map(torch.clone, _frozen(model)),
-    )
+    views = state_views(model)
+    return ModelState(*(tree.map(torch.clone, part) for part in (views.trainable, views.buffers, views.frozen)))
+
+
+def state_views(model: nn.Module) -> ModelState:
+    """The model's values outside autograd, sharing their memory, as `trainable_views` does."""
+    return ModelState(trainable_views(model), _buffers(model), _frozen(model))
 
 
 def state_views(model: nn.Module) -> ModelState:

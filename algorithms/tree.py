@@ -29,9 +29,12 @@ def full_like(a: Tensors, value: float) -> Tensors:
 
 
 def spare(a: Tensors) -> Tensors | None:
-    """Memory for results laid out as `a`, used over and over; None on a GPU, whose allocator has memory at hand."""
+    """Memory for results laid out as `a`, used over and over; None on a GPU, whose allocator has memory at hand.
+
+    A tensor's is asked for when something is first written there: nothing is held for what a method does not do.
+    """
     on_cpu = all(tensor.device.type == "cpu" for tensor in a.values())
-    return map(torch.empty_like, a) if on_cpu else None
+    return _Spare(a) if on_cpu else None
 
 
 def add(a: Tensors, b: Tensors, scale: float = 1.0, into: Tensors | None = None) -> Tensors:
@@ -113,6 +116,16 @@ def check_layout(expected: Tensors, given: Tensors, what: str) -> None:
                 f"{what}, tensor {name!r}: expected {_layout(tensor)}, got {_layout(given[name])}; "
                 "check that both sides build the same model"
             )
+
+
+class _Spare(Tensors):
+    def __init__(self, like: Tensors) -> None:
+        super().__init__()
+        self._like = like
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        self[name] = torch.empty_like(self._like[name])
+        return self[name]
 
 
 def _matched(a: Tensors, b: Tensors) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,18 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
     """Start, attach, idle, sample, kill, come back."""
     server = place.serve(extra=_LIMITS)
-    empty = resident_mb(server.child)
+    empty, start = resident_mb(server.child), cpu_s(server.child)
     with _crowds(case, place, server.address) as crowds:
         attached = _seconds(lambda: _attached(crowds) == case.clients, "all are attached")
+        _say(f"{case.clients} attached after {attached:.1f} s")
         full, before = resident_mb(server.child), cpu_s(server.child)
         time.sleep(case.idle)
         busy = cpu_s(server.child) - before
         told, spread = _assignments(case, server, crowds)
-        back = _come_back(case, place, server, crowds)
+        _say(f"{case.sampled} assigned after {told:.2f} s")
+        back, later = _come_back(case, place, server, crowds)
     return {
         "clients": case.clients,
         "tls": case.tls,
         "attached_s": round(attached, 2),
+        "attach_server_cpu_ms_a_client": round((before - start) * 1000 / case.clients, 2),
         "server_rss_mb": {"empty": empty, "full": full},
         "kb_a_client": round((full - empty) * 1024 / case.clients, 1),
         "idle_cpu_share": round(busy / case.idle, 4),
@@ -70,6 +74,7 @@ def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
         "assigned_s": round(told, 3),
         "first_to_last_assignment_s": round(spread, 3),
         "back_after_kill_s": round(back, 2),
+        "back_server_cpu_ms_a_client": round(cpu_s(later.child) * 1000 / case.clients, 2),
     }
 
 
@@ -84,16 +89,18 @@ def _assignments(case: argparse.Namespace, server: Server, crowds: Sequence[Pipe
     return max(times) - began, max(times) - min(times)
 
 
-def _come_back(case: argparse.Namespace, place: Place, server: Server, crowds: Sequence[Pipe]) -> float:
-    """Seconds from the death of the coordinator until everybody is attached to the next one."""
+def _come_back(case: argparse.Namespace, place: Place, server: Server, crowds: Sequence[Pipe]) -> tuple[float, Server]:
+    """Seconds from the death of the coordinator until everybody is attached to the next one, and that one."""
     ports = (_port(server.address), _port(server.admin.server))
     began = time.monotonic()
     server.child.process.kill()
     server.child.process.wait()
     _seconds(lambda: _attached(crowds) == 0, "everybody has noticed")
-    place.serve(ports, _LIMITS)
+    _say(f"all have noticed {time.monotonic() - began:.1f} s after the kill")
+    later = place.serve(ports, _LIMITS)
+    _say(f"the next one serves {time.monotonic() - began:.1f} s after the kill")
     _seconds(lambda: _attached(crowds) == case.clients, "all are back")
-    return time.monotonic() - began
+    return time.monotonic() - began, later
 
 
 @contextmanager
@@ -151,6 +158,10 @@ def _seconds(holds: Callable[[], bool], what: str) -> float:
             raise SystemExit(f"waited {PATIENCE_S:g} s in vain until {what}")
         time.sleep(0.1)
     return time.monotonic() - began
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr)
 
 
 def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:

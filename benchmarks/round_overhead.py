@@ -14,7 +14,8 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from safetensors.torch import load_file
 
 from benchmarks.constant_task import STEP
 from benchmarks.floors import Traffic, grpc_seconds, tcp_seconds
-from benchmarks.place import PATIENCE_S, Place, cpu_s, peak_mb, resident_mb
+from benchmarks.place import PATIENCE_S, Place, Server, cpu_s, peak_mb, resident_mb
 from fl_ops.admin_client import AdminClient
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2
 
+Around = Callable[[Server], AbstractContextManager[object]]
 TASK = "benchmarks.constant_task:ConstantTask"
 ALPHA = 0.5
 """FedCM's local share; a power of two keeps the expected model exact."""
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="round-overhead-") as folder, Processes(Path(folder)) as processes:
         found = measure(case, Place(Path(folder), processes, tls=case.tls))
     if case.floors:
-        found |= _floors(case, found)
+        found |= floors(case, found)
     print(json.dumps(found))
 
 
@@ -56,16 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
-    """Start everything, run, look; whoever made the place stops it."""
+def measure(case: argparse.Namespace, place: Place, during: Around = nullcontext) -> dict[str, Any]:
+    """Start everything, run, look; whoever made the place stops it. during: entered for as long as rounds go on."""
     began = time.monotonic()
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
     server = place.serve()
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
     clients = [place.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
-        run = admin.create_run(_spec(case)).run_id
-        rounds = _rounds(admin, run, case.rounds)
+        with during(server):
+            run = admin.create_run(_spec(case)).run_id
+            rounds = _rounds(admin, run, case.rounds)
         first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
         _export(admin, run, model := place.folder / "model.safetensors")
     _check(case, load_file(model))
@@ -89,7 +92,7 @@ def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
     }
 
 
-def _floors(case: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def floors(case: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """The same bytes, over what a round cannot be faster than."""
     model = case.params * 4
     down = model * (2 if case.algorithm == "fedcm" else 1)

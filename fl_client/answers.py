@@ -13,7 +13,7 @@ import algorithms
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
 from fl_client.errors import WorkFailed
 from fl_client.updates import Update, name_of, work_of
-from protos.codec import Layout, digest_message, digest_of, pack
+from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
@@ -82,26 +82,25 @@ def update_of(assignment: training_pb2.Assignment, answer: ClientUpdate, example
     examples: n_i; seconds: of training.
     """
     payloads: list[training_pb2.Payload] = []
-    parts: list[bytearray] = []
+    pieces: list[Buffer] = []
     for payload, tensors in answer.payloads.items():
         laid_out = {**tensors, **answer.buffers} if payload == "delta" else tensors
         layout = Layout.of(laid_out, tensors.keys())
         payloads.append(training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest()))
-        parts.append(pack(laid_out, layout))
-    data = parts[0] if len(parts) == 1 else bytearray().join(parts)
+        pieces += pieces_of(laid_out, layout)
     header = training_pb2.UpdateHeader(
         key=assignment.key,
         attempt=assignment.attempt,
         payloads=payloads,
-        size_bytes=len(data),
-        digest=digest_message(digest_of(data)),
+        size_bytes=sum(payload.manifest.size_bytes for payload in payloads),
+        digest=digest_message(digest_of(*pieces)),
         num_examples=examples,
         num_steps=answer.steps,
         training_loss=answer.loss,
         training_seconds=seconds,
         state_epoch=assignment.state_epoch,
     )
-    return Update(work_of(assignment), header, data)
+    return Update(work_of(assignment), header, tuple(pieces))
 
 
 def _all_tensors(answer: ClientUpdate) -> Iterator[tuple[str, Tensor]]:

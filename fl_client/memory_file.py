@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from algorithms.base import Memory, Tensors
 from protos.chunks import Buffer
-from protos.codec import Layout, LayoutError, digest_of, pack, unpack
+from protos.codec import Layout, LayoutError, digest_of, pieces_of, unpack
 from protos.fl.v1 import tensor_pb2
 
 _DIGEST_BYTES = 32
@@ -30,7 +30,7 @@ class Damaged(ValueError):
 
 
 def encode(facts: bytes, memories: Sequence[Memory]) -> list[Buffer]:
-    """The bytes of memories, in pieces. Tensors may be on any device."""
+    """The bytes of memories, in pieces that may share the tensors' memory. Tensors may be on any device."""
     tensors = {
         f"{number}/{symbol}/{name}": tensor
         for number, memory in enumerate(memories)
@@ -39,7 +39,7 @@ def encode(facts: bytes, memories: Sequence[Memory]) -> list[Buffer]:
     }
     layout = Layout.of(tensors)
     manifest = layout.to_manifest().SerializeToString()
-    pieces: list[Buffer] = [_LENGTHS.pack(len(facts), len(manifest)), facts, manifest, pack(tensors, layout)]
+    pieces: list[Buffer] = [_LENGTHS.pack(len(facts), len(manifest)), facts, manifest, *pieces_of(tensors, layout)]
     return [digest_of(*pieces), *pieces]
 
 

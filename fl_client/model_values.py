@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from algorithms.base import Tensors
-from algorithms.model_state import ModelState, load_state, read_state, trainable_views
+from algorithms.model_state import ModelState, load_state, state_views, trainable_views
 from fl_client.bundles import Bundle
 from fl_client.errors import WorkFailed
 from protos.codec import Layout, LayoutError, unpack
@@ -18,14 +18,18 @@ Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
 """What an assignment names, by kind."""
 
 
-def load(model: nn.Module, bundles: Bundles) -> None:
-    """Give the model the values of the round. Raises WorkFailed when they are those of another model."""
-    here = read_state(model)
+def load(model: nn.Module, bundles: Bundles) -> Tensors:
+    """Give the model the values of the round; x, its trainable ones as they lie in the bundle, to be read only.
+
+    Raises WorkFailed when they are those of another model.
+    """
+    here = state_views(model)
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
     trainable = {name: values[name] for name in here.trainable}
     load_state(model, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
+    return trainable
 
 
 def direction(model: nn.Module, bundles: Bundles) -> Tensors | None:

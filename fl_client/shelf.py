@@ -16,7 +16,7 @@ from algorithms.base import Memory
 from fl_client.client_states import ClientState, ClientStates
 from fl_client.errors import WorkFailed
 from fl_client.next_state import NextState
-from fl_client.updates import Head, Key, PendingUpdates, Update, key_of, work_of
+from fl_client.updates import Head, Key, Outgoing, PendingUpdates, Update, key_of, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -30,7 +30,7 @@ class Shelf:
         self._pending = PendingUpdates(pending)
         self._states = ClientStates(states)
 
-    def resume(self, assignment: training_pb2.Assignment) -> Update | None:
+    def resume(self, assignment: training_pb2.Assignment) -> Outgoing | None:
         """The update that was made for exactly this work before; first, all that the assignment decides is settled.
 
         Raises OSError when a state that counted cannot be written.
@@ -62,9 +62,9 @@ class Shelf:
             )
         return state.memory
 
-    def keep(self, update: Update, next_state: NextState | None) -> None:
-        """Keep an update, and the state that it would leave, until its outcome. Raises OSError."""
-        self._pending.put(update, next_state)
+    def keep(self, update: Update, next_state: NextState | None) -> Outgoing:
+        """Keep an update, and the state that it would leave, until its outcome; as it goes up. Raises OSError."""
+        return self._pending.put(update, next_state)
 
     def settle(self, outcome: training_pb2.Outcome) -> None:
         """What became of an update: the state that it leaves is promoted if it counted, and the update goes.
@@ -113,11 +113,11 @@ class Shelf:
         here = self._states.left_by(run_id)
         if here is not None and _age(here) >= _age(left_by):
             return
-        pending = self._pending.read(key_of(outcome.key))
-        if pending is None or pending.next_state is None:
+        next_state = self._pending.next_state(key_of(outcome.key))
+        if next_state is None:
             log.error("state_unreadable", run=run_id, round=outcome.key.round, todo="it is taken for lost")
             return
-        self._states.put(ClientState(left_by, pending.next_state.at(outcome.clip_factor)))
+        self._states.put(ClientState(left_by, next_state.at(outcome.clip_factor)))
         log.info("state_kept", run=run_id, round=outcome.key.round, clip_factor=round(outcome.clip_factor, 5))
 
 

@@ -76,11 +76,11 @@ class Trainer:
         self.check(assignment.task, assignment.fingerprint)
         algorithm = answers.method_of(training)
         exchange = answers.exchange_of(assignment, algorithm)
-        model = self._load(bundles)
+        model, x = self._load(bundles)
         answers.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(assignment, model, _Given(algorithm, model_values.direction(model, bundles), kept))
         settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-        work = Work(algorithm, context, settings, assignment.key.exchange)
+        work = Work(algorithm, context, settings, assignment.key.exchange, x)
         started = time.monotonic()
         with _failures():
             data, steps = self._data(training, exchange)
@@ -97,7 +97,7 @@ class Trainer:
         self.check(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, it has none")
-        model = self._load(bundles)
+        model, _ = self._load(bundles)
         with _failures():
             metrics = evaluate(self._local.task, model, self._local.held_out)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
@@ -116,13 +116,12 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, bundles: Bundles) -> nn.Module:
-        """The model with the values of the bundles; made anew only the first time."""
+    def _load(self, bundles: Bundles) -> tuple[nn.Module, Tensors]:
+        """The model with the values of the bundles, made anew only the first time; and x, in the bundle's memory."""
         if self._model is None:
             with _failures():
                 self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
-        model_values.load(self._model, bundles)
-        return self._model
+        return self._model, model_values.load(self._model, bundles)
 
     def _context(self, assignment: training_pb2.Assignment, model: nn.Module, given: _Given) -> ClientContext:
         """What this client has when the exchange begins, on the model's device."""

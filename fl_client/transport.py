@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ class Connection(Protocol):
         """A resource from an offset: header, then chunks."""
         ...
 
-    async def submit(self, parts: Iterator[bytes]) -> training_pb2.Receipt:
+    async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
         """Serialized SubmitUpdateRequest messages, sent as fast as the coordinator takes them."""
         ...
 
@@ -100,7 +100,7 @@ class GrpcTransport:
         async for part in self._stream("FetchModel", request, pb.FetchModelResponse):
             yield part
 
-    async def submit(self, parts: Iterator[bytes]) -> training_pb2.Receipt:
+    async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
         """See Connection."""
         rpc: grpc.aio.StreamUnaryMultiCallable[bytes, pb.SubmitUpdateResponse] = self._channel.stream_unary(
             _path("SubmitUpdate"), request_serializer=None, response_deserializer=pb.SubmitUpdateResponse.FromString

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
+from blake3 import blake3
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 
@@ -22,6 +25,8 @@ KEPT = 4
 """Updates without a client state that are kept at most; the oldest go first. A coordinator waits for one at a time."""
 
 _HEAD = struct.Struct("<32sQ")
+
+_BLOCK_BYTES = 1 << 20
 
 Assigned = TypeVar("Assigned", training_pb2.Assignment, training_pb2.EvaluationAssignment)
 
@@ -58,22 +63,50 @@ def name_of(enum: EnumTypeWrapper, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What goes up for one assignment: the same bytes however often it is sent."""
+    """What was computed for one assignment, and is kept before it goes up."""
 
     work: bytes
     """Digest of the assignment that it answers."""
     header: training_pb2.UpdateHeader
     """Complete but for session_id and resume_offset."""
-    data: Buffer
-    """The payloads, one behind the other."""
+    pieces: tuple[Buffer, ...]
+    """The payloads, one behind the other; they may share the memory of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """An update on disk, with what the device will keep of its round should it count."""
+class Outgoing:
+    """What goes up for one assignment, the same bytes however often it is sent; read as it is sent, not held."""
 
-    update: Update
-    next_state: NextState | None
+    header: training_pb2.UpdateHeader
+    """Complete but for session_id and resume_offset."""
+    read: Callable[[int, int], bytes]
+    """Bytes of the payloads: so many from an offset on. Raises OSError when they cannot be read any more."""
+
+    @staticmethod
+    def in_memory(update: Update) -> Outgoing:
+        """Of an update that no disk took."""
+        data = b"".join(update.pieces)
+        return Outgoing(update.header, lambda offset, length: data[offset : offset + length])
+
+    @staticmethod
+    def on_disk(head: Head) -> Outgoing:
+        """Of an update that is kept, also when it is dropped meanwhile. Raises OSError."""
+        return Outgoing(head.header, _OpenFile(head.path, head.start).read)
+
+
+class _OpenFile:
+    """A part of a file, open for as long as somebody may read it."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self._start = start
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """As `Outgoing.read`."""
+        if len(data := os.pread(self._descriptor, length, self._start + offset)) < length:
+            raise OSError(f"expected {length} bytes of the update from {offset} on, got {len(data)}: was it cut?")
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +116,8 @@ class Head:
     path: Path
     work: bytes
     header: training_pb2.UpdateHeader
+    start: int
+    """Of the update's data in the file."""
     has_state: bool
 
 
@@ -92,30 +127,35 @@ class PendingUpdates:
     def __init__(self, folder: Path) -> None:
         self._folder = files.made(folder)
 
-    def put(self, update: Update, next_state: NextState | None = None) -> None:
-        """Keep an update; survives the process, and with a next state a power cut too.
+    def put(self, update: Update, next_state: NextState | None = None) -> Outgoing:
+        """Keep an update, and open what is kept; survives the process, and with a next state a power cut too.
 
         Raises OSError when the disk does not take it.
         """
         header = update.header.SerializeToString()
-        pieces = [_HEAD.pack(update.work, len(header)), header, update.data]
+        pieces = [_HEAD.pack(update.work, len(header)), header, *update.pieces]
         if next_state is not None:
             # Named by the update's digest, so that it is never taken for another update's.
             pieces += memory_file.encode(update.header.digest.value, [next_state.whole, next_state.unmoved])
-        files.write_whole(self._path(key_of(update.header.key)), pieces, durable=next_state is not None)
+        path = self._path(key_of(update.header.key))
+        files.write_whole(path, pieces, durable=next_state is not None)
         self._make_room()
+        return Outgoing.on_disk(
+            Head(path, update.work, update.header, _HEAD.size + len(header), next_state is not None)
+        )
 
-    def find(self, key: Key, work: bytes) -> Update | None:
+    def find(self, key: Key, work: bytes) -> Outgoing | None:
         """The update kept for exactly this work; one for other work under the same key is dropped."""
-        pending = self.read(key)
-        if pending is None or pending.update.work != work:
+        head = self.head(key)
+        if head is None or head.work != work or not _is_whole(head):
             self.drop(key)
             return None
-        return pending.update
+        return Outgoing.on_disk(head)
 
-    def read(self, key: Key) -> Pending | None:
-        """All that is kept under a key; None if there is nothing or it is not whole."""
-        return _read(self._path(key))
+    def next_state(self, key: Key) -> NextState | None:
+        """What the update under a key leaves; None if there is nothing or it is not whole."""
+        head = self.head(key)
+        return _next_state(head) if head is not None and head.has_state and _is_whole(head) else None
 
     def head(self, key: Key) -> Head | None:
         """What is kept under a key, without its tensors."""
@@ -159,26 +199,35 @@ def _head_of(path: Path, file: BufferedReader) -> Head | None:
     work, length = _HEAD.unpack(file.read(_HEAD.size))
     header = training_pb2.UpdateHeader.FromString(file.read(min(length, size)))
     left = size - file.tell() - header.size_bytes
-    return None if left < 0 else Head(path, work, header, has_state=left > 0)
+    return None if left < 0 else Head(path, work, header, file.tell(), has_state=left > 0)
 
 
-def _read(path: Path) -> Pending | None:
-    """What is in a file; None if there is none or it is not whole."""
+def _is_whole(head: Head) -> bool:
+    """Whether the update's data are the bytes of its digest, and what lies behind them too."""
     try:
-        with path.open("rb") as file:
-            if (head := _head_of(path, file)) is None:
-                return None
-            data = file.read(head.header.size_bytes)
-            next_state = _next_state(file, head.header) if head.has_state else None
-        if digest_of(data) != digest_bytes(head.header.digest):
-            return None
-    except (OSError, struct.error, DecodeError, ValueError):
+        with head.path.open("rb", buffering=0) as file:
+            file.seek(head.start)
+            whole = _digest_of(file, head.header.size_bytes) == digest_bytes(head.header.digest)
+        return whole and not (head.has_state and _next_state(head) is None)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_of(file: BinaryIO, size: int) -> bytes:
+    """Of so many bytes from where the file stands; fewer if it ends before."""
+    hasher, left = blake3(), size
+    while data := file.read(min(left, _BLOCK_BYTES)):
+        hasher.update(data)
+        left -= len(data)
+    return hasher.digest()
+
+
+def _next_state(head: Head) -> NextState | None:
+    """None if it is not whole, or another update's."""
+    try:
+        with head.path.open("rb") as file:
+            file.seek(head.start + head.header.size_bytes)
+            digest, (whole, unmoved) = memory_file.decode(file, 2)
+    except (OSError, struct.error, memory_file.Damaged):
         return None
-    return Pending(Update(head.work, head.header, data), next_state)
-
-
-def _next_state(file: BufferedReader, header: training_pb2.UpdateHeader) -> NextState:
-    digest, (whole, unmoved) = memory_file.decode(file, 2)
-    if digest != header.digest.value:
-        raise memory_file.Damaged("expected the next state of this update, got another's")
-    return NextState(whole, unmoved)
+    return NextState(whole, unmoved) if digest == head.header.digest.value else None

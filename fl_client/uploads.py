@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
+from fl_client.disk import Disk
 from fl_client.link import Backoff, Link, Session
-from fl_client.updates import Update
-from protos.chunks import chunk_spans, encode_chunk
+from fl_client.updates import Outgoing
+from protos.chunks import chunk_spans, encode_piece
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
+BLOCK_BYTES = 1 << 22
+"""Read from the disk at once, or one chunk if that is longer."""
 
-async def submit(link: Link, update: Update, on_bytes: Callable[[int], None]) -> training_pb2.Receipt:
+
+async def submit(link: Link, update: Outgoing, disk: Disk, on_bytes: Callable[[int], None]) -> training_pb2.Receipt:
     """Send an update until the coordinator has given its word on it, through as many sessions as that takes.
 
     Raises:
         Refused, NotAllowed: the coordinator will not take it, whatever is tried.
     """
-    upload = Upload(update, Backoff(link.waits), on_bytes)
+    upload = Upload(update, disk, Backoff(link.waits), on_bytes)
     return await link.patiently(upload.go_on, upload.backoff)
 
 
 class Upload:
     """One update on its way up."""
 
-    def __init__(self, update: Update, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
+    def __init__(self, update: Outgoing, disk: Disk, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
         self.backoff = backoff
         self._update = update
+        self._disk = disk
         self._on_bytes = on_bytes
         self._kept = 0
 
@@ -42,14 +47,17 @@ class Upload:
         self._kept = min(state.kept_bytes, header.size_bytes)
         return await session.connection.submit(self._parts(session))
 
-    def _parts(self, session: Session) -> Iterator[bytes]:
-        """Serialized messages: header, the chunks that are missing, trailer. Each chunk is made when it is sent."""
+    async def _parts(self, session: Session) -> AsyncIterator[bytes]:
+        """Serialized messages: header, the chunks that are missing, trailer. They are made when they are sent."""
         header = training_pb2.UpdateHeader()
         header.CopyFrom(self._update.header)
         header.session_id, header.resume_offset = session.id, self._kept
         yield pb.SubmitUpdateRequest(header=header).SerializeToString()
-        for offset, length in chunk_spans(header.size_bytes, session.chunk_bytes, self._kept):
-            yield encode_chunk(self._update.data, offset, length)
-            self._on_bytes(length)
+        block_bytes = max(1, BLOCK_BYTES // session.chunk_bytes) * session.chunk_bytes
+        for offset, length in chunk_spans(header.size_bytes, block_bytes, self._kept):
+            block = memoryview(await self._disk.run(self._update.read, offset, length))
+            for start, size in chunk_spans(length, session.chunk_bytes):
+                yield encode_piece(block[start : start + size], offset + start)
+                self._on_bytes(size)
         trailer = training_pb2.UpdateTrailer(size_bytes=header.size_bytes)
         yield pb.SubmitUpdateRequest(trailer=trailer).SerializeToString()

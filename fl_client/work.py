@@ -18,7 +18,7 @@ from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
 from fl_client.training import OnStep, Trained, Trainer
-from fl_client.updates import Key, Update, key_of, message_of, name_of
+from fl_client.updates import Key, Outgoing, key_of, message_of, name_of
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -80,15 +80,18 @@ class Work:
         with _disk_failures():
             update = await tools.disk.run(tools.shelf.resume, assignment)
         if update is None:
-            async with tools.gatekeeper.at_work((assignment.key.run_id, assignment.key.round)):
-                trained = await self._train(assignment)
-            await self._keep(trained)
-            update = trained.update
+            update = await self._made(assignment)
         # What was made for an earlier attempt answers this one too: it is the same work.
         update.header.attempt = assignment.attempt
         self._say(key, "sending the update")
-        receipt = await uploads.submit(tools.link, update, tools.metrics.sent)
-        await self._take_receipt(update, receipt)
+        receipt = await uploads.submit(tools.link, update, tools.disk, tools.metrics.sent)
+        await self._take_receipt(update.header, receipt)
+
+    async def _made(self, assignment: training_pb2.Assignment) -> Outgoing:
+        """The answer, trained and kept; the memory in which it was computed is free for the next."""
+        async with self._tools.gatekeeper.at_work((assignment.key.run_id, assignment.key.round)):
+            trained = await self._train(assignment)
+        return await self._keep(trained)
 
     async def _train(self, assignment: training_pb2.Assignment) -> Trained:
         tools, key = self._tools, key_of(assignment.key)
@@ -114,27 +117,28 @@ class Work:
         )
         return trained
 
-    async def _keep(self, trained: Trained) -> None:
+    async def _keep(self, trained: Trained) -> Outgoing:
         """Write the update down before it is sent, so that it is not computed again after a restart.
 
         One that leaves a client state is not sent without: should it count, the state would be lost.
         """
         update, tools = trained.update, self._tools
         try:
-            await tools.disk.run(tools.shelf.keep, update, trained.next_state)
+            return await tools.disk.run(tools.shelf.keep, update, trained.next_state)
         except OSError as error:
             if trained.next_state is not None:
                 raise WorkFailed(
                     pb.FAILURE_REASON_RESOURCES, f"state_dir: expected room for the client state, got {error}"
                 ) from error
             log.warning("update_not_kept", **named(key_of(update.header.key)), reason=str(error))
+            return Outgoing.in_memory(update)
 
-    async def _take_receipt(self, update: Update, receipt: training_pb2.Receipt) -> None:
+    async def _take_receipt(self, header: training_pb2.UpdateHeader, receipt: training_pb2.Receipt) -> None:
         """Log the coordinator's word. An admitted update stays on disk until its outcome, a refused one goes."""
-        key = key_of(update.header.key)
-        if receipt.admitted and receipt.digest == update.header.digest:
+        key = key_of(header.key)
+        if receipt.admitted and receipt.digest == header.digest:
             self._tools.metrics.admitted()
-            log.info("submitted", **named(key), bytes=update.header.size_bytes)
+            log.info("submitted", **named(key), bytes=header.size_bytes)
             return
         reason = name_of(training_pb2.RefusalReason, receipt.reason)
         if receipt.admitted:

@@ -26,6 +26,7 @@ from fl_server.health import Health, add_port
 from fl_server.interceptors import CallInterceptor
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
+from fl_server.open_files import allow_open_files
 from fl_server.parts import Parts
 from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
@@ -42,7 +43,7 @@ from protos.wire import server_options
 
 log = structlog.get_logger()
 
-_LAG_PERIOD_S = 0.5
+_LAG_PERIOD_S = 0.1
 STOP_S = 2.0
 """For closing everything, behind the grace: a step or a disk that hangs ends with the process."""
 EXIT_AT_ONCE = 130
@@ -65,6 +66,7 @@ class Server:
     def _build(self) -> Parts:
         """Everything that is on disk or counts; the state directory is ours from here on."""
         config, state = self.config, self.config.state_dir
+        allow_open_files(config.limits.max_clients)
         traces = open_traces("fl-server")
         self._open.push_async_callback(asyncio.to_thread, traces.close)
         lock = lock_directory(state)

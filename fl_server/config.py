@@ -50,7 +50,10 @@ class LimitsConfig(Section):
     stall_s: float = Field(default=60.0, gt=0)
     """An upload that brings less than `chunk_bytes` in so long is ended, and goes on later where it stopped."""
     max_clients: int = Field(default=20_000, ge=1)
-    """Sessions open at once."""
+    """Sessions open at once. Each needs an open file: the process raises its own limit as far as it may."""
+    registrations_per_s: float = Field(default=300.0, gt=0)
+    """So many clients are let in; when more come, each is told a time of its own to come again. Two seconds' worth may
+    come at once."""
 
 
 class QuarantineConfig(Section):

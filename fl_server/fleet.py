@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import structlog
 
 from fl_server.config import ServerConfig
+from fl_server.door import Door
 from fl_server.errors import (
     Forbidden,
     InvalidInput,
@@ -65,6 +66,7 @@ class Fleet:
         self._limits = config.limits
         self._metrics = metrics
         self._sessions = Sessions()
+        self._door = Door(config.limits.registrations_per_s)
         self._transfers = Transfers()
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
@@ -72,6 +74,7 @@ class Fleet:
         self.workforce = Workforce(self._records, self._roster, self.quarantine, self._changed)
         self.listener: FleetListener | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.TimerHandle | None = None
         self._pause_s = 0.0
         """Between two looks at everybody."""
         self.version = 0
@@ -83,8 +86,8 @@ class Fleet:
             self._records[record.client_id] = record
         expected = [record.client_id for record in self._records.values() if record.present and not record.banned]
         self._roster.expect(expected, time.monotonic())
+        self._tick_later()
         if expected:
-            self._tick_later()
             log.info("roster_awaited", clients=len(expected), grace_s=self._limits.reattach_grace_s)
         self.quarantine.read_back(await self._ledger.do(self._ledger.store.standings))
         for client_id in self.quarantine.clients():
@@ -106,6 +109,8 @@ class Fleet:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
+        if wait_s := self._door.wait(client_id, time.monotonic()):
+            raise NotNow("many clients come at once", wait_s)
         session, older = self._sessions.open(client_id, request.instance_id)
         asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self.remember(record_of(request, known), self._registration(session, older))
@@ -170,12 +175,21 @@ class Fleet:
 
     def _stream_lost(self, client_id: str) -> None:
         self._roster.stream_lost(client_id, time.monotonic())
-        self._count()
+        self._changed()
         self._tick_later()
 
     def _tick_later(self) -> None:
+        """Look whose grace is over when the first one's is: one timer, however many are gone."""
+        if self._ticking is not None or (left := self._roster.next_tick(time.monotonic())) is None:
+            return
         # Behind the grace by a little, so that the roster's own clock agrees that it is over.
-        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s + 0.02, self.tick)
+        pause = max(0.02, PAUSE_A_CLIENT_S * len(self._records))
+        self._ticking = asyncio.get_running_loop().call_later(left + pause, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        self.tick()
+        self._tick_later()
 
     def tick(self) -> None:
         """Give up those whose grace is over."""
@@ -250,7 +264,7 @@ class Fleet:
         before = self._records.get(record.client_id)
         self._records[record.client_id] = record
         try:
-            await self._ledger.do(self._ledger.store.put_client, record, why)
+            await self._ledger.put_client(record, why)
         except StoreError:
             self._take_back(record, before)
             raise

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock
 from typing import ParamSpec, TypeVar
 
-from fl_server.store.base import Store, StoreFull, StoreTaken
+from fl_server.store.base import ClientRecord, HistoryRecord, Store, StoreFull, StoreTaken
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +38,36 @@ async def until_room(no_room: Callable[[str], None], write: Callable[[], Awaitab
             return written
 
 
+MOST_CLIENTS = 1000
+"""Written in one transaction: others have to get their turn, and a statement has so many values at most."""
+
+
+class _ClientGroup:
+    """Clients that are written in one transaction, as long as it has not begun."""
+
+    def __init__(self) -> None:
+        self.written: asyncio.Future[None]
+        self._clients: list[ClientRecord] = []
+        self._whys: list[HistoryRecord] = []
+        self._closed = False
+        self._lock = Lock()
+
+    def add(self, client: ClientRecord, why: HistoryRecord | None) -> bool:
+        """False: it is too late for this group."""
+        with self._lock:
+            if self._closed or len(self._clients) >= MOST_CLIENTS:
+                return False
+            self._clients.append(client)
+            self._whys.extend([] if why is None else [why])
+            return True
+
+    def write(self, store: Store) -> None:
+        """In the ledger's thread."""
+        with self._lock:
+            self._closed = True
+        store.put_clients(self._clients, self._whys)
+
+
 class Ledger:
     """A Store behind a thread of its own: `await ledger.do(ledger.store.clients)`."""
 
@@ -45,12 +77,32 @@ class Ledger:
         """Set when another coordinator has the ledger: this one can only end."""
         self.on_taken: Callable[[], None] = lambda: None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._group: _ClientGroup | None = None
+        """The last that was queued, if that was clients."""
 
     async def do(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a method of the store in its thread. A caller that is cancelled does not undo what was begun."""
-        loop = asyncio.get_running_loop()
+        self._group = None
+        return await self._answer(self._queue(lambda: method(*args, **kwargs)))
+
+    async def put_client(self, client: ClientRecord, why: HistoryRecord | None) -> None:
+        """Write a client down; those that come while the thread is busy go into one transaction.
+
+        They fail together, too. What is queued with `do` in between stays in between.
+        """
+        group = self._group
+        if group is None or not group.add(client, why):
+            group = self._group = _ClientGroup()
+            group.add(client, why)
+            group.written = self._queue(partial(group.write, self.store))
+        await self._answer(group.written)
+
+    def _queue(self, work: Callable[[], R]) -> asyncio.Future[R]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _answer(self, queued: asyncio.Future[R]) -> R:
         try:
-            return await asyncio.shield(loop.run_in_executor(self._thread, lambda: method(*args, **kwargs)))
+            return await asyncio.shield(queued)
         except StoreTaken as error:
             self.taken = error
             self.on_taken()

@@ -31,7 +31,8 @@ class Patience:
         """What comes. Raises TimeoutError when too little came for too long."""
         began = time.monotonic()
         try:
-            return await asyncio.wait_for(coming, self.left_s)
+            async with asyncio.timeout(self.left_s):
+                return await coming
         finally:
             self.left_s = max(0.0, self.left_s - (time.monotonic() - began))
 

@@ -16,7 +16,8 @@ from fl_server.registration import check_availability
 from fl_server.round_work import state_lost
 from fl_server.run import Run
 from fl_server.transfers import Transfer
-from fl_server.uploads import Requests, Uploads
+from fl_server.upload_parts import Requests, part_of, request_of
+from fl_server.uploads import Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
@@ -93,14 +94,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._fleet.session(request.session_id)
         return self._coordinator.resource(digest)
 
-    async def SubmitUpdate(
-        self, request_iterator: AsyncIterator[pb.SubmitUpdateRequest], context: Context
-    ) -> pb.SubmitUpdateResponse:
-        """Take an upload."""
+    async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
+        """Take an upload. Its chunks come as `request_of` reads them."""
         requests = aiter(request_iterator)
         first = await anext(requests, None)
-        if first is None or first.WhichOneof("part") != "header":
-            raise InvalidInput("part", "a header first", first.WhichOneof("part") if first else "nothing")
+        if not isinstance(first, pb.SubmitUpdateRequest) or not first.HasField("header"):
+            raise InvalidInput("part", "a header first", part_of(first))
         with self._fleet.transfer(first.header.session_id) as transfer:
             return pb.SubmitUpdateResponse(receipt=await self._submit(transfer, first.header, requests))
 
@@ -166,7 +165,10 @@ def _digest(message: object, field: str) -> bytes:
 
 
 def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
-    """The service's methods as the generated code has them, but for FetchModel: its messages are bytes already."""
+    """The service's methods as the generated code has them, but for what carries chunks.
+
+    FetchModel's messages are bytes already, and SubmitUpdate's chunks are read where they lie.
+    """
     one, up, down = (
         grpc.unary_unary_rpc_method_handler,
         grpc.stream_unary_rpc_method_handler,
@@ -178,7 +180,11 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
         "FetchModel": down(
             service.FetchModel, request_deserializer=pb.FetchModelRequest.FromString, response_serializer=bytes
         ),
-        "SubmitUpdate": _method(up, service.SubmitUpdate, pb.SubmitUpdateRequest, pb.SubmitUpdateResponse),
+        "SubmitUpdate": up(
+            service.SubmitUpdate,
+            request_deserializer=request_of,
+            response_serializer=pb.SubmitUpdateResponse.SerializeToString,
+        ),
         "QueryUpload": _method(one, service.QueryUpload, pb.QueryUploadRequest, pb.QueryUploadResponse),
         "ReportStatus": _method(one, service.ReportStatus, pb.ReportStatusRequest, pb.ReportStatusResponse),
         "ReportEvaluation": _method(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fl_server.store.base import StoreError
 from fl_server.store.files import disk_errors, fsync_path
-from protos.chunks import crc32c
+from protos.chunks import Buffer, crc32c
 
 _NOTE = struct.Struct("<QI")
 """A chunk that arrived: its end offset and its CRC-32C."""
@@ -63,8 +63,8 @@ class PartFile:
         """Whether it was closed, sealed or discarded."""
         return self._file is None
 
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write a chunk where it belongs. Bytes that are kept already are passed over.
+    def write(self, offset: int, data: Buffer, crc: int | None = None) -> None:
+        """Write a chunk where it belongs. Bytes that are kept already are passed over. crc: CRC-32C of data, if known.
 
         Raises ValueError for a chunk that leaves a gap or goes over the size, StoreFull when there is no room; what was
         kept stays kept.
@@ -77,8 +77,12 @@ class PartFile:
                 raise ValueError(f"a chunk ends at {offset + len(data)}, over the update's {self.size_bytes} bytes")
             fresh = memoryview(data)[self._kept - offset :]
             with disk_errors(f"write into {self._paths.part}"):
+                if crc is not None and len(fresh) == len(data) <= _PIECE:
+                    self._write_piece(file, fresh, crc)
+                    return
                 for start in range(0, len(fresh), _PIECE):
-                    self._write_piece(file, fresh[start : start + _PIECE])
+                    piece = fresh[start : start + _PIECE]
+                    self._write_piece(file, piece, crc32c(piece))
 
     def read(self, offset: int, size: int) -> bytes:
         """Kept bytes, to take the digest of a resumed upload: fewer than `size` at the end of what is kept."""
@@ -153,12 +157,12 @@ class PartFile:
         self._at = len(header) + noted * _NOTE.size
         os.ftruncate(self._notes, self._at)
 
-    def _write_piece(self, file: int, piece: memoryview) -> None:
+    def _write_piece(self, file: int, piece: memoryview, crc: int) -> None:
         """Bytes first, their note after: a note is never there without its bytes, whenever the process ends."""
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            _write_all(self._notes, _NOTE.pack(end, crc32c(piece)), self._at)
+            _write_all(self._notes, _NOTE.pack(end, crc), self._at)
             self._at += _NOTE.size
         self._kept = end
 

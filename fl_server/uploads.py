@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import structlog
 
 from fl_server.admission import Gate, Refused, WrongDigest
-from fl_server.errors import Forbidden, InvalidInput, NotNow, UploadBroken
+from fl_server.errors import Forbidden, NotNow, UploadBroken
 from fl_server.parts import Parts
 from fl_server.patience import Patience
 from fl_server.run import Run
@@ -24,15 +23,13 @@ from fl_server.spool import PartBusy, SpoolKey
 from fl_server.spool_parts import PartFile
 from fl_server.store.base import UpdateRecord
 from fl_server.transfers import Transfer
-from protos.chunks import ChunkError, check_chunk
+from fl_server.upload_parts import Request, Requests, chunk_of
+from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import digest_bytes, digest_message
-from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import tensor_pb2
 from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, RefusalReason, UpdateHeader, UpdateTrailer
 from protos.wire import MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
-Requests = AsyncIterator[pb.SubmitUpdateRequest]
 
 BUSY_WAIT_S = 1.0
 """How long a client waits when an older stream for the same update has not been noticed to be dead."""
@@ -154,19 +151,17 @@ class Uploads:
         while True:
             request = await _next(requests, upload, patience)
             self._parts.fleet.session(upload.header.session_id)  # it may be banned by now, or here in a newer one
-            kind = request.WhichOneof("part")
-            if kind == "trailer":
+            if not isinstance(request, ReadChunk) and request.HasField("trailer"):
                 return request.trailer
-            if kind != "chunk":
-                raise InvalidInput("part", "a chunk or a trailer behind the header", kind or "nothing")
-            await self._keep(upload, request.chunk, offset)
-            offset += len(request.chunk.data)
-            patience.came(len(request.chunk.data))
+            chunk = chunk_of(request)
+            await self._keep(upload, chunk, offset)
+            offset += len(chunk.data)
+            patience.came(len(chunk.data))
             reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, _WORDS[reason])
 
-    async def _keep(self, upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
+    async def _keep(self, upload: _Upload, chunk: ReadChunk, offset: int) -> None:
         """Write a chunk, and count it if it was written: also when the stream is cut while a thread writes it."""
 
         def count(writing: asyncio.Future[None]) -> None:
@@ -250,7 +245,7 @@ _LARGEST_SMALL = 2**31 - 1
 """In its columns for small numbers."""
 
 
-async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.SubmitUpdateRequest:
+async def _next(requests: Requests, upload: _Upload, patience: Patience) -> Request:
     try:
         return await patience.wait(anext(requests))
     except TimeoutError:
@@ -259,11 +254,11 @@ async def _next(requests: Requests, upload: _Upload, patience: Patience) -> pb.S
         raise UploadBroken(upload.key, upload.part.kept_bytes, "the stream ended before the trailer") from None
 
 
-def _write(upload: _Upload, chunk: tensor_pb2.Chunk, offset: int) -> None:
+def _write(upload: _Upload, chunk: ReadChunk, offset: int) -> None:
     """Check a chunk and put it where it belongs; in a worker thread."""
     try:
         check_chunk(chunk, offset, MAX_CHUNK_BYTES, upload.header.size_bytes)
-        upload.part.write(chunk.offset, chunk.data)
+        upload.part.write(chunk.offset, chunk.data, chunk.crc32c)
     except (ChunkError, ValueError) as error:
         raise UploadBroken(upload.key, upload.part.kept_bytes, str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import google_crc32c
 import numpy as np
@@ -11,14 +12,70 @@ from protos.fl.v1 import coordinator_pb2, tensor_pb2
 
 Buffer = bytes | bytearray | memoryview
 
-# Field number and wire type 2 (length-delimited): `bytes data = 2` of Chunk, and `Chunk chunk = 2` of the messages that
-# carry one. tests/protos/test_chunks.py holds them to the descriptors.
+# Field number and wire type: `uint64 offset = 1`, `bytes data = 2` and `fixed32 crc32c = 3` of Chunk, and
+# `Chunk chunk = 2` of the messages that carry one. tests/protos/test_chunks.py holds them to the descriptors.
+_CHUNK_OFFSET_TAG = b"\x08"
 _CHUNK_DATA_TAG = b"\x12"
+_CHUNK_CRC_TAG = b"\x1d"
 _STREAM_CHUNK_TAG = b"\x12"
+_CRC_BYTES = 5
+"""Of the checksum and its tag."""
+_VARINT_BYTES = 9
+"""Of a number below 2**63; a longer one is left to protobuf."""
 
 
 class ChunkError(ValueError):
     """A piece of a bundle is not the one that was expected, or it is damaged. Says which."""
+
+
+class AnyChunk(Protocol):
+    """A piece of a bundle that came: protobuf's Chunk, or a ReadChunk."""
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of the bundle."""
+        ...
+
+    @property
+    def data(self) -> Buffer:
+        """The bytes; protobuf copies them at every look."""
+        ...
+
+    @property
+    def crc32c(self) -> int:
+        """Their checksum, as the sender made it."""
+        ...
+
+
+class ReadChunk(NamedTuple):
+    """A chunk whose data lies where it came: in the message, which it keeps alive."""
+
+    offset: int
+    data: Buffer
+    crc32c: int
+
+
+def read_chunk(message: bytes) -> ReadChunk | None:
+    """The chunk in the wire bytes of a stream message, uncopied, if they are laid out as `encode_chunk` does.
+
+    None for everything else: another part, and a chunk that is encoded in another of protobuf's ways. It is protobuf's
+    to read then, or to refuse; what is read here, protobuf reads as the same.
+    """
+    if message[:1] != _STREAM_CHUNK_TAG:
+        return None
+    size, at = _read_varint(message, 1)
+    if size != len(message) - at:
+        return None
+    offset = 0
+    if message[at : at + 1] == _CHUNK_OFFSET_TAG:
+        offset, at = _read_varint(message, at + 1)
+    if offset < 0 or message[at : at + 1] != _CHUNK_DATA_TAG:
+        return None
+    length, start = _read_varint(message, at + 1)
+    end = start + length
+    if length < 0 or end + _CRC_BYTES != len(message) or message[end : end + 1] != _CHUNK_CRC_TAG:
+        return None
+    return ReadChunk(offset, memoryview(message)[start:end], int.from_bytes(message[end + 1 :], "little"))
 
 
 def crc32c(buffer: Buffer) -> int:
@@ -33,7 +90,7 @@ def make_chunk(buffer: Buffer, offset: int, length: int) -> tensor_pb2.Chunk:
     return tensor_pb2.Chunk(offset=offset, data=data, crc32c=crc32c(data))
 
 
-def check_chunk(chunk: tensor_pb2.Chunk, expected_offset: int, max_bytes: int, total: int) -> bytes:
+def check_chunk(chunk: AnyChunk, expected_offset: int, max_bytes: int, total: int) -> Buffer:
     """The chunk's data, if it is the one that comes next.
 
     Args:
@@ -79,7 +136,12 @@ def encode_chunk(buffer: Buffer, offset: int, length: int, checksum: int | None 
 
     checksum: the CRC-32C of these bytes, if it is known.
     """
-    data = _span(buffer, offset, length)
+    return encode_piece(_span(buffer, offset, length), offset, checksum)
+
+
+def encode_piece(data: Buffer, offset: int, checksum: int | None = None) -> bytes:
+    """As `encode_chunk`, of bytes that were read from offset on."""
+    length = len(data)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
     after = tensor_pb2.Chunk(crc32c=crc32c(data) if checksum is None else checksum).SerializeToString()
     size = _varint(len(before) + length + len(after))
@@ -108,3 +170,13 @@ def _varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and the place behind it; -1 for none that ends within the message or is too long."""
+    value = 0
+    for place, byte in enumerate(message[at : at + _VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    return -1, at

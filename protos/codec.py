@@ -9,7 +9,7 @@ This is the front door: layouts, chunks and digests are imported from here too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ __all__ = [
     "make_chunk",
     "pack",
     "parse_digest_text",
+    "pieces_of",
     "unpack",
 ]
 
@@ -54,15 +55,27 @@ def pack(tensors: Mapping[str, Tensor], layout: Layout) -> bytearray:
     Raises:
         LayoutError: the tensors are not those of the layout. Their order in the mapping does not matter.
     """
-    _require_little_endian()
-    in_order = {entry.name: tensors[entry.name] for entry in layout.entries if entry.name in tensors} | dict(tensors)
-    trainable = [entry.name for entry in layout.entries if entry.trainable and entry.name in tensors]
-    if difference := layout.difference(Layout.of(in_order, trainable)):
-        raise LayoutError(difference)
+    _require(tensors, layout)
     buffer = bytearray(layout.size_bytes)
     for name, target in unpack(buffer, layout).items():
         target.copy_(tensors[name].detach())
     return buffer
+
+
+def pieces_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
+    """The bytes that `pack` writes, in pieces, one behind the other; those of a contiguous CPU tensor are not copied.
+
+    Such a piece shares the tensor's memory and keeps it alive. Raises LayoutError as `pack` does.
+    """
+    _require(tensors, layout)
+    end = 0
+    for entry in layout.entries:
+        if entry.offset > end:
+            yield memoryview(bytes(entry.offset - end))
+        if entry.nbytes:
+            flat = tensors[entry.name].detach().cpu().contiguous().view(-1)
+            yield flat.view(torch.uint8).numpy().data
+        end = entry.end
 
 
 def unpack(buffer: Buffer, layout: Layout) -> dict[str, Tensor]:
@@ -96,6 +109,15 @@ class _AnyBuffer:
             "typestr": "|u1",
             "version": 3,
         }
+
+
+def _require(tensors: Mapping[str, Tensor], layout: Layout) -> None:
+    """Raises LayoutError unless the tensors, in whatever order, are those of the layout."""
+    _require_little_endian()
+    in_order = {entry.name: tensors[entry.name] for entry in layout.entries if entry.name in tensors} | dict(tensors)
+    trainable = [entry.name for entry in layout.entries if entry.trainable and entry.name in tensors]
+    if difference := layout.difference(Layout.of(in_order, trainable)):
+        raise LayoutError(difference)
 
 
 def _view(whole: Tensor, entry: Entry) -> Tensor:

@@ -29,14 +29,13 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 def main(arguments: list[str]) -> int:
     """One command of this room; what was asked for and cannot be is a line on stderr, and 2."""
     try:
-        code = app(arguments, prog_name="fl-client", standalone_mode=False)
+        app(arguments, prog_name="fl-client")
     except Misused as error:
         print(f"fl-client: {error}", file=sys.stderr)
         return MISUSED
-    except typer.Abort:
-        print("\nfl-client: no more answers, nothing was written; --yes takes flags and defaults", file=sys.stderr)
-        return INTERRUPTED
-    return int(code or 0)
+    except SystemExit as end:  # a command always ends so, a wrong command line in words and with 2
+        return int(end.code or 0)
+    return OK
 
 
 @app.callback()
@@ -68,7 +67,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: flags and defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over settings that are there.")] = False,
     look: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Whether to look if it works.")] = True,
-) -> int:
+) -> None:
     """Write the settings of a daemon, by flags or by asking, and look whether it can work with them."""
     if config.exists() and not force:
         raise Misused(
@@ -98,18 +97,22 @@ def init(
         values = settle(given, Defaults() if yes else Terminal(), config)
     except ValueError as error:
         raise Misused(str(error)) from None
+    except typer.Abort:
+        print("\nfl-client: no more answers, nothing was written; --yes takes flags and defaults", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     save(config, settings_text(values))
     print(f"wrote {config}")
-    return report(examine(config), as_json=False) if look else OK
+    if look:
+        raise typer.Exit(report(examine(config), as_json=False))
 
 
 @app.command()
 def doctor(
     config: Annotated[Path, typer.Option(metavar="FILE", help="The settings of the daemon.")] = Path(CONFIG),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
-) -> int:
+) -> None:
     """Look whether a daemon can work on this device: 0 if so, 1 if not. A daemon that runs is not disturbed."""
-    return report(examine(config), as_json)
+    raise typer.Exit(report(examine(config), as_json))
 
 
 @app.command()

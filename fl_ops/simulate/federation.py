@@ -128,7 +128,8 @@ class Federation:
         gate.check_header(header)
         self.wire.up(header.size_bytes)
         path = Path(self._spool.name) / f"{exchange}-{client}"
-        path.write_bytes(update.data)
+        with path.open("wb") as file:
+            file.writelines(update.pieces)
         norm = gate.check_file(path, digest)
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, gate.clip_factor(norm))
         loss = header.training_loss if header.HasField("training_loss") else None

@@ -24,6 +24,7 @@ PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "eval
 STALENESS = (0, 1, 2, 4, 8, 16)
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
+_LAGS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class Metrics:
@@ -77,7 +78,7 @@ class Metrics:
         kit = self.kit
         self.rpc_seconds = kit.histogram("fl_rpc_seconds", "Duration of calls.", _SECONDS, rpc=ANY, code=ANY)
         self.commit_write_seconds = kit.histogram("fl_commit_write_seconds", "Writing and syncing a commit.", _SECONDS)
-        self.loop_lag = kit.histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.", _SECONDS)
+        self.loop_lag = kit.histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.", _LAGS)
         self.loop_tasks = kit.gauge("fl_event_loop_tasks", "Tasks of the event loop.")
         self.draining = kit.gauge(
             "fl_draining", "1 while the coordinator lets what is under way finish, to end, else 0."

@@ -302,8 +302,11 @@ class Store(Protocol):
         ...
 
     # clients
-    def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
-        """Add or replace a client, except its counters, which only updates and commits move."""
+    def put_clients(self, clients: Sequence[ClientRecord], whys: Sequence[HistoryRecord] = ()) -> None:
+        """Add or replace clients, except their counters, which only updates and commits move; the last of one counts.
+
+        whys: lines of history that go with them, in their order.
+        """
         ...
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:

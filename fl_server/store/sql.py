@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, delete, insert, select
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, bindparam, create_engine, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store import rows, schema
@@ -314,16 +314,23 @@ class SqlStore:
         return sorted(map(rows.evaluation, found), key=lambda each: each.client_id.encode())
 
     # clients
-    def put_client(self, client: ClientRecord, why: HistoryRecord | None = None) -> None:
-        """Add or replace a client, except its counters, which only updates and commits move."""
-        row = rows.to_row(client)
-        counters = {"updates_counted": 0, "updates_refused": 0}
-        values = {name: value for name, value in row.items() if name not in counters}
-        with self._transaction(f"write client {client.client_id!r} down") as db:
-            table = schema.clients
-            if not db.execute(change(table).where(table.c.client_id == client.client_id).values(values)).rowcount:
-                db.execute(insert(table).values({**values, **counters}))
-            _explain(db, why)
+    def put_clients(self, clients: Sequence[ClientRecord], whys: Sequence[HistoryRecord] = ()) -> None:
+        """Add or replace clients, except their counters, which only updates and commits move; the last of one counts.
+
+        whys: lines of history that go with them, in their order.
+        """
+        table, latest = schema.clients, {client.client_id: rows.to_row(client) for client in clients}
+        with self._transaction(f"write {', '.join(latest)[:200]} down") as db:
+            known = set(db.execute(select(table.c.client_id).where(table.c.client_id.in_(latest))).scalars())
+            fresh = [row | _NO_UPDATES for client_id, row in latest.items() if client_id not in known]
+            again = [_without_counters(latest[client_id]) for client_id in latest if client_id in known]
+            # A list of rows is one statement; an empty one would be a row of defaults.
+            if fresh:
+                db.execute(insert(table), fresh)
+            if again:
+                db.execute(change(table).where(table.c.client_id == bindparam("id_of_row")), again)
+            if whys:
+                db.execute(insert(schema.history), [rows.to_row(why) for why in whys])
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client from the roster; False if there was none. History and ledger stay."""
@@ -374,6 +381,13 @@ def _replace_run(db: Connection, run: RunRecord) -> None:
     table = schema.runs
     if not db.execute(change(table).where(table.c.run_id == run.run_id).values(rows.to_row(run))).rowcount:
         raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
+
+
+_NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
+
+
+def _without_counters(row: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if name not in _NO_UPDATES} | {"id_of_row": row["client_id"]}
 
 
 def _explain(db: Connection, why: HistoryRecord | None) -> None:

@@ -198,10 +198,12 @@ def pending(arena: Arena, run_id: str, daemon: int) -> Update:
     if not keys:
         raise DidNotHappen("the upload was one of an earlier run")
     key = max(keys)
-    found = kept.read(key)
-    assert found is not None, f"the daemon is sending {key} and has not kept it"
-    update = found.update
-    return Update(update.header, bytes(update.data), training_pb2.UpdateTrailer(size_bytes=len(update.data)))
+    head = kept.head(key)
+    assert head is not None, f"the daemon is sending {key} and has not kept it"
+    found = kept.find(key, head.work)
+    assert found is not None, f"expected the update of {key} to be whole"
+    size = found.header.size_bytes
+    return Update(found.header, found.read(0, size), training_pb2.UpdateTrailer(size_bytes=size))
 
 
 def stream_of(update: Update, session_id: str) -> Upload:

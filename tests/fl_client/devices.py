@@ -106,10 +106,10 @@ def assignment(algorithm: fl.Algorithm, exchange: int = 0, round_number: int = 0
 
 def payloads(update: Update) -> dict[int, fl.Tensors]:
     """The tensors of an update by the kind of their payload."""
-    found, base = {}, 0
+    found, base, data = {}, 0, b"".join(update.pieces)
     for payload in update.header.payloads:
         layout = Layout.from_manifest(payload.manifest, 1 << 20)
-        found[payload.kind] = unpack(bytes(update.data[base : base + layout.size_bytes]), layout)
+        found[payload.kind] = unpack(data[base : base + layout.size_bytes], layout)
         base += layout.size_bytes
-    assert base == update.header.size_bytes == len(update.data)
+    assert base == update.header.size_bytes == len(data)
     return found

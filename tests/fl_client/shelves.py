@@ -35,7 +35,7 @@ def update(round_number, epoch=0, run_id="run", exchange=0, work=None):
         digest=digest_message(digest_of(data)),
         state_epoch=epoch,
     )
-    return Update(work or work_of(assignment(round_number, None, epoch, run_id, exchange)), header, data)
+    return Update(work or work_of(assignment(round_number, None, epoch, run_id, exchange)), header, (data,))
 
 
 def leaves(round_number):

@@ -74,7 +74,7 @@ def test_an_update_holds_what_the_method_answers(name, exchange):
     for payload, tensors in expected.payloads.items():
         laid_out = {**tensors, **expected.buffers} if payload == "delta" else tensors
         assert equal(got[payload_kind(payload)], laid_out), payload
-    assert update.header.digest == digest_message(digest_of(update.data))
+    assert update.header.digest == digest_message(digest_of(*update.pieces))
     assert (update.header.num_examples, update.header.num_steps) == (8, expected.steps)
     assert update.header.HasField("training_loss") is (expected.loss is not None)
 
@@ -107,7 +107,7 @@ def test_a_clipped_round_leaves_the_state_of_the_clipped_delta(name):
 def test_without_a_kept_state_the_method_s_first_one_is_used():
     """FedDyn from no state is FedDyn from h_i = 0."""
     zero = {"h_i": tree.full_like(fl.read_state(start()).trainable, 0.0)}
-    assert train("feddyn").update.data == train("feddyn", state=zero).update.data
+    assert train("feddyn").update.pieces == train("feddyn", state=zero).update.pieces
 
 
 def test_clients_are_weighted_by_their_examples_when_the_population_is_told():
@@ -164,7 +164,7 @@ def test_trainers_may_share_a_model():
     for seed in (1, 2, 1):
         alone = Trainer(local_task(seed)).train(wanted, given, None, lambda step, steps: None)
         together = Trainer(local_task(seed), shared).train(wanted, given, None, lambda step, steps: None)
-        assert alone.update.data == together.update.data
+        assert alone.update.pieces == together.update.pieces
 
 
 def _other_exchange(wanted):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
-from fl_client.updates import KEPT, PendingUpdates, Update, key_of, work_of
+from fl_client.updates import KEPT, Outgoing, PendingUpdates, Update, key_of, work_of
 from protos.digests import digest_message, digest_of
 from protos.fl.v1 import training_pb2
 
@@ -15,7 +18,7 @@ def update(round_number=0, data=b"12345678", run_id="run"):
     """An update of the only run."""
     key = training_pb2.ExchangeKey(run_id=run_id, round=round_number)
     header = training_pb2.UpdateHeader(key=key, size_bytes=len(data), digest=digest_message(digest_of(data)))
-    return Update(WORK, header, data)
+    return Update(WORK, header, (data,))
 
 
 @pytest.fixture
@@ -28,7 +31,29 @@ def test_what_was_put_is_found_after_a_restart(kept, tmp_path):
     """Header and bytes are the same for another object on the same folder."""
     kept.put(update())
     found = PendingUpdates(tmp_path).find(("run", 0, 0), WORK)
-    assert (found.header, bytes(found.data)) == (update().header, b"12345678")
+    assert (found.header, found.read(0, 8)) == (update().header, b"12345678")
+
+
+def test_an_update_can_be_read_after_it_was_dropped(kept):
+    """What is being sent stays readable, from any offset, while its file goes."""
+    outgoing = kept.put(update())
+    kept.drop(("run", 0, 0))
+    assert (outgoing.read(2, 3), outgoing.read(0, 8)) == (b"345", b"12345678")
+
+
+def test_an_update_that_was_cut_is_an_error(kept, tmp_path):
+    """Bytes that are gone are never sent as fewer."""
+    outgoing = kept.put(update())
+    (path,) = tmp_path.glob("*.update")
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(OSError, match="expected 8 bytes of the update from 0 on, got 7"):
+        outgoing.read(0, 8)
+
+
+def test_an_update_that_no_disk_took_is_read_from_memory():
+    """Payloads in pieces are one run of bytes."""
+    whole = Outgoing.in_memory(replace(update(), pieces=(b"123", b"45678")))
+    assert whole.read(2, 3) == b"345"
 
 
 def test_an_update_for_other_work_is_dropped(kept):

@@ -27,5 +27,5 @@ def without_a_ledger(patch, world):
     def away(*_):
         raise StoreAway("nobody answers")
 
-    patch.setattr(world.store, "put_client", away)
+    patch.setattr(world.store, "put_clients", away)
     patch.setattr(ledger_module, "NO_ROOM_S", 0.001)

@@ -137,7 +137,7 @@ async def test_a_stream_that_is_lost_is_waited_for(world, clock):
     clock.now += 19.9
     world.fleet.tick()
     assert (world.fleet.state("a"), eligible(world), gone) == ("suspect", ("a",), [])
-    assert world.metric("fl_clients", state="suspect") == 1
+    await until(lambda: world.metric("fl_clients", state="suspect") == 1, "it is counted")
     clock.now += 0.1
     world.fleet.tick()
     assert (world.fleet.state("a"), eligible(world), gone) == ("lost", (), [("a", "lost")])
@@ -287,6 +287,17 @@ async def test_a_full_coordinator_says_not_now(world):
     await Device("a").come(world)
 
 
+async def test_who_comes_in_a_storm_gets_a_time_to_come_again(tmp_path):
+    """With one registration a second and two at once, the third is told to wait, and nothing is kept of it."""
+    async with World(tmp_path, registrations_per_s=1.0) as world:
+        for name in "ab":
+            await Device(name).come(world)
+        with pytest.raises(NotNow, match="many clients come at once") as refused:
+            await Device("c").come(world)
+        assert 0 < refused.value.detail.wait.ToTimedelta().total_seconds() <= 1
+        assert world.fleet.known("c") is None
+
+
 async def test_counters_are_the_ledgers(world):
     """Counted and refused updates are seen by operators, though the fleet itself never writes them."""
     devices = [await Device(name).come(world) for name in "ab"]
@@ -299,7 +310,7 @@ async def test_counters_are_the_ledgers(world):
 
 async def test_a_session_that_nobody_attends_is_closed(tmp_path):
     """Its client died between two calls: behind the grace its place is free. Who came before it and attends stays."""
-    async with World(tmp_path, reattach_grace_s=0.05, max_clients=2) as world:
+    async with World(tmp_path, reattach_grace_s=0.5, max_clients=2) as world:
         await Device("a").come(world)
         dead = await world.service.Register(Device("dead").registration(), None)
         await until(lambda: world.metric("fl_sessions") == 1, "its session is closed")

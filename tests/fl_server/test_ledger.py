@@ -11,7 +11,16 @@ from fl_server import ledger as ledger_module
 from fl_server.ledger import Ledger
 from fl_server.store.base import StoreError, StoreFull
 from fl_server.store.sql import open_sqlite
-from tests.fl_server.store.records import why
+from tests.fl_server.store.records import a_client, why
+
+
+def raises(error):
+    """A method that only fails."""
+
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 @pytest.fixture
@@ -42,6 +51,35 @@ async def test_what_was_begun_is_done_though_its_caller_is_cancelled(ledger):
     go_on.set()
     await blocked
     assert [entry.event for entry in await ledger.do(ledger.store.history)] == ["kept"]
+
+
+async def test_clients_that_come_together_are_written_together(ledger, monkeypatch):
+    """In one transaction while the thread is busy, in order; a call between two of them stays between them."""
+    groups, put, go_on = [], ledger.store.put_clients, threading.Event()
+    monkeypatch.setattr(ledger.store, "put_clients", lambda *group: groups.append(len(group[0])) or put(*group))
+    blocked = asyncio.ensure_future(ledger.do(go_on.wait, 20))
+    clients = [asyncio.ensure_future(ledger.put_client(a_client(name), why("came", name))) for name in "abc"]
+    await asyncio.sleep(0)
+    forgotten = asyncio.ensure_future(ledger.do(ledger.store.forget_client, "b", why("forgotten", "b")))
+    again = asyncio.ensure_future(ledger.put_client(a_client("b", note="again"), None))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(blocked, *clients, forgotten, again)
+    assert groups == [3, 1]
+    assert [(client.client_id, client.note) for client in ledger.store.clients()][1] == ("b", "again")
+    assert [entry.event for entry in ledger.store.history()] == ["came"] * 3 + ["forgotten"]
+
+
+async def test_clients_that_cannot_be_written_all_hear_of_it(ledger, monkeypatch):
+    """The next ones are tried anew."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.store, "put_clients", raises(StoreFull("no room")))
+        outcomes = await asyncio.gather(
+            *(ledger.put_client(a_client(name), None) for name in "ab"), return_exceptions=True
+        )
+    assert [str(outcome) for outcome in outcomes] == ["no room"] * 2
+    await ledger.put_client(a_client("a"), None)
+    assert [client.client_id for client in ledger.store.clients()] == ["a"]
 
 
 async def test_a_full_disk_is_tried_again(ledger, monkeypatch):

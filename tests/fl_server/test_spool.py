@@ -12,6 +12,7 @@ import pytest
 from fl_server import spool_parts
 from fl_server.spool import Leftover, PartBusy, Spool, SpoolKey
 from fl_server.store.base import StoreError, StoreFull
+from protos.chunks import crc32c
 
 KEY = SpoolKey("r1", 12, 0, "device-7")
 DIGEST, OTHER = b"\xab" * 32, b"\xcd" * 32
@@ -143,6 +144,17 @@ def test_the_notes_have_the_checksums_of_the_wire(spool: Spool, root: Path) -> N
     """CRC-32C, of which 32 zero bytes have 0x8A9136AA (RFC 3720, B.4), behind the chunk's end."""
     spool.open_part(KEY, DIGEST, 64).write(0, bytes(32))
     assert next(root.rglob("*.kept")).read_bytes().endswith((32).to_bytes(8, "little") + bytes.fromhex("aa36918a"))
+
+
+def test_a_checksum_that_is_known_is_not_taken_again(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noted as it is; bytes of which some were kept already have another one."""
+    part, known = spool.open_part(KEY, DIGEST, len(DATA)), crc32c(DATA[:300])
+    with monkeypatch.context() as patch:
+        patch.delattr(spool_parts, "crc32c")
+        part.write(0, DATA[:300], known)
+    part.write(200, DATA[200:600], crc32c(DATA[200:600]))
+    part.close()
+    assert spool.kept(KEY, DIGEST) == 600
 
 
 @pytest.mark.parametrize("cut_off", [1, 11, 12, 13])

@@ -25,6 +25,7 @@ class Contained(Process):
 
     podman: Podman
     image: str
+    forks = False
 
     @property
     def container(self) -> str:

@@ -26,8 +26,8 @@ class Program:
 
     module: str
     arguments: Sequence[str]
-    folder: Path
     environment: Mapping[str, str]
+    folder: Path
     out: Path
     err: Path
 

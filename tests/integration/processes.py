@@ -20,9 +20,6 @@ HERE = Path(__file__).parent
 PATIENCE_S = 60.0
 """Until a test gives up: for a machine that is busy with others, never a claim about speed."""
 
-OWN_INTERPRETER = ("env",)
-"""To run under, for tests of how a program ends: a forked one leaves without the interpreter's own end."""
-
 T = TypeVar("T")
 
 
@@ -38,6 +35,9 @@ def eventually(probe: Callable[[], T | None], what: str, within_s: float = PATIE
 class Process:
     """One of our programs as a process of its own, with its stdout and stderr in files."""
 
+    forks = True
+    """For speed; a forked program leaves without the interpreter's own end, so not where that is looked at."""
+
     def __init__(self, place: Place, name: str, module: str, path: Sequence[Path] = ()) -> None:
         self.name = name
         self.folder = place.folder
@@ -45,7 +45,7 @@ class Process:
         self._module = module
         self._path = [*path, ROOT, HERE]
         self.under: Sequence[str] = ()
-        """The command that it runs under, which becomes the process; none: it is forked, for speed."""
+        """The command that it runs under, which becomes the process."""
         self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._out, self._err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         place.processes.append(self)
@@ -53,15 +53,23 @@ class Process:
     def start(self) -> Self:
         """Start it, once more after it ended; returns at once."""
         assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
-        arguments = ["--config", str(self.config)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
-        if not self.under:
-            self._popen = Forked(Program(self._module, arguments, self.folder, environment, self._out, self._err))
+        if self.forks and not self.under:
+            files = self.folder, self._out, self._err
+            self._popen = Forked(Program(self._module, ["--config", str(self.config)], self.environment(), *files))
             return self
         with self._out.open("ab") as out, self._err.open("ab") as err:
-            whole = [*self.under, sys.executable, "-m", self._module, *arguments]
-            self._popen = subprocess.Popen(whole, cwd=self.folder, env=environment, stdout=out, stderr=err)
+            self._popen = subprocess.Popen(
+                self.command(), cwd=self.folder, env=self.environment(), stdout=out, stderr=err
+            )
         return self
+
+    def command(self) -> list[str]:
+        """What is started, where it is not forked."""
+        return [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
+
+    def environment(self) -> dict[str, str]:
+        """What it is started with."""
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
 
     @property
     def pid(self) -> int:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import OWN_INTERPRETER, eventually
+from tests.integration.processes import eventually
 from tests.integration.raw_client import HALF_BYTES, HaltedUpload, RawClient
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
@@ -19,7 +19,7 @@ AT_ONCE = 130
 def server(place):
     """A coordinator with all the time that an upload needs."""
     server = Coordinator(place, settings={"drain_grace_s": 50.0})
-    server.under = OWN_INTERPRETER
+    server.forks = False
     return server.serve()
 
 
@@ -66,7 +66,7 @@ def _registered(client):
 def evaluating(place, request):
     """A coordinator of so much grace whose last round is committed, and whose evaluation of it does not end."""
     server = Coordinator(place, settings={"drain_grace_s": request.param, "health_listen": "127.0.0.1:0"})
-    server.under = OWN_INTERPRETER
+    server.forks = False
     server.serve()
     daemon = Daemon(place, server, "edge-1").start()
     eventually(lambda: server.client("edge-1").state == PRESENT, "edge-1 attends")

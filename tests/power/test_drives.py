@@ -143,7 +143,7 @@ from pathlib import Path
 from fl_server.store.sql import open_sqlite
 from tests.fl_server.store.records import a_client, a_run, why
 store = open_sqlite(Path(sys.argv[1]))
-writes = {"client": lambda: store.put_client(a_client()), "run": lambda: store.create_run(a_run(), why())}
+writes = {"client": lambda: store.put_clients([a_client()]), "run": lambda: store.create_run(a_run(), why())}
 for name, write in writes.items():
     os.write(2, b"now " + name.encode())
     write()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos.chunks import read_chunk
 from protos.codec import ChunkError, check_chunk, chunk_spans, encode_chunk, encode_fetch_header, make_chunk
 from protos.fl.v1.admin_pb2 import ExportModelResponse
 from protos.fl.v1.coordinator_pb2 import FetchModelResponse, SubmitUpdateRequest
@@ -88,3 +89,68 @@ def test_a_fetch_begins_with_a_header() -> None:
     resource, manifest = Resource(size_bytes=9), Manifest(size_bytes=9)
     first = FetchModelResponse.FromString(encode_fetch_header(resource, manifest))
     assert (first.header.resource, first.header.manifest) == (resource, manifest)
+
+
+CHUNKS = st.builds(
+    Chunk,
+    offset=st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1)),
+    data=st.binary(max_size=300),
+    crc32c=st.integers(0, 2**32 - 1),
+)
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(0, 2**40))
+def test_what_a_client_sends_is_read_where_it_lies(data: bytes, offset: int) -> None:
+    """The chunk's data is a view on the message itself, whatever offset and length are."""
+    message = make_message(data, offset)
+    chunk = read_chunk(message)
+    assert chunk is not None
+    assert (chunk.offset, chunk.data, chunk.crc32c) == (offset, data, make_chunk(data, 0, len(data)).crc32c)
+    assert isinstance(chunk.data, memoryview)
+    assert chunk.data.obj is message
+
+
+@given(CHUNKS, st.data())
+def test_a_chunk_that_is_read_is_what_protobuf_reads(chunk: Chunk, draw: st.DataObject) -> None:
+    """Also where bytes were changed, lost, doubled or put behind: it is the same chunk, or left to protobuf."""
+    message = bytearray(SubmitUpdateRequest(chunk=chunk).SerializeToString())
+    for _ in range(draw.draw(st.integers(0, 3))):
+        at, end = draw.draw(st.integers(0, len(message))), draw.draw(st.integers(0, len(message)))
+        message[at:end] = draw.draw(st.binary(max_size=4))
+    read = read_chunk(bytes(message))
+    if read is not None:
+        assert Chunk(offset=read.offset, data=bytes(read.data), crc32c=read.crc32c) == protobufs(bytes(message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SubmitUpdateRequest().SerializeToString(),
+        SubmitUpdateRequest(trailer={"size_bytes": 3}).SerializeToString(),
+        SubmitUpdateRequest(chunk=Chunk(offset=1)).SerializeToString(),
+        encode_chunk(DATA, 40, 10) + b"\x00",
+        encode_chunk(DATA, 40, 10) + SubmitUpdateRequest(trailer={"size_bytes": 3}).SerializeToString(),
+        encode_chunk(DATA, 40, 10)[:-1],
+        b"\x12\x0a\x12\x01x\x1d\x01\x02\x03\x04\x08\x00",
+        b"\x12" + b"\xff" * 12,
+    ],
+    ids=["nothing", "trailer", "no data", "a tag behind", "two parts", "cut", "another order", "endless number"],
+)
+def test_everything_else_is_left_to_protobuf(message: bytes) -> None:
+    """Another part, another order of fields, and what is no message at all."""
+    assert read_chunk(message) is None
+
+
+def make_message(data: bytes, offset: int) -> bytes:
+    """The wire bytes of an upload's message that holds these bytes at this offset."""
+    chunk = make_chunk(data, 0, len(data))
+    chunk.offset = offset
+    return SubmitUpdateRequest(chunk=chunk).SerializeToString()
+
+
+def protobufs(message: bytes) -> Chunk | None:
+    """The chunk that protobuf reads; None where it refuses."""
+    try:
+        return SubmitUpdateRequest.FromString(message).chunk
+    except DecodeError:
+        return None

@@ -252,6 +252,21 @@ def test_whoever_goes_away_has_written_nothing(config, terminal):
     assert not config.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["init", "--dirr", "x"], "No such option: --dirr"),
+        (["init", "--threads", "many"], "Invalid value for '--threads'"),
+        (["doctor", "settings.toml"], "unexpected extra argument"),
+        (["unit", "--cores"], "requires an argument"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_words(words, said, capsys):
+    """Exit code 2, and no traceback."""
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_plain_text_over_a_network_wants_a_second_yes(terminal):
     """Nobody slips into it: the answer is no unless it is typed."""
     terminal.answer("Coordinator, host:port", "10.0.0.1:7070")

@@ -30,5 +30,5 @@ def store(empty_store: Store) -> Store:
     """A ledger with a run "r1" and clients "a" and "b", and one line in its history."""
     empty_store.create_run(a_run(), why("created"))
     for client_id in ("b", "a"):
-        empty_store.put_client(a_client(client_id))
+        empty_store.put_clients([a_client(client_id)])
     return empty_store

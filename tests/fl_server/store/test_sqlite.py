@@ -94,7 +94,7 @@ def test_a_commit_is_fsynced_and_an_update_is_not(store: SqlStore) -> None:
     levels = synchronous_levels(store)
     store.record_update(an_update())
     store.commit(a_commit(), why())
-    store.put_client(a_client())
+    store.put_clients([a_client()])
     assert levels == ["NORMAL", "FULL", "NORMAL"]
 
 

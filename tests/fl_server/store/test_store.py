@@ -140,7 +140,7 @@ def test_a_refused_update_may_have_no_finite_norm(store: Store) -> None:
 
 def test_what_no_database_takes_is_no_reason_to_lose_a_line(store: Store) -> None:
     """NUL in the words of a client is U+FFFD in the ledger; its labels, which are JSON, keep it."""
-    store.put_client(a_client(software="a\0b", labels={"site": "n\0"}))
+    store.put_clients([a_client(software="a\0b", labels={"site": "n\0"})])
     store.record_update(an_update(detail="\0", admitted=False))
     assert (store.clients()[0].software, store.clients()[0].labels) == ("a\ufffdb", {"site": "n\0"})
     assert store.updates("r1", 0, 0)[0].detail == "\ufffd"
@@ -305,21 +305,31 @@ def test_a_client_comes_back_as_it_was_written(empty_store: Store) -> None:
         labels={"site": "north"}, device={"kind": "cuda", "memory_bytes": 2**33}, tasks=({"name": "digits"},),
         present=True, banned=True, draining=True, note="spare", instance_id="i", software="1.0",
     )  # fmt: skip
-    empty_store.put_client(client, why("registered", "a"))
+    empty_store.put_clients([client], [why("registered", "a")])
     assert empty_store.clients() == [client]
     assert events(empty_store, "a") == ["registered"]
 
 
 def test_clients_come_in_the_order_of_id_bytes(store: Store) -> None:
     """The roster's order is that of sampling."""
-    store.put_client(a_client("Z"))
+    store.put_clients([a_client("Z")])
     assert [client.client_id for client in store.clients()] == ["Z", "a", "b"]
+
+
+def test_many_clients_are_written_at_once(store: Store) -> None:
+    """New ones and known ones in one call; of two records of one client the later counts, and counters stay."""
+    store.record_update(an_update(admitted=False))
+    lines = [why("first", "a"), why("second", "c")]
+    store.put_clients([a_client("a", note="1"), a_client("c"), a_client("a", note="2", updates_counted=9)], lines)
+    assert [(each.client_id, each.note) for each in store.clients()] == [("a", "2"), ("b", ""), ("c", "")]
+    assert counters(store) == (0, 1)
+    assert (events(store, "a"), events(store, "c")) == (["first"], ["second"])
 
 
 def test_writing_a_client_leaves_its_counters(store: Store) -> None:
     """Only updates and commits move the counters, whatever a record of the roster says."""
     store.record_update(an_update(admitted=False))
-    store.put_client(a_client(updates_counted=50, updates_refused=50, banned=True))
+    store.put_clients([a_client(updates_counted=50, updates_refused=50, banned=True)])
     assert counters(store) == (0, 1)
     assert store.clients()[0].banned
 
@@ -361,7 +371,7 @@ def test_an_update_that_counts_clears_what_stands_against_its_client(store: Stor
     """But not a quarantine that is still on at the commit, nor what stands against others."""
     for client_id, until in {"a": 20.0, "b": 20.5}.items():
         store.record_update(an_update(client_id, admitted=False), a_standing(client_id, until=until))
-    store.put_client(a_client("c"))
+    store.put_clients([a_client("c")])
     store.record_update(an_update("c", admitted=False), a_standing("c"))
     store.fix_accepted("r1", 1, 0, [("a", b"\1"), ("b", b"\2")])
     store.commit(a_commit(1, committed_at=20.0), why())

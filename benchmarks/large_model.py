@@ -1,0 +1,116 @@
+"""A model of a gigabyte: what the coordinator's memory, event loop and other callers feel of its rounds.
+
+    python -m benchmarks.large_model --params 250000000 --clients 2
+
+Real processes and production settings, as in `round_overhead`. While rounds go on an operator asks for the run again
+and again: a call that takes long has waited for the event loop or for the processor. Heartbeats are on time if no
+client was cut off: a ping that stays unanswered for 12 s ends a connection, and the daemon's log says so. Prints one
+JSON line, and what was reached beside the goals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import round_overhead
+from benchmarks.place import Place, Server
+from benchmarks.scrape import histogram, quantile
+from fl_ops.demo.processes import Processes
+
+LAG = "fl_event_loop_lag_seconds"
+PAUSE_S = 0.05
+"""Between two questions of the operator."""
+MEMORY_GOAL, LAG_GOAL_MS = 2.5, 50.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a round of a large model costs.", parents=[_parser()])
+    case = parser.parse_args(arguments, namespace=argparse.Namespace(algorithm="fedavg", tls=False))
+    with tempfile.TemporaryDirectory(prefix="large-model-") as folder, Processes(Path(folder)) as processes:
+        watch = Watch()
+        found = round_overhead.measure(case, Place(Path(folder), processes, tls=False), watch.during)
+        found |= watch.found() | {"cut_off": _cut_off(Path(folder))}
+    if case.floors:
+        found |= round_overhead.floors(case, found)
+    print(json.dumps(found))
+    for line in _beside_goals(found):
+        print(line, file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--params", type=int, default=250_000_000)
+    parser.add_argument("--tensors", type=int, default=62)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-floors", dest="floors", action="store_false", help="leave the floors out")
+    return parser
+
+
+class Watch:
+    """How late the coordinator's loop was during the rounds, and how long an operator's calls took."""
+
+    def __init__(self) -> None:
+        self._calls_s: list[float] = []
+        self._lag: dict[str, Any] = {}
+
+    @contextmanager
+    def during(self, server: Server) -> Iterator[None]:
+        """Watch as long as the block lasts."""
+        before, over = histogram(server.metrics, LAG), threading.Event()
+        asking = threading.Thread(target=self._ask, args=(server, over))
+        asking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            asking.join()
+        p99 = quantile(before, histogram(server.metrics, LAG), 0.99)
+        self._lag = {"p99": round(p99.value * 1000, 1), "p99_at_most": p99.bound * 1000}
+
+    def _ask(self, server: Server, over: threading.Event) -> None:
+        with server.operator() as admin:
+            while not over.wait(PAUSE_S):
+                began = time.monotonic()
+                admin.list_runs()
+                self._calls_s.append(time.monotonic() - began)
+
+    def found(self) -> dict[str, Any]:
+        """Milliseconds."""
+        calls = sorted(self._calls_s)
+        p99 = calls[int(0.99 * (len(calls) - 1))]
+        return {
+            "loop_lag_ms": self._lag,
+            "calls_meanwhile_ms": {
+                "count": len(calls), "p99": round(p99 * 1000, 1), "longest": round(calls[-1] * 1000, 1),
+            },
+        }  # fmt: skip
+
+
+def _cut_off(logs: Path) -> int:
+    """How often a daemon lost its connection, as their logs have it."""
+    return sum(log.read_text().count('"disconnected"') for log in logs.glob("client-*.log"))
+
+
+def _beside_goals(found: dict[str, Any]) -> Iterator[str]:
+    lag = found["loop_lag_ms"]
+    yield f"server memory  base + {found['server_rss_models']} models, goal {MEMORY_GOAL}"
+    yield f"loop lag p99   {lag['p99']} ms (in the bucket up to {lag['p99_at_most']:g} ms), goal {LAG_GOAL_MS:g} ms"
+    yield f"cut off        {found['cut_off']} times, goal 0"
+    yield f"round          {found['round_s_median']} s" + (
+        f", {found['over_grpc']} times bare grpc, {found['over_tcp']} times TCP" if "over_grpc" in found else ""
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The messages of an upload: header, chunks, trailer. A chunk is read where it lies, without protobuf's copies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fl_server.errors import InvalidInput
+from protos.chunks import ReadChunk, read_chunk
+from protos.fl.v1 import coordinator_pb2 as pb
+
+Request = pb.SubmitUpdateRequest | ReadChunk
+"""A message; a chunk may come in either form, for another encoding of it is as good."""
+Requests = AsyncIterator[Request]
+
+
+def request_of(message: bytes) -> Request:
+    """A message from its wire bytes. Raises protobuf's DecodeError for what is none."""
+    return read_chunk(message) or pb.SubmitUpdateRequest.FromString(message)
+
+
+def part_of(request: Request | None) -> str:
+    """Which part it is, in a word."""
+    if request is None:
+        return "nothing"
+    return "chunk" if isinstance(request, ReadChunk) else request.WhichOneof("part") or "nothing"
+
+
+def chunk_of(request: Request) -> ReadChunk:
+    """The chunk in a message, its data looked at once. Raises InvalidInput for another part."""
+    if isinstance(request, ReadChunk):
+        return request
+    if (part := part_of(request)) != "chunk":
+        raise InvalidInput("part", "a chunk or a trailer behind the header", part)
+    return ReadChunk(request.chunk.offset, request.chunk.data, request.chunk.crc32c)
