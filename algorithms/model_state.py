@@ -34,11 +34,6 @@ def state_views(model: nn.Module) -> ModelState:
     return ModelState(trainable_views(model), _buffers(model), _frozen(model))
 
 
-def state_views(model: nn.Module) -> ModelState:
-    """The model's values, sharing their memory: good until the model changes."""
-    return ModelState(trainable_views(model), _buffers(model), _frozen(model))
-
-
 def read_buffers(model: nn.Module) -> Tensors:
     """Copies of the model's persistent buffers, on its device."""
     return tree.map(torch.clone, _buffers(model))
