@@ -114,7 +114,7 @@ async def test_a_repeat_that_is_on_its_way_when_the_round_closes_changes_nothing
         first = asyncio.create_task(bench.send())
         await until(spool.path(key, bench.header.digest.value).exists, "it waits for its word")
         second = asyncio.create_task(bench.world.service.SubmitUpdate(repeated(), None))
-        await until(lambda: not spool._parts[key].closed, "the repeat is under way")
+        await until(lambda: (part := spool._parts[key]) and not part.closed, "the repeat is under way")
     await until(begun.is_set, "the round is closed")
     closed.set()
     assert (await second).receipt == await first
@@ -157,6 +157,7 @@ async def test_a_stream_that_is_cut_while_its_file_waits_to_be_closed(bench):
     part = bench.world.parts.spool._inner._parts[SpoolKey("r", 0, 0, "a")]
     io, go_on = bench.world.parts.io, threading.Event()
     busy = [io.submit(go_on.wait, 20) for _ in range(io._max_workers)]
+    await until(lambda: all(each.running() for each in busy), "no thread is free")
     sending.cancel()
     await until(lambda: io._work_queue.qsize() == 1, "the file waits to be closed")
     sending.cancel()
