@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from fl_server.allocator import share_one_heap
 from fl_server.config import ServerConfig
 from protos.settings import SettingsError, read_settings
 
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_UNUSABLE
     # Until `serve` listens: the first process of a container would not hear SIGTERM at all.
     signal.signal(signal.SIGTERM, _leave)
+    # Before there is a second thread.
+    share_one_heap()
     # Only now: torch takes seconds, and a wrong file should be told at once.
     from fl_server.app import serve
     from fl_server.logs import set_up_logs

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
-import torch
 
+from fl_server.file_look import look_through
 from fl_server.norms import NO_LIMIT, RelativeNorm
 from fl_server.shapes import PayloadShape, UpdateShape
-from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text, unpack
+from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 
 _READ_BYTES = 1 << 20
@@ -111,11 +109,11 @@ class Gate:
 
         Norms see every value, so a file is searched for NaN by them. Raises WrongDigest, Refused.
         """
-        came = file_digest(path)
+        came, squares = look_through(path, self.shape.entries)
         if came != digest:
             raise WrongDigest(digest, came)
-        with _opened(path) as descriptor:
-            norms = [self._norm(descriptor, shape) for shape in self.shape.payloads]
+        of_tensor = iter(squares)
+        norms = [self._norm(shape, of_tensor) for shape in self.shape.payloads]
         if self.shape.trains:
             self._check_norm(norms[0])
         return norms[0]
@@ -131,28 +129,17 @@ class Gate:
                     f"expected an update of norm {limit:g} at most{why}, got {norm:g}",
                 )
 
-    def _norm(self, descriptor: int, shape: PayloadShape) -> float:
+    def _norm(self, shape: PayloadShape, squares: Iterator[float]) -> float:
         """Of a payload's trainable part. Raises Refused for a value that is not finite, also in a buffer."""
-        squares = 0.0
-        for entry in shape.placed.entries:
-            if entry.dtype.is_floating_point:
-                total = sum(_squares(descriptor, entry))
-                if not math.isfinite(total):
-                    raise Refused(
-                        RefusalReason.REFUSAL_REASON_NOT_FINITE,
-                        f"{shape.payload}, tensor {entry.name!r}: expected finite values, got a NaN or an infinity",
-                    )
-                squares += total if entry.trainable else 0.0
-        return math.sqrt(squares)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        total = 0.0
+        for entry, square in zip(shape.layout.entries, squares, strict=False):
+            if not math.isfinite(square):
+                raise Refused(
+                    RefusalReason.REFUSAL_REASON_NOT_FINITE,
+                    f"{shape.payload}, tensor {entry.name!r}: expected finite values, got a NaN or an infinity",
+                )
+            total += square if entry.trainable else 0.0
+        return math.sqrt(total)
 
 
 def file_digest(path: Path) -> bytes:
@@ -162,19 +149,6 @@ def file_digest(path: Path) -> bytes:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)
     return hasher.digest()
-
-
-def _squares(descriptor: int, entry: Entry) -> list[float]:
-    """Sums of squares of a tensor in a file, block by block, in float64: no float32 value overflows them."""
-    per_block = _READ_BYTES // entry.dtype.itemsize
-    sums = []
-    for start in range(0, entry.numel, per_block):
-        count = min(per_block, entry.numel - start)
-        raw = os.pread(descriptor, count * entry.dtype.itemsize, entry.offset + start * entry.dtype.itemsize)
-        block = Entry(entry.name, entry.dtype, (count,), 0, entry.trainable)
-        values = unpack(raw, Layout((block,), block.nbytes))[entry.name].double()
-        sums.append(float(torch.dot(values, values)))
-    return sums
 
 
 def _kind_names(kinds: Iterable[int]) -> str:

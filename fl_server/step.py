@@ -19,7 +19,7 @@ from fl_server.robust import Collected, reduce_payloads
 from fl_server.run_config import RoundSection
 from protos.codec import Layout
 
-GROUP_BYTES = 4 << 20
+GROUP_BYTES = 1 << 20
 """Of parameters that are reduced and stepped together: small tensors share the calls that a step costs."""
 
 

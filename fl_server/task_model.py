@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import algorithms as fl
-from algorithms.model_state import read_buffers, trainable_views
+from algorithms.model_state import state_views
+from fl_server.allocator import give_back_freed_memory
 from fl_server.errors import InvalidInput
 from fl_server.sampling import initial_model_seed
 from protos.codec import Layout
@@ -27,10 +28,10 @@ class TaskModel:
         self._task = task
         self._seed = seed
         self._module = self._built()
-        trainable = trainable_views(self._module)
-        self.layout = Layout.of({**trainable, **read_buffers(self._module)}, trainable=trainable.keys())
+        values = state_views(self._module)
+        self.layout = Layout.of({**values.trainable, **values.buffers}, trainable=values.trainable.keys())
         """Of what goes down every round: trainable tensors, then buffers."""
-        self.trainable_layout = Layout.of(trainable, trainable=trainable.keys())
+        self.trainable_layout = Layout.of(values.trainable, trainable=values.trainable.keys())
 
     def _built(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -41,8 +42,9 @@ class TaskModel:
         self._has_first = True
         return module
 
-    def first(self, path: str = "") -> fl.ModelState:
-        """Copies of the values that the run begins with: those of the seed, or of a safetensors file.
+    @contextmanager
+    def first(self, path: str = "") -> Iterator[fl.ModelState]:
+        """The values that the run begins with, the seed's or those of a safetensors file; copy what is to stay.
 
         Raises InvalidInput if the file named by `path` does not fit.
         """
@@ -50,15 +52,15 @@ class TaskModel:
             self._module = self._built()
         if path:
             _load_file(self._module, Path(path))
-        values = fl.read_state(self._module)
+        yield state_views(self._module)
         self.release()
-        return values
 
     def release(self) -> None:
         """Let go of the values; what is in no state_dict stays, for only a module that is built anew would have it."""
         self._has_first = False
         for memory, _ in self._memories:
             memory.resize_(0)
+        give_back_freed_memory()
 
     @contextmanager
     def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:

@@ -133,3 +133,13 @@ def test_it_imports_where_grpc_is_not_installed(module: str) -> None:
     code = f"import sys; sys.modules['grpc'] = None; import {module}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_whose_task_needs_none_of_it_imports_no_torchvision() -> None:
+    """Nor scikit-learn, of which digits only reads a file: each costs a device about a second and 80 MB."""
+    code = (
+        "import sys, fl_client.app, fl_server.app; from tasks import load_task; load_task('digits').model();"
+        "print(sorted({'torchvision', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

@@ -87,3 +87,10 @@ def test_lerp_in_place_by_hand():
         b = one(0.1)
         tree.lerp_(b, one(0.1), weight)
         assert torch.equal(b["w"], one(0.1)["w"])
+
+
+def test_memory_is_asked_for_when_it_is_written_to():
+    """What no operation wrote to is not held."""
+    spare = tree.spare({"v": torch.ones(2), **one(1.0)})
+    tree.add(one(1.0), one(1.0), into=spare)
+    assert spare.keys() == {"w"}

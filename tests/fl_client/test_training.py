@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -165,6 +167,22 @@ def test_trainers_may_share_a_model():
         alone = Trainer(local_task(seed)).train(wanted, given, None, lambda step, steps: None)
         together = Trainer(local_task(seed), shared).train(wanted, given, None, lambda step, steps: None)
         assert alone.update.pieces == together.update.pieces
+
+
+@pytest.mark.parametrize(("name", "exchange"), EXCHANGES)
+def test_what_was_made_and_what_was_fetched_stay_as_they_were(name, exchange):
+    """Bundles are kept for the next work and updates until they are written: training again changes neither."""
+    algorithm, model = METHODS[name], start()
+    given = bundles(model, down(algorithm, exchange, fl.read_state(model).trainable))
+    state = kept(algorithm, fl.read_state(model).trainable)
+    trainer, wanted, fetched = Trainer(local_task()), assignment(algorithm, exchange), copy.deepcopy(given)
+    first = trainer.train(wanted, given, state, lambda step, steps: None).update
+    before = [bytes(piece) for piece in first.pieces]
+    wanted.training.seed += 1
+    second = trainer.train(wanted, given, state, lambda step, steps: None).update
+    assert [bytes(piece) for piece in first.pieces] == before
+    assert {kind: bundle.data for kind, bundle in given.items()} == {kind: it.data for kind, it in fetched.items()}
+    assert algorithm.exchanges[exchange].passes or second.header.digest != first.header.digest
 
 
 def _other_exchange(wanted):

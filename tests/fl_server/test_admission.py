@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fl_server import admission
+from fl_server import admission, file_look
 from fl_server.admission import Gate, Refused, WrongDigest, file_digest
 from fl_server.shapes import UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
@@ -98,7 +98,7 @@ def written(tmp_path, **changes):
 @pytest.mark.parametrize("block", [4, 1 << 20])
 def test_the_norm_is_of_what_is_trained(tmp_path, monkeypatch, block):
     """|(3, 4)| = 5, whatever the buffers are, and however the file is cut."""
-    monkeypatch.setattr(admission, "_READ_BYTES", block)
+    monkeypatch.setattr(file_look, "READ_BYTES", block)
     assert gate().check_file(*written(tmp_path)) == 5.0
 
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.chunks import read_chunk
+from protos.chunks import encode_piece, read_chunk
 from protos.codec import ChunkError, check_chunk, chunk_spans, encode_chunk, encode_fetch_header, make_chunk
 from protos.fl.v1.admin_pb2 import ExportModelResponse
 from protos.fl.v1.coordinator_pb2 import FetchModelResponse, SubmitUpdateRequest
@@ -77,6 +77,7 @@ def test_the_fast_encoding_is_protobufs_own(message: Callable[..., Message], off
     data = DATA * 1000
     expected = message(chunk=make_chunk(data, offset, length)).SerializeToString()
     assert encode_chunk(data, offset, length) == expected
+    assert encode_piece(data[offset : offset + length], offset) == expected
 
 
 def test_a_known_checksum_is_not_made_again() -> None:
@@ -133,8 +134,21 @@ def test_a_chunk_that_is_read_is_what_protobuf_reads(chunk: Chunk, draw: st.Data
         encode_chunk(DATA, 40, 10)[:-1],
         b"\x12\x0a\x12\x01x\x1d\x01\x02\x03\x04\x08\x00",
         b"\x12" + b"\xff" * 12,
+        b"\x12\x12" + encode_chunk(DATA, 40, 10)[2:],
+        b"\x12\x14" + encode_chunk(DATA, 40, 10)[2:],
     ],
-    ids=["nothing", "trailer", "no data", "a tag behind", "two parts", "cut", "another order", "endless number"],
+    ids=[
+        "nothing",
+        "trailer",
+        "no data",
+        "a tag behind",
+        "two parts",
+        "cut",
+        "another order",
+        "endless number",
+        "short",
+        "long",
+    ],
 )
 def test_everything_else_is_left_to_protobuf(message: bytes) -> None:
     """Another part, another order of fields, and what is no message at all."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protos.codec import Layout, LayoutError, pack, unpack
+from protos.codec import Layout, LayoutError, pack, pieces_of, unpack
 from protos.fl.v1 import tensor_pb2
 
 DTYPES = [
@@ -54,6 +54,13 @@ def test_tensors_come_back_bit_for_bit(named: dict[str, Tensor]) -> None:
     back = unpack(bytes(pack(named, layout)), layout)
     assert list(back) == list(named)
     assert all(same_bits(back[name], named[name]) for name in named)
+
+
+@given(tensors)
+def test_pieces_are_the_bytes_that_are_packed(named: dict[str, Tensor]) -> None:
+    """One behind the other, with the zeros between tensors."""
+    layout = Layout.of(named)
+    assert b"".join(pieces_of(named, layout)) == pack(named, layout)
 
 
 @given(tensors)
@@ -142,3 +149,19 @@ def test_a_big_endian_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.byteorder", "big")
     with pytest.raises(RuntimeError, match="expected a little-endian machine"):
         unpack(b"", Layout.of({}))
+
+
+def test_pieces_are_not_copied_and_keep_their_tensor_alive() -> None:
+    """The piece of a contiguous tensor is its memory; that of a transposed one is laid out first."""
+    tensor = torch.zeros(2, 3)
+    (piece,) = pieces_of({"w": tensor}, layout := Layout.of({"w": tensor}))
+    tensor += 1
+    expected = pack({"w": tensor}, layout)
+    del tensor
+    assert bytes(piece) == bytes(expected)
+
+
+def test_pieces_of_other_tensors_are_refused() -> None:
+    """As when they are packed."""
+    with pytest.raises(LayoutError, match="missing"):
+        list(pieces_of({}, Layout.of({"w": torch.zeros(1)})))

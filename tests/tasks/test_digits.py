@@ -1,11 +1,10 @@
 """The digits task."""
 
-import sys
-
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
-from tasks import Shard, TaskError, fingerprint, load_task, training_labels
+from tasks import Examples, Shard, TaskError, fingerprint, load_task, training_labels
 from tasks.batches import batches, seed_everything
 from tasks.evaluation import evaluate
 
@@ -71,9 +70,19 @@ def test_the_model_learns(digits):
     assert after["loss"] < before["loss"]
 
 
+def test_the_scans_are_those_of_scikit_learn(digits):
+    """Read from its file, they are what the library gives: each scan with its digit, as it always was."""
+    scans = load_digits()
+    theirs = Examples(torch.tensor(scans.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(scans.target))
+    by_bytes = {scan.numpy().tobytes(): int(digit) for scan, digit in zip(theirs.inputs, theirs.targets, strict=True)}
+    train = digits.train_data(Shard())
+    assert [by_bytes[scan.numpy().tobytes()] for scan in train.inputs] == train.targets.tolist()
+    assert (train.inputs.dtype, train.targets.dtype) == (theirs.inputs.dtype, theirs.targets.dtype)
+
+
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     """The message has the command that installs what the demo needs."""
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("tasks.digits.find_spec", lambda name: None)
     with pytest.raises(TaskError, match=r"pip install impetus-fl\[demo\]"):
         load_task("digits")
 

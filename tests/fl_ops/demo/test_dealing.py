@@ -76,6 +76,6 @@ def test_missing_matplotlib_is_told_with_its_remedy(monkeypatch):
 
 def test_missing_scikit_learn_is_told_with_its_remedy(monkeypatch, tmp_path):
     """The digits come with it."""
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("tasks.digits.find_spec", lambda name: None)
     with pytest.raises(Misused, match=r"pip install impetus-fl\[demo\]"):
         dealing.deal(DemoSettings(), tmp_path / "partition.json")
