@@ -45,6 +45,13 @@ def test_who_comes_too_early_keeps_its_time():
     assert door.wait("another", 100.125) == 0.375
 
 
+def test_a_time_is_good_for_once():
+    """Who came in at its time, and comes again, stands in line like everybody."""
+    door = Door(PER_S)
+    storm(door, BURST + 1)
+    assert [door.wait(f"c{BURST}", 100.25) for _ in range(2)] == [0.0, 0.25]
+
+
 def test_the_pace_is_free_again_later():
     """After a silence as long as the burst, as many come in at once as before, and not more."""
     door = Door(PER_S)
