@@ -63,6 +63,9 @@ def server_options() -> ChannelOptions:
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_SECONDS * 1000),
         # A second server on the port must fail instead of taking half of the connections.
         ("grpc.so_reuseport", 0),
+        # What an upload may send ahead. By itself the transport measures each connection and lets many megabytes wait.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 1 << 20),
     )
 
 
