@@ -114,8 +114,7 @@ class Attendance:
         self._wait, self._why = None, "the coordinator ended the stream"
         connection = self._door.connect()
         try:
-            session = self._session = self._session or await self._register(connection, desk)
-            stream = Stream(_session_of(session, connection))
+            stream = await self._stream(connection, desk)
         except BaseException:
             await connection.close()
             raise
@@ -127,6 +126,23 @@ class Attendance:
             renewal.cancel()
             self._link.close()
             await stream.close()
+
+    async def _stream(self, connection: Connection, desk: Desk) -> Stream:
+        """The session's stream; a session that the coordinator does not know any more is replaced at once, right here.
+
+        After a restart of the coordinator that is every daemon's: each would need one more connection otherwise.
+        """
+        if self._session is not None:
+            stream = Stream(_session_of(self._session, connection))
+            try:
+                if not await stream.lost():
+                    return stream
+            except asyncio.CancelledError:
+                await stream.close()
+                raise
+            log.info("session_lost", server=self._door.server)
+        self._session = await self._register(connection, desk)
+        return Stream(_session_of(self._session, connection))
 
     async def _move(self, old: Stream, desk: Desk) -> tuple[Stream, Reason]:
         """The session's stream on a new connection; the old one, if there is no new one to be had.

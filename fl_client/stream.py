@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from fl_client.errors import SessionLost
 from fl_client.link import Session
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -32,6 +33,11 @@ class Stream:
         """Wait for what comes next, and take it."""
         await asyncio.wait({self.coming})
         return self.take()
+
+    async def lost(self) -> bool:
+        """Whether the coordinator's first word is that it does not know the session; nothing is taken."""
+        await asyncio.wait({self.coming})
+        return isinstance(self.coming.exception(), SessionLost)
 
     async def leave(self) -> None:
         """Close stream and connection when the last call under way there is over."""

@@ -149,3 +149,14 @@ async def test_a_session_that_the_coordinator_lost_is_made_anew(fleet, coordinat
         door.renew()
         await coordinator.until(lambda: len(coordinator.calls["Register"]) == 2)
         await running.until(lambda: door.open() == 1)
+
+
+async def test_after_a_restart_of_the_coordinator_one_connection_is_enough(fleet, coordinator, door):
+    """It does not know the session any more: the daemon registers where it was told so, and attends there."""
+    async with fleet.daemon():
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.faults["Attend"].append(errors_pb2.UnknownSession())
+        coordinator.hang_up()
+        await coordinator.until(lambda: len(coordinator.calls["Register"]) == 2)
+        await coordinator.until(lambda: len(coordinator.calls["Attend"]) == 2)
+    assert (len(door.connections), len(coordinator.calls["Register"])) == (2, 2)
