@@ -48,6 +48,7 @@ class _Desk:
     def attached(self) -> None:
         self._here = True
         self._seen.attached += 1
+        self._seen.arrivals += 1
 
     def disconnected(self) -> None:
         self._seen.attached -= self._here
@@ -67,23 +68,24 @@ class _Desk:
 @dataclass
 class _Seen:
     attached: int
+    arrivals: int
     assignments: list[float]
 
 
 def live(pipe: Pipe, crowd: Crowd) -> None:
-    """Attend until the parent's end of the pipe is closed; answers each message with (attached, assignment times)."""
+    """Attend until the parent's end closes; answers each message with (attached, arrivals, assignment times)."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     asyncio.run(_live(pipe, crowd))
 
 
 async def _live(pipe: Pipe, crowd: Crowd) -> None:
-    seen, loop = _Seen(0, []), asyncio.get_running_loop()
+    seen, loop = _Seen(0, 0, []), asyncio.get_running_loop()
     over = asyncio.Event()
 
     def answer() -> None:
         try:
             pipe.recv()
-            pipe.send((seen.attached, list(seen.assignments)))
+            pipe.send((seen.attached, seen.arrivals, list(seen.assignments)))
         except (EOFError, OSError):
             over.set()
 
