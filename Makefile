@@ -69,7 +69,7 @@ protos: .venv/installed
 baseline: .venv/installed
 	$(BIN)/buf build --exclude-source-info --output protos/baseline.binpb
 
-# The short ones of docs/benchmarks.md, under ten minutes on two cores: JSON lines, and tables of them.
+# The short ones of docs/benchmarks.md on two cores: JSON lines, and tables of them.
 bench: .venv/installed
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.sweep --only short --rounds 3 --results build/bench.json --table short

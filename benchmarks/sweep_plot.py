@@ -33,9 +33,10 @@ def draw(found: Sequence[Found], path: Path) -> None:
         for axes, series, xs in ((grid[1, 0], by_clients, clients), (grid[1, 1], by_size, sizes)):
             _memory(axes, series, xs)
         grid[0, 0].set_ylabel("seconds a round (median)")
+        grid[1, 0].set_ylim(bottom=0)
         grid[1, 0].set_ylabel("server's resident memory, MB")
         grid[0, 1].legend(loc="upper left", frameon=False)
-        grid[1, 0].legend(loc="lower right", frameon=False)
+        grid[1, 0].legend(loc="upper left", frameon=False)
         grid[0, 0].set_title(f"a model of {RESNET18:,} parameters ({_megabytes(RESNET18):.1f} MB)")
         grid[0, 1].set_title("10 clients")
         for axes in grid[:, 0]:
@@ -60,7 +61,6 @@ def _memory(axes: Axes, series: Sequence[Found], xs: Sequence[float]) -> None:
     axes.plot(xs, [each["server_rss_mb"] for each in series], color="#0b6e99", marker="o", label="peak")
     axes.plot(xs, bound, color="#c0392b", linestyle="--", label="goal: idle + 4 models")
     axes.plot(xs, idle, color="#7f8c8d", linestyle=":", label="idle")
-    axes.set_ylim(bottom=0)
 
 
 def _ticks(axes: Axes, values: Sequence[float], label: str) -> None:
