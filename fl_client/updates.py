@@ -81,6 +81,8 @@ class Outgoing:
     """Complete but for session_id and resume_offset."""
     read: Callable[[int, int], bytes]
     """Bytes of the payloads: so many from an offset on. Raises OSError when they cannot be read any more."""
+    begun: bool = False
+    """Whether the coordinator may have a part of it already."""
 
     @staticmethod
     def in_memory(update: Update) -> Outgoing:
@@ -89,9 +91,9 @@ class Outgoing:
         return Outgoing(update.header, lambda offset, length: data[offset : offset + length])
 
     @staticmethod
-    def on_disk(head: Head) -> Outgoing:
+    def on_disk(head: Head, *, begun: bool = False) -> Outgoing:
         """Of an update that is kept, also when it is dropped meanwhile. Raises OSError."""
-        return Outgoing(head.header, _OpenFile(head.path, head.start).read)
+        return Outgoing(head.header, _OpenFile(head.path, head.start).read, begun)
 
 
 class _OpenFile:
@@ -150,7 +152,7 @@ class PendingUpdates:
         if head is None or head.work != work or not _is_whole(head):
             self.drop(key)
             return None
-        return Outgoing.on_disk(head)
+        return Outgoing.on_disk(head, begun=True)
 
     def next_state(self, key: Key) -> NextState | None:
         """What the update under a key leaves; None if there is nothing or it is not whole."""
