@@ -26,6 +26,7 @@ from protos.chunks import (
 )
 from protos.digests import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
 from protos.layout import Entry, Layout, LayoutError
+from protos.memory import zeros
 
 __all__ = [
     "Buffer",
@@ -49,14 +50,14 @@ __all__ = [
 ]
 
 
-def pack(tensors: Mapping[str, Tensor], layout: Layout) -> bytearray:
+def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
     """Write tensors, on any device and with any strides, into one new buffer of `layout.size_bytes` bytes.
 
     Raises:
         LayoutError: the tensors are not those of the layout. Their order in the mapping does not matter.
     """
     _require(tensors, layout)
-    buffer = bytearray(layout.size_bytes)
+    buffer = zeros(layout.size_bytes)
     for name, target in unpack(buffer, layout).items():
         target.copy_(tensors[name].detach())
     return buffer
