@@ -50,6 +50,10 @@ class Engine:
         self._task = task
         self._model = TaskModel(task, config.seed)
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
+        self._shapes = [
+            UpdateShape.of(exchange.payloads, self.layout, self._trainable_layout)
+            for exchange in self.algorithm.exchanges
+        ]
         self.frozen: fl.Tensors = {}
         """Of the first model, wherever that came from; known with the first snapshot."""
         self.held_out: Examples | None = None
@@ -90,7 +94,7 @@ class Engine:
 
     def shape(self, exchange: int) -> UpdateShape:
         """What an update of an exchange is made of."""
-        return UpdateShape.of(self.algorithm.exchanges[exchange].payloads, self.layout, self._trainable_layout)
+        return self._shapes[exchange]
 
     def outgoing(self, snapshot: Snapshot, exchange: int = 0, sums: Mapping[str, fl.Tensors] = _NONE) -> list[Outgoing]:
         """What the clients of an exchange load: model, direction, frozen parts, those that there are.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +20,14 @@ READ_BYTES = 1 << 20
 
 
 class Span(NamedTuple):
-    """Bytes [start, end) of a file: values of a tensor, or what nothing is summed of."""
+    """Bytes [start, end) of a file: values of a tensor, or what lies before one."""
 
     start: int
     end: int
-    entry: int | None
+    entry: int
     """Place of the tensor among the entries."""
+    dtype: torch.dtype | None = None
+    """Of the values; None: nothing is summed of these bytes."""
 
 
 def look_through(path: Path, entries: tuple[Entry, ...]) -> tuple[bytes, list[float]]:
@@ -42,33 +46,39 @@ def look_through(path: Path, entries: tuple[Entry, ...]) -> tuple[bytes, list[fl
             data = buffer[: end - start]
             file.read_into(start, data)
             hasher.update(data)
-            for span in spans:
-                if span.entry is not None:
-                    piece = data[span.start - start : span.end - start]
-                    sums[span.entry] += _square(piece, entries[span.entry], wide)
+            for dtype, alike in groupby(spans, attrgetter("dtype")):
+                if dtype is not None:
+                    run = list(alike)
+                    values = torch.frombuffer(data[run[0].start - start : run[-1].end - start], dtype=dtype)
+                    for span, square in zip(run, _squares(values, run, wide), strict=True):
+                        sums[span.entry] += square
     return hasher.digest(), sums
 
 
-def _square(raw: memoryview, entry: Entry, wide: Tensor) -> float:
-    """The sum of squares of a block, widened in memory that is there already."""
-    values = torch.frombuffer(raw, dtype=entry.dtype)
-    block = wide[: len(values)].copy_(values)
-    return float(torch.dot(block, block))
+def _squares(values: Tensor, run: list[Span], wide: Tensor) -> list[float]:
+    """The sum of squares of each of the blocks that the values are of, widened in memory that is there already.
+
+    All together: each call of torch lets go of the interpreter, and waits for it again.
+    """
+    lengths = [(span.end - span.start) // values.itemsize for span in run]
+    blocks = wide[: len(values)].copy_(values).split(lengths)
+    return torch.stack([torch.dot(block, block) for block in blocks]).tolist()
 
 
-def _spans(entries: Iterable[Entry], size: int) -> Iterator[Span]:
+def _spans(entries: Sequence[Entry], size: int) -> Iterator[Span]:
     """The whole file, cut into blocks of tensors and what lies between; none is longer than a read."""
     at = 0
     for index, entry in enumerate(entries):
         if not entry.dtype.is_floating_point:
             continue
-        yield from _cut(Span(at, entry.offset, None))
-        yield from _cut(Span(entry.offset, entry.end, index), entry.dtype.itemsize)
+        yield from _cut(Span(at, entry.offset, index))
+        yield from _cut(Span(entry.offset, entry.end, index, entry.dtype))
         at = entry.end
-    yield from _cut(Span(at, size, None))
+    yield from _cut(Span(at, size, len(entries)))
 
 
-def _cut(span: Span, itemsize: int = 1) -> Iterator[Span]:
+def _cut(span: Span) -> Iterator[Span]:
+    itemsize = 1 if span.dtype is None else span.dtype.itemsize
     step = READ_BYTES // itemsize * itemsize
     for start in range(span.start, span.end, step):
         yield span._replace(start=start, end=min(start + step, span.end))

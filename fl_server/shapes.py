@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import algorithms as fl
 from protos.codec import Entry, Layout
+from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
 from protos.wire import payload_kind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PayloadShape:
     """One payload's place in an update."""
 
@@ -26,14 +28,19 @@ class PayloadShape:
         """On the wire."""
         return payload_kind(self.payload)
 
-    @property
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What a header says of it."""
+        return self.layout.to_manifest()
+
+    @cached_property
     def placed(self) -> Layout:
         """Offsets from the start of the update: what reads its file."""
         entries = tuple(replace(entry, offset=entry.offset + self.base) for entry in self.layout.entries)
         return Layout(entries, self.layout.size_bytes + self.base)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UpdateShape:
     """The payloads of an exchange, in the exchange's order."""
 
@@ -55,7 +62,7 @@ class UpdateShape:
         """Of the whole update."""
         return sum(shape.layout.size_bytes for shape in self.payloads)
 
-    @property
+    @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """All tensors, with offsets from the start of the update."""
         return tuple(entry for shape in self.payloads for entry in shape.placed.entries)
