@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
-from algorithms.model_state import trainable_parameters, trainable_views
+from algorithms.model_state import trainable_parameters
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output, targets) -> mean loss of the batch, of shape []."""
@@ -45,8 +45,8 @@ class BatchGradients:
         self._gradient = rule.gradient
         self._ascent = rule.ascent
         self._replays = rule.gradient.rho > 0.0 or rule.anchored
-        self._y = trainable_views(model)
         self._parameters = trainable_parameters(model)
+        self._y = tree.map(torch.detach, self._parameters)
         self._device = next(iter(self._y.values())).device
         self._for_g, self._for_replay = tree.spare(self._y), tree.spare(self._y)
         self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters

@@ -31,7 +31,10 @@ def read_state(model: nn.Module) -> ModelState:
 
 def state_views(model: nn.Module) -> ModelState:
     """The model's values outside autograd, sharing their memory, as `trainable_views` does."""
-    return ModelState(trainable_views(model), _buffers(model), _frozen(model))
+    parameters = dict(model.named_parameters())
+    trainable = {name: each.detach() for name, each in parameters.items() if each.requires_grad}
+    frozen = {name: each.detach() for name, each in parameters.items() if not each.requires_grad}
+    return ModelState(trainable, _buffers(model), frozen)
 
 
 def read_buffers(model: nn.Module) -> Tensors:
@@ -45,10 +48,15 @@ def load_state(model: nn.Module, state: ModelState) -> None:
     Raises:
         ValueError: a name is missing or unknown, or a shape or dtype is not the model's; nothing was copied then.
     """
+    fill(state_views(model), state)
+
+
+def fill(views: ModelState, state: ModelState) -> None:
+    """`load_state` for a model of which these are the views."""
     parts = (
-        ("trainable parameters", trainable_views(model), state.trainable),
-        ("buffers", _buffers(model), state.buffers),
-        ("frozen parameters", _frozen(model), state.frozen),
+        ("trainable parameters", views.trainable, state.trainable),
+        ("buffers", views.buffers, state.buffers),
+        ("frozen parameters", views.frozen, state.frozen),
     )
     for what, current, given in parts:
         tree.check_layout(current, given, what)
@@ -67,12 +75,9 @@ def trainable_parameters(model: nn.Module) -> Tensors:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _frozen(model: nn.Module) -> Tensors:
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.requires_grad}
-
-
 def _buffers(model: nn.Module) -> Tensors:
+    named = dict(model.named_buffers())
     # Only a state dict tells which buffers are persistent.
-    persistent = model.state_dict().keys()
-    buffers = [(name, buffer.detach()) for name, buffer in model.named_buffers() if name in persistent]
+    persistent = model.state_dict().keys() if named else ()
+    buffers = [(name, buffer.detach()) for name, buffer in named.items() if name in persistent]
     return dict(sorted(buffers, key=lambda item: not item[1].is_floating_point()))

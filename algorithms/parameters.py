@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 Value = float | int | str | bool
@@ -57,7 +58,8 @@ class Parameter:
 Parameters = Mapping[str, Parameter]
 
 
-def declared(builder: Callable[..., object]) -> dict[str, Parameter]:
+@cache
+def declared(builder: Callable[..., object]) -> Parameters:
     """The parameters of a builder, as its signature has them."""
     kinds = get_type_hints(builder, include_extras=True)
     return {

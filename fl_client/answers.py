@@ -72,7 +72,7 @@ def check_finite(answer: ClientUpdate) -> None:
         raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {answer.loss}")
     for name, tensor in _all_tensors(answer):
         # One reduction finds nearly every case; only where it does not hold is each element looked at.
-        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {name}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from algorithms.base import Tensors
-from algorithms.model_state import ModelState, load_state, state_views, trainable_views
+from algorithms.model_state import ModelState, fill, state_views, trainable_views
 from fl_client.bundles import Bundle
 from fl_client.errors import WorkFailed
 from protos.codec import Layout, LayoutError, unpack
@@ -28,7 +28,7 @@ def load(model: nn.Module, bundles: Bundles) -> Tensors:
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
     trainable = {name: values[name] for name in here.trainable}
-    load_state(model, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
+    fill(here, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
     return trainable
 
 

@@ -85,6 +85,8 @@ class Outgoing:
     """Complete but for session_id and resume_offset."""
     read: Callable[[int, int], bytes]
     """Bytes of the payloads: so many from an offset on. Raises OSError when they cannot be read any more."""
+    begun: bool = False
+    """Whether the coordinator may have a part of it already."""
 
     @staticmethod
     def in_memory(update: Update) -> Outgoing:
@@ -150,7 +152,7 @@ class PendingUpdates:
         if head is None or head.work != work or not _is_whole(head):
             self.drop(key)
             return None
-        return self._opened(head)
+        return self._opened(head, begun=True)
 
     def next_state(self, key: Key) -> NextState | None:
         """What the update under a key leaves; None if there is nothing or it is not whole."""
@@ -184,10 +186,10 @@ class PendingUpdates:
         for head in plain[:-KEPT]:
             self._retire(head.path)
 
-    def _opened(self, head: Head) -> Outgoing:
+    def _opened(self, head: Head, *, begun: bool = False) -> Outgoing:
         file = _OpenFile(head.path, head.start)
         self._sent.add(file)
-        return Outgoing(head.header, file.read)
+        return Outgoing(head.header, file.read, begun)
 
     def _retire(self, path: Path) -> None:
         """Make a file the spare one, unless somebody reads it."""

@@ -33,10 +33,17 @@ class Upload:
         self._update = update
         self._disk = disk
         self._on_bytes = on_bytes
-        self._kept = 0
+        self._begun, self._kept = update.begun, 0
 
     async def go_on(self, session: Session) -> training_pb2.Receipt:
-        """Ask how far it came, and send the rest."""
+        """Send it, or the rest of what was begun before."""
+        if self._begun and (receipt := await self._ask(session)):
+            return receipt
+        self._begun = True
+        return await session.connection.submit(self._parts(session))
+
+    async def _ask(self, session: Session) -> training_pb2.Receipt | None:
+        """The coordinator's word, if it was given; else it is known now where to go on."""
         header = self._update.header
         query = pb.QueryUploadRequest(session_id=session.id, key=header.key, digest=header.digest)
         state = await session.connection.query_upload(query)
@@ -45,7 +52,7 @@ class Upload:
         if state.kept_bytes > self._kept:
             self.backoff.reset()
         self._kept = min(state.kept_bytes, header.size_bytes)
-        return await session.connection.submit(self._parts(session))
+        return None
 
     async def _parts(self, session: Session) -> AsyncIterator[bytes]:
         """Serialized messages: header, the chunks that are missing, trailer. They are made when they are sent."""

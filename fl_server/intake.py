@@ -48,6 +48,16 @@ class Intake:
             return RefusalReason.REFUSAL_REASON_LATE
         return self.refusal(header.key, client)
 
+    def unheard(self, key: ExchangeKey, client: str) -> bool:
+        """Whether nothing was said on an update of the exchange under way: then the ledger need not be asked.
+
+        Of a word that is just being written down nothing is known here yet; `enter` finds it.
+        """
+        state = self._run.state
+        if not state.collects or (key.round, key.exchange) != (state.round, state.exchange):
+            return False
+        return client not in self.refused and all(client != other for other, _ in state.admitted)
+
     def gate(self) -> Gate:
         """What an update of the round under way must be."""
         run = self._run

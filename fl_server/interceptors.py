@@ -44,6 +44,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+        """By method: a server has one handler for each, for good."""
 
     async def intercept_service(
         self,
@@ -51,10 +53,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
         """Wrap the method's handler, whatever its kind."""
-        handler = await continuation(handler_call_details)
         method = handler_call_details.method
+        if (wrapped := self._wrapped.get(method)) is not None:
+            return wrapped
+        handler = await continuation(handler_call_details)
         if handler is None or not method.startswith("/fl.v1."):
             return handler
+        self._wrapped[method] = self._wrap(method, handler)
+        return self._wrapped[method]
+
+    def _wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         call = _Call(method, self._metrics)
         make, inner, wrap = _PARTS[handler.request_streaming, handler.response_streaming]
         return make(

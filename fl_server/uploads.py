@@ -63,7 +63,7 @@ class Uploads:
     async def submit(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
         """Take one upload whose header came; returns what is to be answered. Raises what the transfer is ended with."""
         client = transfer.client_id
-        first = await self.receipt(run, header.key, client)
+        first = None if run.intake.unheard(header.key, client) else await self.receipt(run, header.key, client)
         if first is not None:
             self._count_conflict(run, header, client, first)
             return first
@@ -141,7 +141,8 @@ class Uploads:
 
     async def _let_go(self, part: PartFile) -> None:
         """Close a part file, also when the stream is cut in between: left open it would be a writer that never ends."""
-        await asyncio.shield(self._parts.in_io(part.close))
+        if not part.closed:
+            await asyncio.shield(self._parts.in_io(part.close))
 
     async def _receive(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Refused."""

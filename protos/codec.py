@@ -115,10 +115,16 @@ class _AnyBuffer:
 def _require(tensors: Mapping[str, Tensor], layout: Layout) -> None:
     """Raises LayoutError unless the tensors, in whatever order, are those of the layout."""
     _require_little_endian()
+    if len(tensors) == len(layout.entries) and all(_fits(tensors.get(entry.name), entry) for entry in layout.entries):
+        return
     in_order = {entry.name: tensors[entry.name] for entry in layout.entries if entry.name in tensors} | dict(tensors)
     trainable = [entry.name for entry in layout.entries if entry.trainable and entry.name in tensors]
     if difference := layout.difference(Layout.of(in_order, trainable)):
         raise LayoutError(difference)
+
+
+def _fits(tensor: Tensor | None, entry: Entry) -> bool:
+    return tensor is not None and tensor.dtype == entry.dtype and tensor.shape == entry.shape
 
 
 def _view(whole: Tensor, entry: Entry) -> Tensor:

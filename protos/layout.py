@@ -89,7 +89,7 @@ class Layout:
                 raise LayoutError(f"tensor {name!r}: expected a dtype of {_known_dtypes()}, got {tensor.dtype}")
             offset = _align(end, tensor.dtype.itemsize)
             entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset, name in moved))
-            end = entries[-1].end
+            end = offset + tensor.numel() * tensor.dtype.itemsize
         return Layout(tuple(entries), end)
 
     def to_manifest(self) -> tensor_pb2.Manifest:

@@ -52,7 +52,10 @@ def sqlite_engine(path: Path | str) -> Engine:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         options = connection.get_execution_options()
-        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('fsynced') else 'NORMAL'}")
+        wanted = "FULL" if options.get("fsynced") else "NORMAL"
+        if connection.info.get("synchronous") != wanted:
+            connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
+            connection.info["synchronous"] = wanted
         connection.exec_driver_sql("BEGIN" if options.get("reads") else "BEGIN IMMEDIATE")
 
     return engine

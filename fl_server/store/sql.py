@@ -139,7 +139,7 @@ class SqlStore:
         with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
             if db.execute(_of(schema.runs, run_id=run.run_id)).first():
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
-            db.execute(insert(schema.runs).values(rows.to_row(run)))
+            db.execute(insert(schema.runs), rows.to_row(run))
             _explain(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
@@ -161,7 +161,7 @@ class SqlStore:
         with self._transaction(doing) as db:
             found = db.execute(_of(schema.attempts, **key)).mappings().first()
             if found is None or rows.attempt(found) != attempt:
-                db.execute(insert(schema.attempts).values(rows.to_row(attempt)))
+                db.execute(insert(schema.attempts), rows.to_row(attempt))
                 _explain(db, why)
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
@@ -188,12 +188,12 @@ class SqlStore:
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
             if first := db.execute(_of(schema.updates, **key)).mappings().first():
                 return rows.update(first)
-            db.execute(insert(schema.updates).values(rows.to_row(update)))
+            db.execute(insert(schema.updates), rows.to_row(update))
             if not update.admitted:
                 _count(db, [update.client_id], "updates_refused")
             if standing is not None and db.execute(_of(schema.clients, client_id=standing.client_id)).first():
                 db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
-                db.execute(insert(schema.standings).values(rows.to_row(standing)))
+                db.execute(insert(schema.standings), rows.to_row(standing))
                 _explain(db, why)
             return update
 
@@ -266,11 +266,12 @@ class SqlStore:
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = db.execute(_of(schema.commits, run_id=commit.run_id, round=commit.round)).mappings().first()
             if entered is None:
-                db.execute(insert(schema.commits).values(rows.to_row(commit)))
+                db.execute(insert(schema.commits), rows.to_row(commit))
                 counted = [each for each in _clients_of(db, commit) if each not in left_out]
                 _count(db, counted, "updates_counted")
-                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
-                db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
+                if left_out:
+                    of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                    db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 table = schema.standings
                 db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 _explain(db, why)
@@ -305,7 +306,7 @@ class SqlStore:
         with self._transaction(doing) as db:
             if first := db.execute(_of(schema.client_evaluations, **key)).mappings().first():
                 return rows.evaluation(first)
-            db.execute(insert(schema.client_evaluations).values(rows.to_row(evaluation)))
+            db.execute(insert(schema.client_evaluations), rows.to_row(evaluation))
             return evaluation
 
     def evaluations(self, run_id: str, round: int) -> list[ClientEvaluation]:
@@ -393,14 +394,13 @@ def _without_counters(row: dict[str, object]) -> dict[str, object]:
 def _explain(db: Connection, why: HistoryRecord | None) -> None:
     """Write the line of history that goes with a change."""
     if why is not None:
-        db.execute(insert(schema.history).values(rows.to_row(why)))
+        db.execute(insert(schema.history), rows.to_row(why))
 
 
 def _count(db: Connection, client_ids: Sequence[str], counter: str) -> None:
     """Add 1 to a counter of clients; those that the roster has forgotten are passed over."""
     table = schema.clients
-    for client_id in client_ids:
-        db.execute(change(table).where(table.c.client_id == client_id).values({counter: table.c[counter] + 1}))
+    db.execute(change(table).where(table.c.client_id.in_(client_ids)).values({counter: table.c[counter] + 1}))
 
 
 def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:

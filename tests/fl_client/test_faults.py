@@ -95,12 +95,12 @@ async def test_an_upload_goes_on_where_it_was_cut(fleet, coordinator):
 
 
 async def test_a_broken_upload_is_queried_and_resumed(fleet, coordinator):
-    """DATA_LOSS with BrokenUpload is not the end: the daemon asks what was kept and sends the rest."""
+    """DATA_LOSS with BrokenUpload is not the end: the daemon asks what was kept, as it did not before its first try."""
     coordinator.faults["SubmitUpdate"].append(errors_pb2.BrokenUpload())
     coordinator.outstanding.append(pb.AttendResponse(assignment=coordinator.assignment()))
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.updates)
-    assert len(coordinator.calls["QueryUpload"]) == 2
+    assert (len(coordinator.calls["SubmitUpdate"]), len(coordinator.calls["QueryUpload"])) == (2, 1)
 
 
 async def test_an_upload_that_never_will_be_taken_is_dropped(fleet, coordinator):
@@ -162,16 +162,17 @@ async def test_a_repeat_of_an_assignment_is_the_same_work(fleet, coordinator):
 
 
 async def test_a_restarted_daemon_sends_the_same_bytes(fleet, coordinator):
-    """Ended before its receipt, the daemon sends the kept update after its restart and does not train again."""
-    coordinator.faults["QueryUpload"] += [errors_pb2.RetryLater(wait={"seconds": 3600})]
+    """Ended before its receipt, the daemon asks after its restart, sends the kept update and does not train again."""
+    coordinator.faults["SubmitUpdate"] += [errors_pb2.RetryLater(wait={"seconds": 3600})]
     coordinator.outstanding.append(pb.AttendResponse(assignment=coordinator.assignment()))
     async with fleet.daemon():
-        await coordinator.until(lambda: coordinator.calls["QueryUpload"])
-    first = coordinator.calls["QueryUpload"][0].digest
+        await coordinator.until(lambda: coordinator.calls["SubmitUpdate"])
+    first = coordinator.calls["SubmitUpdate"][0].digest
     async with fleet.daemon() as second:
         await coordinator.until(lambda: coordinator.updates)
     assert list(coordinator.calls["Register"][1].pending) == [coordinator.updates[0][0].key]
     assert (coordinator.updates[0][0].digest, second.count("rounds_trained_total")) == (first, 0)
+    assert [query.digest for query in coordinator.calls["QueryUpload"]] == [first]
 
 
 async def test_training_again_gives_the_same_bits(fleet, coordinator):

@@ -110,7 +110,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def QueryUpload(self, request, context):
-        """Where to resume an upload, or the receipt if it is done.
+        """Where to resume an upload, or the receipt if it is done. A first try need not ask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from fl_server.store import schema
 from fl_server.store.base import StoreError, StoreFull
@@ -62,10 +62,9 @@ def synchronous_levels(store: SqlStore) -> list[str]:
     """From now on, the level that each transaction ran with."""
     levels: list[str] = []
 
-    @event.listens_for(store._engine, "before_cursor_execute")
-    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
-        if statement.startswith("PRAGMA synchronous="):
-            levels.append(statement.rpartition("=")[2])
+    @event.listens_for(store._engine, "commit")
+    def note(connection: Connection) -> None:
+        levels.append({1: "NORMAL", 2: "FULL"}[connection.exec_driver_sql("PRAGMA synchronous").scalar()])
 
     return levels
 
