@@ -22,7 +22,7 @@ class Bundle:
     """Named tensors as they lie in bytes."""
 
     layout: codec.Layout
-    data: bytearray
+    data: codec.Buffer
 
 
 class BundleCache:
@@ -90,7 +90,7 @@ class Download:
 
     def __init__(self, resource: tensor_pb2.Resource, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
         self.backoff = backoff
-        self.data = bytearray(resource.size_bytes)
+        self.data = codec.blank(resource.size_bytes)
         self.layout: codec.Layout | None = None
         self._resource = resource
         self._have = 0

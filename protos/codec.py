@@ -33,6 +33,7 @@ __all__ = [
     "Entry",
     "Layout",
     "LayoutError",
+    "blank",
     "check_chunk",
     "chunk_spans",
     "digest_bytes",
@@ -49,14 +50,23 @@ __all__ = [
 ]
 
 
-def pack(tensors: Mapping[str, Tensor], layout: Layout) -> bytearray:
+def blank(size: int) -> memoryview:
+    """New memory of so many bytes, all zero, that can be written.
+
+    The kernel clears its pages when they are first written, which may be in a thread that holds nobody up: a bytearray
+    of a gigabyte is cleared at once, and stops the whole interpreter for a second. numpy also asks for large pages.
+    """
+    return np.zeros(size, np.uint8).data
+
+
+def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
     """Write tensors, on any device and with any strides, into one new buffer of `layout.size_bytes` bytes.
 
     Raises:
         LayoutError: the tensors are not those of the layout. Their order in the mapping does not matter.
     """
     _require(tensors, layout)
-    buffer = bytearray(layout.size_bytes)
+    buffer = blank(layout.size_bytes)
     for name, target in unpack(buffer, layout).items():
         target.copy_(tensors[name].detach())
     return buffer
