@@ -12,6 +12,7 @@ from fl_client.link import Backoff, Link, Session
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
+from protos.memory import zeros
 
 WHOLE_TRIES = 3
 """Times that a bundle is fetched from its start because its digest was wrong although every chunk was right."""
@@ -22,7 +23,7 @@ class Bundle:
     """Named tensors as they lie in bytes."""
 
     layout: codec.Layout
-    data: codec.Buffer
+    data: memoryview
 
 
 class BundleCache:
@@ -90,7 +91,7 @@ class Download:
 
     def __init__(self, resource: tensor_pb2.Resource, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
         self.backoff = backoff
-        self.data = codec.blank(resource.size_bytes)
+        self.data = zeros(resource.size_bytes)
         self.layout: codec.Layout | None = None
         self._resource = resource
         self._have = 0

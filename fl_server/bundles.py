@@ -7,13 +7,13 @@ import math
 import torch
 
 import algorithms as fl
-from protos import codec
 from protos.codec import Buffer, Layout, pack, unpack
+from protos.memory import zeros
 
 
 def blank(layout: Layout) -> fl.Tensors:
     """Tensors of a layout, all zero, as views on one new buffer of `layout.size_bytes` bytes."""
-    return unpack(codec.blank(layout.size_bytes), layout)
+    return unpack(zeros(layout.size_bytes), layout)
 
 
 def laid_out(tensors: fl.Tensors, layout: Layout) -> fl.Tensors:

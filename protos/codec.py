@@ -26,6 +26,7 @@ from protos.chunks import (
 )
 from protos.digests import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
 from protos.layout import Entry, Layout, LayoutError
+from protos.memory import zeros
 
 __all__ = [
     "Buffer",
@@ -33,7 +34,6 @@ __all__ = [
     "Entry",
     "Layout",
     "LayoutError",
-    "blank",
     "check_chunk",
     "chunk_spans",
     "digest_bytes",
@@ -50,15 +50,6 @@ __all__ = [
 ]
 
 
-def blank(size: int) -> memoryview:
-    """New memory of so many bytes, all zero, that can be written.
-
-    The kernel clears its pages when they are first written, which may be in a thread that holds nobody up: a bytearray
-    of a gigabyte is cleared at once, and stops the whole interpreter for a second. numpy also asks for large pages.
-    """
-    return np.zeros(size, np.uint8).data
-
-
 def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
     """Write tensors, on any device and with any strides, into one new buffer of `layout.size_bytes` bytes.
 
@@ -66,7 +57,7 @@ def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
         LayoutError: the tensors are not those of the layout. Their order in the mapping does not matter.
     """
     _require(tensors, layout)
-    buffer = blank(layout.size_bytes)
+    buffer = zeros(layout.size_bytes)
     for name, target in unpack(buffer, layout).items():
         target.copy_(tensors[name].detach())
     return buffer

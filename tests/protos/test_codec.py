@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protos.codec import Layout, LayoutError, blank, pack, pieces_of, unpack
+from protos.codec import Layout, LayoutError, pack, pieces_of, unpack
 from protos.fl.v1 import tensor_pb2
 
 DTYPES = [
@@ -168,17 +165,3 @@ def test_pieces_of_other_tensors_are_refused() -> None:
     """As when they are packed."""
     with pytest.raises(LayoutError, match="missing"):
         list(pieces_of({}, Layout.of({"w": torch.zeros(1)})))
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the kernel says what is resident on Linux only")
-def test_blank_memory_is_zero_and_cleared_page_by_page_as_it_is_written() -> None:
-    """256 MiB count as a small part of that until they are written: nobody waits while they are cleared."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-    before = resident()
-    memory = blank(256 << 20)
-    assert resident() - before < 32 << 20
-    memory[-1] = 7
-    assert memory[:3].tobytes() + memory[-2:].tobytes() == bytes([0, 0, 0, 0, 7])
