@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from fl_client.errors import BrokenTransfer, WorkFailed
 from fl_client.link import Backoff, Link, Session
 from protos import codec
+from protos.chunks import AnyChunk, ReadChunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
-from protos.memory import zeros
+from protos.memory import Recycler
 
 WHOLE_TRIES = 3
 """Times that a bundle is fetched from its start because its digest was wrong although every chunk was right."""
@@ -33,6 +34,7 @@ class BundleCache:
         self._link = link
         self._max_bytes = max_bytes
         self._on_bytes = on_bytes
+        self._memory = Recycler()
         # Training and evaluating want the same model at the same time: one of them fetches it.
         self._one_at_a_time = asyncio.Lock()
         # By kind too: a model and a direction of zeros have the same bytes, and other manifests.
@@ -75,9 +77,10 @@ class BundleCache:
 
     async def _fetch(self, resource: tensor_pb2.Resource, digest: bytes) -> Bundle:
         for _ in range(WHOLE_TRIES):
-            download = Download(resource, Backoff(self._link.waits), self._on_bytes)
+            data = self._memory.take(resource.size_bytes)
+            download = Download(resource, data, Backoff(self._link.waits), self._on_bytes)
             await self._link.patiently(download.go_on, download.backoff)
-            layout, data = download.layout, download.data
+            layout = download.layout
             if layout is not None and await asyncio.to_thread(layout.digest, data) == digest:
                 return Bundle(layout, data)
         raise WorkFailed(
@@ -89,9 +92,11 @@ class BundleCache:
 class Download:
     """One bundle on its way down: a buffer of its final size, and how much of it is here."""
 
-    def __init__(self, resource: tensor_pb2.Resource, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self, resource: tensor_pb2.Resource, data: memoryview, backoff: Backoff, on_bytes: Callable[[int], None]
+    ) -> None:
         self.backoff = backoff
-        self.data = zeros(resource.size_bytes)
+        self.data = data
         self.layout: codec.Layout | None = None
         self._resource = resource
         self._have = 0
@@ -108,10 +113,10 @@ class Download:
         first = True
         async with aclosing(session.connection.fetch(request)) as parts:
             async for part in parts:
-                if part.HasField("header"):
+                if not isinstance(part, ReadChunk) and part.HasField("header"):
                     self.layout = self._layout_of(part.header.manifest)
                 else:
-                    self._take(part.chunk, session.max_chunk_bytes, first)
+                    self._take(part if isinstance(part, ReadChunk) else part.chunk, session.max_chunk_bytes, first)
                     first = False
         if self.layout is None or self._have < len(self.data):
             raise BrokenTransfer(f"the stream ended at byte {self._have} of {len(self.data)}")
@@ -128,7 +133,7 @@ class Download:
             )
         return layout
 
-    def _take(self, chunk: tensor_pb2.Chunk, max_chunk_bytes: int, first: bool) -> None:
+    def _take(self, chunk: AnyChunk, max_chunk_bytes: int, first: bool) -> None:
         if first and chunk.offset <= self._have:
             self._have = chunk.offset  # the coordinator starts at the chunk border below
         try:

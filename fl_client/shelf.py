@@ -89,6 +89,7 @@ class Shelf:
         self._states.drop(run_id)
         for key in self._keys(run_id):
             self._pending.drop(key)
+        self._pending.forget_spare()
 
     def unsettled(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the updates whose outcome has not been heard, oldest first."""

@@ -23,12 +23,16 @@ from fl_client.errors import (
     TransportError,
     Unreachable,
 )
+from protos.chunks import ReadChunk, read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
 from protos.pem import Pem
 from protos.status import detail_of
 from protos.traces import UNTRACED, Traces
 from protos.wire import client_options
+
+Fetched = pb.FetchModelResponse | ReadChunk
+"""A part of a resource; a chunk is read where it lies, or by protobuf if it is encoded in another way."""
 
 CALL_SECONDS = 20.0
 """Patience with one short call; streams are watched over by keepalive instead."""
@@ -45,7 +49,7 @@ class Connection(Protocol):
         """Events of a session; ends when the coordinator ends the stream."""
         ...
 
-    def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[pb.FetchModelResponse, None]:
+    def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[Fetched, None]:
         """A resource from an offset: header, then chunks."""
         ...
 
@@ -92,12 +96,14 @@ class GrpcTransport:
 
     async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
         """See Connection."""
-        async for event in self._stream("Attend", pb.AttendRequest(session_id=session_id), pb.AttendResponse):
+        async for event in self._stream(
+            "Attend", pb.AttendRequest(session_id=session_id), pb.AttendResponse.FromString
+        ):
             yield event
 
-    async def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[pb.FetchModelResponse, None]:
+    async def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[Fetched, None]:
         """See Connection."""
-        async for part in self._stream("FetchModel", request, pb.FetchModelResponse):
+        async for part in self._stream("FetchModel", request, _fetched):
             yield part
 
     async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
@@ -131,8 +137,10 @@ class GrpcTransport:
         with self._mapped():
             return await rpc(request, timeout=CALL_SECONDS)
 
-    async def _stream(self, method: str, request: Message, response: type[Message]) -> AsyncGenerator[Any, None]:
-        rpc = self._channel.unary_stream(_path(method), _serialized, response.FromString)
+    async def _stream(
+        self, method: str, request: Message, read: Callable[[bytes], object]
+    ) -> AsyncGenerator[Any, None]:
+        rpc = self._channel.unary_stream(_path(method), _serialized, read)
         with self._mapped():
             call = rpc(request)
         try:
@@ -159,6 +167,10 @@ class GrpcTransport:
             if task is not None and task.cancelling():
                 raise
             raise Unreachable("the connection was closed") from None
+
+
+def _fetched(message: bytes) -> Fetched:
+    return read_chunk(message) or pb.FetchModelResponse.FromString(message)
 
 
 def _serialized(message: Message) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
-import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, TypeVar
+from weakref import WeakSet, finalize
 
 from blake3 import blake3
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -27,6 +28,9 @@ KEPT = 4
 _HEAD = struct.Struct("<32sQ")
 
 _BLOCK_BYTES = 1 << 20
+
+_SPARE = f"spare{files.PART}"
+"""The file of an update that was dropped, for the next to be written over; a daemon that starts removes it."""
 
 Assigned = TypeVar("Assigned", training_pb2.Assignment, training_pb2.EvaluationAssignment)
 
@@ -88,19 +92,14 @@ class Outgoing:
         data = b"".join(update.pieces)
         return Outgoing(update.header, lambda offset, length: data[offset : offset + length])
 
-    @staticmethod
-    def on_disk(head: Head) -> Outgoing:
-        """Of an update that is kept, also when it is dropped meanwhile. Raises OSError."""
-        return Outgoing(head.header, _OpenFile(head.path, head.start).read)
-
 
 class _OpenFile:
     """A part of a file, open for as long as somebody may read it."""
 
     def __init__(self, path: Path, start: int) -> None:
-        self._start = start
+        self.path, self._start = path, start
         self._descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._descriptor)
+        finalize(self, os.close, self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
         """As `Outgoing.read`."""
@@ -126,6 +125,9 @@ class PendingUpdates:
 
     def __init__(self, folder: Path) -> None:
         self._folder = files.made(folder)
+        self._spare = self._folder / _SPARE
+        self._sent: WeakSet[_OpenFile] = WeakSet()
+        """Files that are being sent: one that is dropped meanwhile is not written over."""
 
     def put(self, update: Update, next_state: NextState | None = None) -> Outgoing:
         """Keep an update, and open what is kept; survives the process, and with a next state a power cut too.
@@ -138,11 +140,9 @@ class PendingUpdates:
             # Named by the update's digest, so that it is never taken for another update's.
             pieces += memory_file.encode(update.header.digest.value, [next_state.whole, next_state.unmoved])
         path = self._path(key_of(update.header.key))
-        files.write_whole(path, pieces, durable=next_state is not None)
+        files.write_whole(path, pieces, durable=next_state is not None, over=self._spare)
         self._make_room()
-        return Outgoing.on_disk(
-            Head(path, update.work, update.header, _HEAD.size + len(header), next_state is not None)
-        )
+        return self._opened(Head(path, update.work, update.header, _HEAD.size + len(header), next_state is not None))
 
     def find(self, key: Key, work: bytes) -> Outgoing | None:
         """The update kept for exactly this work; one for other work under the same key is dropped."""
@@ -150,7 +150,7 @@ class PendingUpdates:
         if head is None or head.work != work or not _is_whole(head):
             self.drop(key)
             return None
-        return Outgoing.on_disk(head)
+        return self._opened(head)
 
     def next_state(self, key: Key) -> NextState | None:
         """What the update under a key leaves; None if there is nothing or it is not whole."""
@@ -163,7 +163,11 @@ class PendingUpdates:
 
     def drop(self, key: Key) -> None:
         """Forget an update; nothing happens when there is none."""
-        self._path(key).unlink(missing_ok=True)
+        self._retire(self._path(key))
+
+    def forget_spare(self) -> None:
+        """Remove what was kept of updates that were dropped: a run has ended, and the next may be far."""
+        self._spare.unlink(missing_ok=True)
 
     def heads(self) -> list[Head]:
         """The updates kept, oldest first."""
@@ -178,7 +182,20 @@ class PendingUpdates:
         """The oldest go; but what a client state may have to be made of stays until its outcome is known."""
         plain = [head for head in self.heads() if not head.has_state]
         for head in plain[:-KEPT]:
-            head.path.unlink()
+            self._retire(head.path)
+
+    def _opened(self, head: Head) -> Outgoing:
+        file = _OpenFile(head.path, head.start)
+        self._sent.add(file)
+        return Outgoing(head.header, file.read)
+
+    def _retire(self, path: Path) -> None:
+        """Make a file the spare one, unless somebody reads it."""
+        if any(file.path == path for file in self._sent):
+            path.unlink(missing_ok=True)
+            return
+        with suppress(FileNotFoundError):
+            path.replace(self._spare)
 
     def _path(self, key: Key) -> Path:
         # The run's id comes from the wire, so it is not trusted as a file name.

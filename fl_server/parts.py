@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -13,6 +14,7 @@ from fl_server.fleet import Fleet
 from fl_server.ledger import Ledger
 from fl_server.metrics import Metrics
 from fl_server.spool import Spool
+from fl_server.store.base import StoreError
 from fl_server.store.checkpoints import Checkpoints
 from protos.traces import UNTRACED, Traces
 
@@ -43,3 +45,8 @@ class Parts:
     async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run something that touches an upload's file beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.io, lambda: function(*args, **kwargs))
+
+    async def make_room(self) -> None:
+        """Give back what the disk could do without."""
+        with suppress(StoreError):  # it is full or cannot be written, which whoever wanted room says
+            await self.in_io(self.spool.make_room)

@@ -325,6 +325,7 @@ class Run:
             self._waited_for = self._waited_for if self.cannot_write else self.waiting_for
             self.cannot_write, self.waiting_for = why, f"the coordinator cannot write: {why}"
             log.error("no_room", run=self.id, round=self.state.round, error=why)
+            self.spawn(self.parts.make_room())
         elif self.cannot_write:
             log.info("room_again", run=self.id, round=self.state.round)
             told = HistoryRecord(time.time(), "coordinator", "run_goes_on", self.id, f"before: {self.waiting_for}")

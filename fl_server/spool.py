@@ -3,6 +3,7 @@
     run-ID/round-000012/exchange-0/CLIENT.part             an upload under way, preallocated to its full size
                                    CLIENT.kept             which digest it is for, and the chunks that arrived
                                    CLIENT.<hex>.update     a whole update, named by its digest
+    spare/N                                                files of the last round, for the next to write over
 
 A chunk is written once, where it belongs, and then noted in the `.kept` file with its end and checksum. After a restart
 the noted chunks are read again and the prefix that has its checksums is kept: a torn page costs its chunk and no more.
@@ -19,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fl_server.spare_files import SpareFiles
 from fl_server.spool_parts import PartFile, PartPaths, kept_prefix, noted_update
-from fl_server.store.base import StoreError
+from fl_server.store.base import StoreError, StoreFull
 from fl_server.store.files import (
     Durability,
     check_id,
@@ -111,6 +113,7 @@ class Spool:
         self._parts: dict[SpoolKey, PartFile | None] = {}
         with disk_errors(f"open the spool {self._directory}"):
             make_folders(self._directory, durable=self._durable)
+            self._spares = SpareFiles(self._directory / "spare")
             if self._durable:
                 sync_names([self._directory, *(each for each in self._directory.rglob("*") if each.is_dir())])
 
@@ -129,7 +132,7 @@ class Spool:
             # One at a time: who finds a folder there may seal an update in it, and its name must be durable by then.
             with self._making, disk_errors(f"open {paths.part}"):
                 make_folders(paths.part.parent, durable=self._durable)
-            part = PartFile(paths, digest, size, durable=self._durable)
+            part = self._opened(paths, digest, size)
             return part
         finally:
             with self._lock:
@@ -167,12 +170,24 @@ class Spool:
             paths.remove_part()
 
     def remove_round(self, run_id: str, round: int) -> None:
-        """Remove all updates of a round; an upload still open there can only be closed after that."""
-        remove_folder(self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}")
+        """Remove all updates of a round; an upload still open there can only be closed after that.
+
+        The files of whole updates, which nobody writes into any more, are kept for the next round to write over.
+        """
+        folder, doing = self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}"
+        with disk_errors(doing):
+            self._spares.give(list(folder.glob("exchange-*/*.update")))
+        remove_folder(folder, doing)
 
     def remove_run(self, run_id: str) -> None:
-        """Remove all updates of a run."""
+        """Remove all updates of a run, and what was kept to be written over."""
+        self.make_room()
         remove_folder(run_folder(self._directory, run_id), f"remove the spool of run {run_id!r}")
+
+    def make_room(self) -> bool:
+        """Let go of the files that are kept to be written over; False if there are none."""
+        with disk_errors(f"make room in {self._directory}"):
+            return self._spares.clear()
 
     def sweep(self) -> list[Leftover]:
         """At a start, before any upload is open: all updates here, by path. Parts without notes are removed."""
@@ -184,6 +199,15 @@ class Spool:
                 elif path.suffix == ".part" or (path.suffix == ".kept" and not path.with_suffix(".part").exists()):
                     path.unlink()
         return found
+
+    def _opened(self, paths: PartPaths, digest: bytes, size: int) -> PartFile:
+        """A part file, if there is room for it once the spare files are gone."""
+        try:
+            return PartFile(paths, digest, size, durable=self._durable, spares=self._spares)
+        except StoreFull:
+            if not self.make_room():
+                raise
+            return PartFile(paths, digest, size, durable=self._durable, spares=self._spares)
 
     def _leftover(self, path: Path) -> Leftover | None:
         """What a file of the spool is, if it can be used; the notes of a good part are told by their part."""

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_server.spare_files import SpareFiles
 from fl_server.store.base import StoreError
 from fl_server.store.files import disk_errors, fsync_path
 from protos.chunks import Buffer, crc32c
@@ -37,11 +38,13 @@ class PartPaths:
 class PartFile:
     """One update on its way to the disk, for one writer at a time; made by `Spool.open_part`. Blocking, thread-safe."""
 
-    def __init__(self, paths: PartPaths, digest: bytes, size: int, *, durable: bool) -> None:
+    def __init__(self, paths: PartPaths, digest: bytes, size: int, *, durable: bool, spares: SpareFiles) -> None:  # noqa: PLR0913 - made in one place
+        """spares: files to write over, where nothing is kept of the update."""
         self.digest = digest
         self.size_bytes = size
         self._paths, self._durable = paths, durable
         self._lock = threading.Lock()
+        self._spares = spares
         self._notes: int | None = None
         self._file: int | None = None
         self._kept = 0
@@ -137,6 +140,8 @@ class PartFile:
             paths.final.unlink(missing_ok=True)  # of another size it is torn, and would be taken for what is kept
             self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes)
             try:
+                if not self._kept:
+                    self._begin_anew()
                 self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
                 self._prepare(self._file, noted)
             except OSError:
@@ -145,11 +150,13 @@ class PartFile:
                     paths.remove_part()
                 raise
 
+    def _begin_anew(self) -> None:
+        """The notes go first. What stands in the file after that was never noted, whosever it was."""
+        self._paths.notes.unlink(missing_ok=True)
+        self._spares.take(self.size_bytes, self._paths.part)
+
     def _prepare(self, file: int, noted: int) -> None:
         """Room for the whole, then notes that begin anew or go on after those that were good."""
-        if not self._kept:
-            self._paths.notes.unlink(missing_ok=True)
-            os.ftruncate(file, 0)
         _allocate(file, self.size_bytes)
         header = _header(self.digest, self.size_bytes)
         self._notes = os.open(self._paths.notes, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -11,6 +11,7 @@ from fl_client.bundles import BundleCache, Download
 from fl_client.errors import BrokenTransfer, WorkFailed
 from fl_client.link import Backoff, Link, Session, Waits
 from protos import codec
+from protos.chunks import read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
@@ -24,16 +25,17 @@ RESOURCE = tensor_pb2.Resource(
 class Scripted:
     """A connection whose fetches yield the spans of a script, one list after the other."""
 
-    def __init__(self, *spans):
+    def __init__(self, *spans, form=lambda message: message):
         self.spans = list(spans)
         self.offsets = []
+        self.form = form
 
     async def fetch(self, request):
         """The next list of (offset, length)."""
         self.offsets.append(request.offset)
         yield pb.FetchModelResponse(header=pb.ResourceHeader(resource=RESOURCE, manifest=LAYOUT.to_manifest()))
         for offset, length in self.spans.pop(0):
-            yield pb.FetchModelResponse(chunk=codec.make_chunk(DATA, offset, length))
+            yield self.form(pb.FetchModelResponse(chunk=codec.make_chunk(DATA, offset, length)))
 
 
 def link_to(connection):
@@ -49,6 +51,13 @@ async def test_a_fetch_takes_over_chunks_of_another_size():
     cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
     bundles = await cache.get([RESOURCE])
     assert connection.offsets == [0, 100]
+    assert bundles[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
+
+
+async def test_chunks_that_are_read_where_they_lie_are_the_same():
+    """The form in which a coordinator's chunks come off the wire."""
+    connection = Scripted([(0, 100), (100, 156)], form=lambda message: read_chunk(message.SerializeToString()))
+    bundles = await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE])
     assert bundles[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
 
 
@@ -73,7 +82,7 @@ async def test_two_that_want_the_same_fetch_it_once():
 )
 async def test_a_stream_that_is_not_in_order_is_broken(spans, words):
     """A gap, a step back, a chunk over the limit and an early end are all told apart."""
-    download = Download(RESOURCE, Backoff(Waits()), lambda count: None)
+    download = Download(RESOURCE, memoryview(bytearray(RESOURCE.size_bytes)), Backoff(Waits()), lambda count: None)
     with pytest.raises(BrokenTransfer, match=words):
         await download.go_on(Session("s", Scripted(spans), 64, 128))
 

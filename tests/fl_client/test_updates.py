@@ -41,6 +41,40 @@ def test_an_update_can_be_read_after_it_was_dropped(kept):
     assert (outgoing.read(2, 3), outgoing.read(0, 8)) == (b"345", b"12345678")
 
 
+def test_an_update_is_written_over_one_that_was_dropped(kept, tmp_path):
+    """The same file on disk, whether the update is shorter or longer, with nothing of what stood in it."""
+    files = set()
+    for round_, data in enumerate((b"12345678", b"abc", b"a longer one than both")):
+        outgoing = kept.put(update(round_, data))
+        (path,) = tmp_path.iterdir()
+        files.add(path.stat().st_ino)
+        assert outgoing.read(0, len(data)) == data
+        assert PendingUpdates(tmp_path).find(("run", round_, 0), WORK).read(0, len(data)) == data
+        del outgoing
+        kept.drop(("run", round_, 0))
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_what_is_being_sent_is_not_written_over(kept, readers):
+    """An upload that has not heard of its end sends its own bytes, or none, but never another round's."""
+    sending = [kept.put(update()), kept.find(("run", 0, 0), WORK)]
+    del sending[readers:]
+    kept.drop(("run", 0, 0))
+    kept.put(update(1, b"abcdefgh"))
+    assert sending[0].read(0, 8) == b"12345678"
+
+
+def test_no_spare_file_outlives_its_use(kept, tmp_path):
+    """It goes when a run ends, and when a daemon starts."""
+    for forget in (kept.forget_spare, lambda: PendingUpdates(tmp_path)):
+        kept.put(update())
+        kept.drop(("run", 0, 0))
+        assert len(list(tmp_path.iterdir())) == 1
+        forget()
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_an_update_that_was_cut_is_an_error(kept, tmp_path):
     """Bytes that are gone are never sent as fewer."""
     outgoing = kept.put(update())

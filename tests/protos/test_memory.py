@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protos.codec import Layout, pack, unpack
-from protos.memory import LARGE_BYTES, zeros
+from protos.memory import LARGE_BYTES, Recycler, zeros
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES + 7])
@@ -40,3 +40,33 @@ def test_a_kernel_without_large_pages_will_do(monkeypatch: pytest.MonkeyPatch) -
     assert len(zeros(LARGE_BYTES)) == LARGE_BYTES
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     assert len(zeros(LARGE_BYTES)) == LARGE_BYTES
+
+
+def address(buffer: memoryview) -> int:
+    """Where it lies."""
+    return np.frombuffer(buffer, np.uint8).ctypes.data
+
+
+def test_memory_is_used_again_once_nobody_looks_at_it() -> None:
+    """Not before the last tensor that lies in it is gone, from whatever it was made."""
+    recycler = Recycler()
+    first = recycler.take(LARGE_BYTES)
+    place, layout = address(first), Layout.of({"a": torch.zeros(LARGE_BYTES // 4)})
+    tensor = unpack(first[:], layout)["a"][10:20]
+    del first
+    assert address(recycler.take(LARGE_BYTES)) != place
+    tensor.fill_(3.0)
+    del tensor
+    again = recycler.take(LARGE_BYTES)
+    assert address(again) == place
+    assert np.frombuffer(again, np.float32)[10] == 3.0
+
+
+def test_memory_of_another_size_is_given_back() -> None:
+    """Whoever takes a larger model has no room for the old one besides; small buffers are always new."""
+    recycler = Recycler()
+    recycler.take(LARGE_BYTES)
+    recycler.take(1)
+    recycler.take(2 * LARGE_BYTES)[0] = 7
+    assert recycler.take(LARGE_BYTES)[0] == 0
+    assert recycler.take(2 * LARGE_BYTES)[0] == 0
