@@ -141,6 +141,7 @@ class Attendance:
                 await stream.close()
                 raise
             log.info("session_lost", server=self._door.server)
+            self._session = None  # also if the door is full: whoever comes again does not ask for it again
         self._session = await self._register(connection, desk)
         return Stream(_session_of(self._session, connection))
 

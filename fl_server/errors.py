@@ -36,6 +36,8 @@ class ServerError(Exception):
     """A call that is refused. `str()` says what was expected, what came and what to do."""
 
     detail: Message | None = None
+    routine = False
+    """Part of every restart: counted like all, but no line in the log for each of ten thousand clients."""
 
 
 class InvalidInput(ServerError):
@@ -50,6 +52,8 @@ class InvalidInput(ServerError):
 
 class UnknownSessionError(ServerError):
     """The session is not open."""
+
+    routine = True
 
     def __init__(self) -> None:
         super().__init__("no session of this id is open: register again")
@@ -139,7 +143,8 @@ class UploadBroken(ServerError):
 class NotNow(ServerError):
     """Not now; the same call may succeed after a while."""
 
-    def __init__(self, why: str, wait_s: float) -> None:
+    def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
+        self.routine = routine
         self.detail = errors_pb2.RetryLater()
         self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))

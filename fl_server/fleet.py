@@ -110,7 +110,7 @@ class Fleet:
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
             raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
         if wait_s := self._door.wait(client_id, time.monotonic()):
-            raise NotNow("many clients come at once", wait_s)
+            raise NotNow("many clients come at once", wait_s, routine=True)
         session, older = self._sessions.open(client_id, request.instance_id)
         asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self.remember(record_of(request, known), self._registration(session, older))

@@ -98,8 +98,10 @@ class _Call:
         if code is grpc.StatusCode.INTERNAL:
             log.error("rpc_failed", rpc=self.name, error=repr(error), exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator failed in {self.name}: see its log")
-        log.info("rpc_refused", rpc=self.name, code=code.name, caller=str(caller.get()), error=str(error))
-        detail = error.detail if isinstance(error, errors.ServerError) else None
+        known = error if isinstance(error, errors.ServerError) else None
+        if known is None or not known.routine:
+            log.info("rpc_refused", rpc=self.name, code=code.name, caller=str(caller.get()), error=str(error))
+        detail = None if known is None else known.detail
         await context.abort(code, str(error), status_metadata(code.value[0], str(error), detail))
 
 

@@ -56,7 +56,9 @@ async def test_a_fetch_takes_over_chunks_of_another_size():
 
 async def test_chunks_that_are_read_where_they_lie_are_the_same():
     """The form in which a coordinator's chunks come off the wire."""
-    connection = Scripted([(0, 100), (100, 156)], form=lambda message: read_chunk(message.SerializeToString()))
+    connection = Scripted(
+        [(0, 100), (100, 128), (228, 28)], form=lambda message: read_chunk(message.SerializeToString())
+    )
     bundles = await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE])
     assert bundles[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
 

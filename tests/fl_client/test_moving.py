@@ -160,3 +160,14 @@ async def test_after_a_restart_of_the_coordinator_one_connection_is_enough(fleet
         await coordinator.until(lambda: len(coordinator.calls["Register"]) == 2)
         await coordinator.until(lambda: len(coordinator.calls["Attend"]) == 2)
     assert (len(door.connections), len(coordinator.calls["Register"])) == (2, 2)
+
+
+async def test_a_session_that_is_lost_is_not_asked_for_again(fleet, coordinator, door):
+    """After a restart the coordinator's door is full: who comes again only registers."""
+    async with fleet.daemon():
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        coordinator.faults["Attend"].append(errors_pb2.UnknownSession())
+        coordinator.faults["Register"].append(errors_pb2.RetryLater())
+        coordinator.hang_up()
+        await coordinator.until(lambda: len(coordinator.calls["Attend"]) == 2)
+    assert (len(door.connections), len(coordinator.calls["Register"])) == (3, 3), "one of three was refused"

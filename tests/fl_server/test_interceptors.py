@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from fl_server import errors
 from fl_server.interceptors import CODES
@@ -92,6 +93,16 @@ async def test_a_full_disk_is_not_now(metrics):
     assert came.details() == "the coordinator cannot write: no room; try again in 5 s"
     assert detail_of(came.trailing_metadata()).wait.seconds == 5
     assert (calls(metrics, "One", "UNAVAILABLE"), calls(metrics, "One", "INTERNAL")) == (1, 0)
+
+
+@pytest.mark.parametrize(("error", "told"), [(errors.NotNow("full", 2.5), 1), (errors.UnknownSessionError(), 0)])
+async def test_what_a_restart_brings_is_counted_and_not_logged(metrics, error, told):
+    """Ten thousand clients do not know yet that their sessions are gone; other refusals have a line each."""
+    with capture_logs() as logs:
+        async with calling(metrics, "fl.v1.Coordinator", **raising(error)) as caller:
+            code = (await failed(caller.one())).code().name
+            await until(lambda: calls(metrics, "One", code) == 1, "it is counted")
+    assert [line["event"] for line in logs] == ["rpc_refused"] * told
 
 
 @pytest.mark.parametrize("error", [StoreError("secret"), KeyError("secret")], ids=["store", "bug"])

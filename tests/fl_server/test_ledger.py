@@ -70,6 +70,41 @@ async def test_clients_that_come_together_are_written_together(ledger, monkeypat
     assert [entry.event for entry in ledger.store.history()] == ["came"] * 3 + ["forgotten"]
 
 
+async def test_clients_that_come_soon_after_another_are_gathered(ledger, monkeypatch):
+    """The first one goes alone; what comes then goes together, at the latest before a call."""
+    groups, put = [], ledger.store.put_clients
+    monkeypatch.setattr(ledger.store, "put_clients", lambda *group: groups.append(len(group[0])) or put(*group))
+    monkeypatch.setattr(ledger_module, "GATHER_S", 3600.0)
+    await ledger.put_client(a_client("a"), None)
+    gathered = [asyncio.ensure_future(ledger.put_client(a_client(name), None)) for name in "bcd"]
+    await asyncio.sleep(0)
+    assert [client.client_id for client in await ledger.do(ledger.store.clients)] == list("abcd")
+    await asyncio.gather(*gathered)
+    assert groups == [1, 3]
+
+
+async def test_what_is_gathered_is_written_before_the_end(monkeypatch, tmp_path):
+    """A client that came last is there at the next start."""
+    monkeypatch.setattr(ledger_module, "GATHER_S", 3600.0)
+    ledger = Ledger(open_sqlite(tmp_path / "ledger.sqlite"))
+    await ledger.put_client(a_client("a"), None)
+    last = asyncio.ensure_future(ledger.put_client(a_client("b"), None))
+    await asyncio.sleep(0)
+    ledger.close()
+    await last
+    later = open_sqlite(tmp_path / "ledger.sqlite")
+    assert [client.client_id for client in later.clients()] == ["a", "b"]
+    later.close()
+
+
+async def test_what_is_gathered_is_written_in_time(ledger, monkeypatch):
+    """Nobody else has to come."""
+    monkeypatch.setattr(ledger_module, "GATHER_S", 0.01)
+    for name in "ab":
+        await ledger.put_client(a_client(name), None)
+    assert [client.client_id for client in ledger.store.clients()] == ["a", "b"]
+
+
 async def test_clients_that_cannot_be_written_all_hear_of_it(ledger, monkeypatch):
     """The next ones are tried anew."""
     with monkeypatch.context() as patch:
