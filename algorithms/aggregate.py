@@ -61,7 +61,7 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
 
     Args:
         blocks: the same slice of each update, any shape, one floating dtype. They are taken one at a time, so a
-            generator that reads files keeps one in memory. None is changed.
+            generator that reads files may give them all in one memory. None is changed.
         coefficients: one row for each sum; in a row one number for each block.
 
     Returns:
@@ -72,14 +72,17 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
     """
     columns = list(zip(*coefficients, strict=True))
     totals: list[torch.Tensor] = []
+    wide = product = torch.empty(0, dtype=torch.float64)
     for block, column in zip(_alike(blocks, len(columns)), columns, strict=True):
         if not block.is_floating_point():
             raise ValueError(f"expected blocks of a floating dtype, got {block.dtype}; take the maximum of integers")
-        wide = block.double()
-        totals = totals or [torch.zeros_like(wide) for _ in column]
+        if not totals:
+            totals = [torch.zeros_like(block, dtype=torch.float64) for _ in column]
+            wide, product = (torch.empty_like(block, dtype=torch.float64) for _ in range(2))
+        wide.copy_(block)
         for total, coefficient in zip(totals, column, strict=True):
             # Not add_(wide, alpha=coefficient): a fused multiply-add may round otherwise at the end of a block.
-            total.add_(wide * coefficient)
+            total.add_(torch.mul(wide, coefficient, out=product))
     return [total.to(block.dtype) for total in totals]
 
 

@@ -52,8 +52,8 @@ class LimitsConfig(Section):
     max_clients: int = Field(default=20_000, ge=1)
     """Sessions open at once. Each needs an open file: the process raises its own limit as far as it may."""
     registrations_per_s: float = Field(default=300.0, gt=0)
-    """So many clients are let in; when more come, each is told a time of its own to come again. Two seconds' worth may
-    come at once."""
+    """So many clients are let in; when more come, each has a time of its own: it waits for the next ten seconds in its
+    call, and is told to come again for a later time. Two seconds' worth may come at once."""
 
 
 class QuarantineConfig(Section):

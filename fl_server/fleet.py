@@ -40,6 +40,9 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
+HOLD_S = 10.0
+"""A client whose time at the door is not further away waits in its call, which daemons give 20 s: coming again would
+cost both sides a call and a connection more."""
 PAUSE_A_CLIENT_S = 20e-6
 """For each client known, between two looks at all of them: ten thousand that come at once are looked at now and then,
 not ten thousand times."""
@@ -100,23 +103,35 @@ class Fleet:
         """Open a session; returns it and the protocol version to speak."""
         client_id = checked_id(request.client_id)
         require_name(client_id)
-        known = self._records.get(client_id)
-        if known is not None and known.banned:
-            raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
+        self._refuse_unwanted(client_id)
         protocol = common_protocol(request.protocol)
         check_sizes(request)
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
-        if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
-            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
-        if wait_s := self._door.wait(client_id, time.monotonic()):
-            raise NotNow("many clients come at once", wait_s, routine=True)
+        await self._come_in(client_id)
+        known = self._records.get(client_id)
         session, older = self._sessions.open(client_id, request.instance_id)
         asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self.remember(record_of(request, known), self._registration(session, older))
         self.workforce.registered(request)
         self._metrics.sessions.set(len(self._sessions))
         return session, protocol
+
+    async def _come_in(self, client_id: str) -> None:
+        """Wait for the client's time at the door. Raises NotNow when that is too long for one call."""
+        while wait_s := self._door.wait(client_id, time.monotonic()):
+            if wait_s > HOLD_S:
+                raise NotNow("many clients come at once", wait_s, routine=True)
+            await asyncio.sleep(wait_s)
+            self._refuse_unwanted(client_id)
+
+    def _refuse_unwanted(self, client_id: str) -> None:
+        """Raises Forbidden, NotNow."""
+        known = self._records.get(client_id)
+        if known is not None and known.banned:
+            raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
+        if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
+            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
 
     def _close_unattended(self, session: Session) -> None:
         """Whoever registered and never attended has no stream to lose, so nobody else gives it up."""

@@ -14,6 +14,7 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.aggregate import BLOCK
 from fl_server.bundles import groups
 from fl_server.robust import Collected, reduce_payloads
 from fl_server.run_config import RoundSection
@@ -121,9 +122,7 @@ class _Lengths:
             self._kept.setdefault(symbol, []).extend(tree.norms(tensors))
         if direction is not None:
             self._direction += tree.norms(direction)
-            self._product += sum(
-                float((movement[name].double() * -direction[name].double()).sum()) for name in movement
-            )
+            self._product -= sum(_product(movement[name], direction[name]) for name in movement)
 
     @property
     def finite(self) -> bool:
@@ -137,6 +136,12 @@ class _Lengths:
             return StepNorms(length, 0.0, 0.0)
         size = float(tree.whole_norm(self._direction))
         return StepNorms(length, size, self._product / (length * size) if length and size else 0.0)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The scalar product, in float64 and block by block: whole tensors would be there twice as wide."""
+    blocks = zip(a.flatten().split(BLOCK), b.flatten().split(BLOCK), strict=True)
+    return sum(float(torch.dot(one.double(), other.double())) for one, other in blocks)
 
 
 def _part(state: fl.ServerState, names: Collection[str]) -> fl.ServerState:

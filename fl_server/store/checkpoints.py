@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,10 +176,12 @@ def _memory_file(symbol: str) -> str:
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
-    files = {_MODEL: write_tensors(folder / _MODEL, checkpoint.model)}
-    for symbol, tensors in checkpoint.memory.items():
-        name = _memory_file(symbol)
-        files[name] = write_tensors(folder / name, tensors)
+    memory = {_memory_file(symbol): tensors for symbol, tensors in checkpoint.memory.items()}
+    bundles = {_MODEL: checkpoint.model, **memory}
+    # Side by side: while one file is forced onto the disk, another is written.
+    with ThreadPoolExecutor(len(bundles)) as pool:
+        entries = list(pool.map(lambda name: write_tensors(folder / name, bundles[name]), bundles))
+    files = dict(zip(bundles, entries, strict=True))
     write_meta(folder, {"memory": list(checkpoint.memory), "files": files, "facts": dict(checkpoint.facts)})
 
 

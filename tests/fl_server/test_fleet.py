@@ -287,8 +287,9 @@ async def test_a_full_coordinator_says_not_now(world):
     await Device("a").come(world)
 
 
-async def test_who_comes_in_a_storm_gets_a_time_to_come_again(tmp_path):
+async def test_who_comes_in_a_storm_gets_a_time_to_come_again(tmp_path, monkeypatch):
     """With one registration a second and two at once, the third is told to wait, and nothing is kept of it."""
+    monkeypatch.setattr(fleet_module, "HOLD_S", 0.0)
     async with World(tmp_path, registrations_per_s=1.0) as world:
         for name in "ab":
             await Device(name).come(world)
@@ -296,6 +297,26 @@ async def test_who_comes_in_a_storm_gets_a_time_to_come_again(tmp_path):
             await Device("c").come(world)
         assert 0 < refused.value.detail.wait.ToTimedelta().total_seconds() <= 1
         assert world.fleet.known("c") is None
+
+
+async def test_whose_time_is_near_waits_in_the_call(tmp_path):
+    """The fifth of a storm, its time half a second away: it is let in without coming again."""
+    async with World(tmp_path, registrations_per_s=2.0) as world:
+        for name in "abcde":
+            await Device(name).come(world)
+        assert world.fleet.attached("e")
+
+
+async def test_who_is_banned_while_it_waits_is_not_let_in(tmp_path):
+    """What was decided in the meantime holds."""
+    async with World(tmp_path, registrations_per_s=1.0) as world:
+        for name in "ab":
+            await Device(name).come(world)
+        waiting = asyncio.ensure_future(Device("c").come(world))
+        await until(lambda: "c" in world.fleet._door._times, "it has its time")
+        await world.operators.ban("c", "it was seen", "admin")
+        with pytest.raises(Forbidden, match="it was seen"):
+            await waiting
 
 
 async def test_counters_are_the_ledgers(world):

@@ -80,6 +80,7 @@ class CoordinatorServicer:
 
     def Register(self, request, context):
         """Opens a session. A newer session of an identity fences the older one.
+        While many clients come at once the answer takes up to ten seconds, or is RetryLater: give the call twenty.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
