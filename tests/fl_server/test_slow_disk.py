@@ -77,6 +77,7 @@ async def test_a_commit_that_waits_for_the_disk_holds_nobody_up(tmp_path, disk):
             await until(lambda: all(device.receipts for device in late), "the other run takes updates")
             answer = await AdminService(world.parts, world.coordinator).ListRuns(admin_pb2.ListRunsRequest(), None)
             assert [(status.state, status.rounds_done) for status in answer.runs] == [(RUNNING, 0), (RUNNING, 0)]
-            assert (disk.waiting, run.state.phase, other.state.phase) == (1, Phase.COMMITTING, Phase.STEPPING)
+            assert disk.waiting == 2  # the model and the momentum
+            assert (run.state.phase, other.state.phase) == (Phase.COMMITTING, Phase.STEPPING)
         assert await world.completed() == undisturbed
         await world.completed("other")
