@@ -16,7 +16,7 @@ import algorithms as fl
 from fl_server.shapes import UpdateShape
 from protos.codec import Entry, Layout, unpack
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 512 << 10
 """One block of one update: larger ones fall out of a CPU's cache, smaller ones cost more calls than they save."""
 
 

@@ -62,8 +62,9 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 # A Ctrl-C is for the demo, which then ends its children in its own way.
                 start_new_session=True,
-                # Many processes share the cores: none of them may start a pool of threads.
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                # Many processes share the cores: none of them may start a pool of threads. And each has one heap, as
+                # programs ask for themselves, but `fl_ops.demo.child` has a second thread before they can.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
             )
         self._children.append(child := Child(name, process, log))
         return child
