@@ -210,6 +210,7 @@ class Run:
         task = asyncio.create_task(self._guard(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:

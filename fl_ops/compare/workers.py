@@ -33,13 +33,14 @@ def run_all(plan: Plan, job: Job, processes: int, told: Callable[[Cell, CellResu
     Raises:
         Refused: a process ended by itself. Errors of a cell come as they are; what is finished stays.
     """
+    others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin)
     try:
         _run_all(executor, plan, job, processes, told)
     except BrokenProcessPool as error:
         raise Refused(f"a process that ran a cell ended by itself, out of memory? ({error})") from error
     except BaseException:
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         raise
     finally:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import time
 
 import pytest
 
@@ -68,16 +69,20 @@ def test_what_ends_a_worker_ends_the_comparison(read, tmp_path, run, told, new_p
 
 
 def test_an_interruption_keeps_what_is_finished(read, tmp_path, new_processes):
-    """Ctrl-C after the second cell: its files are there, its processes are not."""
+    """Ctrl-C after the second cell: its files are there, its processes are not, and another is left alone."""
 
     def interrupt(cell, result):
         if len(list(tmp_path.glob("*.json"))) >= 2:
             raise KeyboardInterrupt
 
     plan = Plan(read(), (folder := CellFolder(tmp_path)).load)
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    other.start()
     with pytest.raises(KeyboardInterrupt):
         run_all(plan, Job(stand_in, folder), 1, interrupt)
-    assert (len(plan.missing()) < 9, new_processes()) == (True, set())
+    assert (len(plan.missing()) < 9, new_processes()) == (True, {other})
+    other.kill()
+    other.join()
 
 
 def test_the_command_leaves_everything_and_does_nothing_twice(read, tmp_path, fl):
