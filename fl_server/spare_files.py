@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fl_server.store.files import make_folders
 
-MOST_BYTES = 1 << 30
+MOST_BYTES = 4 << 30
 """Kept at most, however large a cohort was; an operator may wonder where the room is."""
 
 
