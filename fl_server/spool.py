@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -175,7 +176,7 @@ class Spool:
         The files of whole updates, which nobody writes into any more, are kept for the next round to write over.
         """
         folder, doing = self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}"
-        with disk_errors(doing):
+        with suppress(OSError):  # what cannot be kept is removed: on a full disk above all
             self._spares.give(list(folder.glob("exchange-*/*.update")))
         remove_folder(folder, doing)
 
