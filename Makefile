@@ -4,13 +4,14 @@ PYTHON ?= python3
 WORKERS ?= 2
 SEEDS ?= 20
 MINUTES ?= 30
+SECONDS ?= 120
 DAEMONS ?= 20
 TOOLS ?= prometheus prometheus-alertmanager
 MORE ?= buildah podman runc debootstrap
 BIN := .venv/bin
 ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
 
-.PHONY: install demo test test-all tools chaos soak lint lint-style lint-types lint-protos format protos baseline bench clean
+.PHONY: install demo test test-all tools chaos hostile soak lint lint-style lint-types lint-protos format protos baseline bench clean
 
 install: .venv/installed
 
@@ -42,6 +43,10 @@ tools:
 # Real processes that are killed, cut off and lied to: SEEDS seeds, or SEED=17 again.
 chaos: .venv/installed
 	$(BIN)/python -m tests.chaos --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
+
+# All hostile programs at once beside honest clients: the coordinator's memory, the honest runs' time and bits.
+hostile: .venv/installed
+	$(BIN)/python -m tests.hostile --seconds $(SECONDS)
 
 lint: lint-style lint-types lint-protos
 
