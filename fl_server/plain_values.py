@@ -1,0 +1,83 @@
+"""Values of any shape that a run may bring (a task's options, a method's parameters), read with limits.
+
+A list of runs shows them all in one message, so one run may not bring much; deeper or larger ones are refused before
+anything is made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from google.protobuf.struct_pb2 import Struct, Value
+from pydantic import AfterValidator
+
+MAX_DEPTH = 16
+"""Tables and lists within each other."""
+MAX_ENTRIES = 256
+"""Names and values of a table of options in all; labels of a run."""
+MAX_TEXT = 16 << 10
+"""Characters of names and texts among the options in all."""
+MAX_CHARS = 256
+"""Of a name."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected text on one line without control characters")
+    return text
+
+
+def _no_longer(text: str) -> str:
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"expected at most {MAX_CHARS} characters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_printable)]
+"""Text that people will see in logs and tables."""
+Word = Annotated[Line, AfterValidator(_no_longer)]
+"""A short one."""
+
+
+def check_plain(values: Any) -> None:
+    """Raises ValueError for values that are too deep or too many, and for numbers that are not finite."""
+    characters = 0
+    for entries, (depth, value) in enumerate(_leaves(values), start=1):
+        characters += len(value) if isinstance(value, str) else 0
+        if depth > MAX_DEPTH:
+            raise ValueError(f"expected at most {MAX_DEPTH} tables within each other")
+        if entries > MAX_ENTRIES:
+            raise ValueError(f"expected at most {MAX_ENTRIES} names and values")
+        if characters > MAX_TEXT:
+            raise ValueError(f"expected at most {MAX_TEXT:,} characters in all")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("expected finite numbers")
+
+
+def _leaves(values: Any) -> Iterator[tuple[int, Any]]:
+    """Every name and value with its depth, without a stack of calls whose height the values decide."""
+    waiting = [(0, values)]
+    while waiting:
+        depth, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(depth + 1, each) for pair in value.items() for each in pair]
+        elif isinstance(value, list | tuple):
+            waiting += [(depth + 1, each) for each in value]
+        if not isinstance(value, Mapping | list | tuple) or depth > MAX_DEPTH:
+            yield depth, value
+
+
+def plain(struct: Struct) -> dict[str, Any]:
+    """A Struct of the wire as Python values, whatever they are: `MessageToDict` raises for what is not finite."""
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return plain(value.struct_value)
+    if kind == "list_value":
+        return [_plain(each) for each in value.list_value.values]
+    return None if kind in (None, "null_value") else getattr(value, kind)
