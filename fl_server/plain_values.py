@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from google.protobuf.struct_pb2 import Struct, Value
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 MAX_DEPTH = 16
 """Tables and lists within each other."""
@@ -35,10 +35,10 @@ def _no_longer(text: str) -> str:
     return text
 
 
-Line = Annotated[str, AfterValidator(_printable)]
-"""Text that people will see in logs and tables."""
-Word = Annotated[Line, AfterValidator(_no_longer)]
-"""A short one."""
+Word = Annotated[str, AfterValidator(_printable), AfterValidator(_no_longer)]
+"""A name, which people will see in logs and tables."""
+FileName = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
+"""A path, as long as one may be."""
 
 
 def check_plain(values: Any) -> None:

@@ -6,14 +6,14 @@ The same names stand in a run's TOML file, on the wire and here; RunSpec carries
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fl_server.client_metrics import by_clients
 from fl_server.errors import InvalidInput
-from fl_server.plain_values import MAX_ENTRIES, Line, Word, check_plain, plain
+from fl_server.plain_values import MAX_ENTRIES, FileName, Word, check_plain, plain
 from fl_server.round_state import RoundPolicy
 from protos.fl.v1 import admin_pb2
 
@@ -193,7 +193,7 @@ class RunConfig(_Section):
     population: int = Field(default=0, ge=0, le=MAX_COUNT)
     population_examples: int = Field(default=0, ge=0, le=MAX_EXAMPLES)
     planned_rounds: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    initial_model: Annotated[Line, Field(max_length=4096)] = ""
+    initial_model: FileName = ""
     keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
 
     @model_validator(mode="after")
