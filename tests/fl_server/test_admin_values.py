@@ -59,16 +59,9 @@ async def answer(channel, method, request):
     return grpc.StatusCode.OK, ""
 
 
-async def all_listed(channel, where, *listings):
-    """What there is can be shown."""
-    for listing in listings:
-        code, why = await answer(channel, listing, METHODS[listing].input_type._concrete_class())
-        assert code is grpc.StatusCode.OK, f"{where}; then {listing}: {why}"
-
-
 @pytest.mark.parametrize("method", METHODS)
 async def test_no_value_of_any_field_is_a_fault_of_ours(world, method):
-    """Each extreme of each field is taken or refused in one line, and runs, clients and history are listed after it."""
+    """Each extreme of each field is taken or refused in one line, and then runs, clients and history are listed."""
     async with admin_of(world) as channel:
         for field, value, request in changed(base(method)):
             with structlog.testing.capture_logs() as logs:
@@ -79,6 +72,5 @@ async def test_no_value_of_any_field_is_a_fault_of_ours(world, method):
             if code is not grpc.StatusCode.OK:
                 assert said.isprintable(), where
                 assert len(said) < 3000, where
-            if code is grpc.StatusCode.OK:
-                await all_listed(channel, where, "ListRuns")
-        await all_listed(channel, "in the end", "ListRuns", "ListClients", "ListHistory")
+        for listing in ("ListRuns", "ListClients", "ListHistory"):
+            assert await answer(channel, listing, base(listing)) == (grpc.StatusCode.OK, ""), listing
