@@ -21,7 +21,7 @@ MAX_COUNT = 2**32 - 1
 """Largest number of rounds, clients, steps or examples in a batch: what RunSpec's fields hold."""
 MAX_EXAMPLES = 2**53
 """Largest number of examples: beyond it a float64, by which clients are weighted, does not hold every whole number."""
-MAX_SECONDS = 1e9
+MAX_SECONDS = 1_000_000_000
 """Longest time, some 31 years: timers and the wire's durations hold it."""
 MAX_NUMBER = 3e38
 """Largest learning rate, decay or norm: a float32 on a device holds it."""

@@ -57,7 +57,7 @@ NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pic
 IMPORT_BY_NAME = {"fl_client/gates/nvml.py", "protos/traces.py", "tasks/loading.py", "tasks/torchvision_compat.py"}
 """Files that import a module whose name is a value; of these one takes the name from elsewhere."""
 
-LOAD_TASKS = {"fl_client/data.py", "fl_server/runs/task_loading.py", "tasks/__init__.py", "tasks/loading.py"}
+LOAD_TASKS = {"fl_client/data.py", "fl_server/runs/task_loading.py", "tasks/__init__.py"}
 """Files of the coordinator and the daemon that turn a name into a task: where one from the wire would be loaded."""
 
 SOURCES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py")) if "_pb2" not in path.name]
