@@ -1,6 +1,6 @@
-"""Values of any shape that a run may bring (a task's options, a method's parameters), read with limits.
+"""Limits of the values of a run, and values of any shape (a task's options, a method's parameters) read with limits.
 
-A list of runs shows them all in one message, so one run may not bring much; deeper or larger ones are refused before
+A list of runs shows all runs in one message, so one run may not bring much; deeper or larger values are refused before
 anything is made of them.
 """
 
@@ -13,12 +13,25 @@ from typing import Annotated, Any
 from google.protobuf.struct_pb2 import Struct, Value
 from pydantic import AfterValidator, Field
 
+MAX_COUNT = 2**32 - 1
+"""Largest number of rounds, clients, steps or examples in a batch: what RunSpec's fields hold."""
+MAX_EXAMPLES = 2**53
+"""Largest number of examples: beyond it a float64, by which clients are weighted, does not hold every whole number."""
+MAX_SECONDS = 1_000_000_000
+"""Longest time, some 31 years: timers and the wire's durations hold it."""
+MAX_NUMBER = 3e38
+"""Largest learning rate, decay or norm: a float32 on a device holds it."""
+
+MAX_SPEC_BYTES = 64 << 10
+"""Largest RunSpec: it is in the ledger, in memory and in every list of runs."""
 MAX_DEPTH = 16
 """Tables and lists within each other."""
-MAX_ENTRIES = 256
-"""Names and values of a table of options in all; labels of a run."""
+MAX_VALUES = 4096
+"""Names and values of a table of options in all."""
 MAX_TEXT = 16 << 10
 """Characters of names and texts among the options in all."""
+MAX_LABELS = 256
+"""By which a run chooses clients."""
 MAX_CHARS = 256
 """Of a name."""
 
@@ -48,8 +61,8 @@ def check_plain(values: Any) -> None:
         characters += len(value) if isinstance(value, str) else 0
         if depth > MAX_DEPTH:
             raise ValueError(f"expected at most {MAX_DEPTH} tables within each other")
-        if entries > MAX_ENTRIES:
-            raise ValueError(f"expected at most {MAX_ENTRIES} names and values")
+        if entries > MAX_VALUES:
+            raise ValueError(f"expected at most {MAX_VALUES} names and values")
         if characters > MAX_TEXT:
             raise ValueError(f"expected at most {MAX_TEXT:,} characters in all")
         if isinstance(value, float) and not math.isfinite(value):

@@ -13,21 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fl_server.client_metrics import by_clients
 from fl_server.errors import InvalidInput
-from fl_server.plain_values import MAX_ENTRIES, FileName, Word, check_plain, plain
+from fl_server.plain_values import (
+    MAX_COUNT,
+    MAX_EXAMPLES,
+    MAX_LABELS,
+    MAX_NUMBER,
+    MAX_SECONDS,
+    MAX_SPEC_BYTES,
+    FileName,
+    Word,
+    check_plain,
+    plain,
+)
 from fl_server.round_state import RoundPolicy
 from protos.fl.v1 import admin_pb2
-
-MAX_COUNT = 2**32 - 1
-"""Largest number of rounds, clients, steps or examples in a batch: what RunSpec's fields hold."""
-MAX_EXAMPLES = 2**53
-"""Largest number of examples: beyond it a float64, by which clients are weighted, does not hold every whole number."""
-MAX_SECONDS = 1_000_000_000
-"""Longest time, some 31 years: timers and the wire's durations hold it."""
-MAX_NUMBER = 3e38
-"""Largest learning rate, decay or norm: a float32 on a device holds it."""
-
-MAX_SPEC_BYTES = 64 << 10
-"""Largest RunSpec: it is in the ledger, in memory and in every list of runs."""
 
 
 class _Section(BaseModel):
@@ -189,7 +188,7 @@ class RunConfig(_Section):
     stop: StopSection = StopSection()
     evaluation: EvaluationSection = EvaluationSection()
     seed: int = Field(default=0, ge=0, lt=2**64)
-    labels: dict[Word, Word] = Field(default={}, max_length=MAX_ENTRIES)
+    labels: dict[Word, Word] = Field(default={}, max_length=MAX_LABELS)
     population: int = Field(default=0, ge=0, le=MAX_COUNT)
     population_examples: int = Field(default=0, ge=0, le=MAX_EXAMPLES)
     planned_rounds: int | None = Field(default=None, ge=1, le=MAX_COUNT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from fl_server.errors import InvalidInput
-from fl_server.run_config import MAX_COUNT, MAX_SECONDS, RunConfig
+from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
+from fl_server.run_config import RunConfig
 from fl_server.store.base import RunRecord
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from fl_server.errors import InvalidInput, NoSuchRun, RunExists, one_line
-from fl_server.run_config import MAX_COUNT, MAX_SECONDS
+from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
 from fl_server.runs.audit import REFUSALS_AT_ONCE
 from fl_server.runs.history_rate import MAX_KEYS, HistoryRate
 from fl_server.store.base import StoreFull
