@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.idle_clients import Crowd, live
-from benchmarks.place import PATIENCE_S, Place, Server, cpu_s, resident_mb
+from benchmarks.place import PATIENCE_S, TASK, Place, Server, cpu_s, resident_mb
 from benchmarks.table import markdown
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 from protos.pem import Pem, PemFiles
 from tasks import fingerprint, load_task
 
-TASK = "benchmarks.constant_task:ConstantTask"
 _SPAWN = multiprocessing.get_context("spawn")
 _LIMITS = "[limits]\nreattach_grace_s = 120\n"
 

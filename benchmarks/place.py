@@ -19,6 +19,8 @@ from fl_ops.settings import Certificates, Connection
 
 PATIENCE_S = 600.0
 _HOST = "127.0.0.1"
+TASK = "benchmarks.constant_task:ConstantTask"
+"""The one task of one's own that the coordinator may load."""
 
 
 class Place:
@@ -44,7 +46,7 @@ class Place:
         listen, admin = ports
         settings = (
             f'state_dir = "{self.folder / "state"}"\nlisten = "{_HOST}:{listen}"\nadmin_listen = "{_HOST}:{admin}"\n'
-            f'metrics_listen = "{_HOST}:0"\nlog = "json"\n'
+            f'metrics_listen = "{_HOST}:0"\nlog = "json"\ntasks = ["{TASK}"]\n'
         )
         security = "insecure = true\n"
         if self.tls:

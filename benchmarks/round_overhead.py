@@ -24,13 +24,12 @@ from safetensors.torch import load_file
 
 from benchmarks.constant_task import STEP
 from benchmarks.floors import Traffic, grpc_seconds, tcp_seconds
-from benchmarks.place import PATIENCE_S, Place, Server, cpu_s, peak_mb, resident_mb
+from benchmarks.place import PATIENCE_S, TASK, Place, Server, cpu_s, peak_mb, resident_mb
 from fl_ops.admin_client import AdminClient
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2
 
 Around = Callable[[Server], AbstractContextManager[object]]
-TASK = "benchmarks.constant_task:ConstantTask"
 ALPHA = 0.5
 """FedCM's local share; a power of two keeps the expected model exact."""
 

@@ -78,7 +78,7 @@ def evaluations(
     run: Run,
     number: Annotated[
         int | None,
-        typer.Option("--round", min=0, help="A committed round. [default: the newest they saw]"),
+        typer.Option("--round", min=0, max=2**32 - 1, help="A committed round. [default: the newest they saw]"),
     ] = None,
 ) -> None:
     """Show what each client said of a round's model by its own held-out data, the worst first."""
@@ -119,7 +119,7 @@ def resume(context: Context, run: Run) -> None:
 def extend(
     context: Context,
     run: Run,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds more than it had.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Rounds more than it had.")] = 0,
     wall_time: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Seconds more than it had.")] = 0.0,
 ) -> None:
     """Give a run more rounds or more time, also one that has ended by its limits."""
@@ -146,7 +146,7 @@ def stop(
 def history(
     context: Context,
     run: Run,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest so many.")] = 1_000,
 ) -> None:
     """Show every change of a run's state: who, what, when, why."""
     with context.connect() as client:

@@ -16,7 +16,9 @@ def state_name(enum: Any, value: int) -> str:
 
 
 def run_state(run: admin_pb2.RunStatus) -> str:
-    """A run's state as a word."""
+    """A run's state as a word. One that its coordinator could not load has none."""
+    if run.state == admin_pb2.RUN_STATE_UNSPECIFIED:
+        return "not loaded"
     return state_name(admin_pb2.RunState, run.state)
 
 

@@ -25,6 +25,7 @@ _STATE_STYLES = {
     "paused": "yellow",
     "suspect": "yellow",
     "failed": "bold red",
+    "not loaded": "bold red",
     "banned": "red",
 }
 
@@ -43,7 +44,10 @@ def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
             rounds_text(run), _quality(run, run.best), units.size(run.bytes_down), units.size(run.bytes_up),
             units.moment(run.created),
         )  # fmt: skip
-    return table if runs else Text("no runs yet: `fl run create config.toml` makes one")
+    if not runs:
+        return Text("no runs yet: `fl run create config.toml` makes one")
+    problems = [run for run in runs if run.state == admin_pb2.RUN_STATE_UNSPECIFIED]
+    return Group(table, *(_text(f"{run.run_id}: {run.reason}") for run in problems)) if problems else table
 
 
 def run_details(

@@ -16,14 +16,25 @@ from fl_server.parts import Parts
 from fl_server.progress import Progress
 from fl_server.run import Run
 from fl_server.run_config import from_spec
-from fl_server.views import client_evaluation, client_status, history_entry, round_summary, run_status
-from protos.codec import chunk_spans, digest_message, make_chunk
+from fl_server.store.checkpoints import INITIAL
+from fl_server.views import (
+    client_evaluation,
+    client_status,
+    history_entry,
+    not_loaded_status,
+    round_summary,
+    run_status,
+    runs_listed,
+)
+from protos.codec import chunk_spans, digest_message, digest_text, make_chunk
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 
 Context = grpc.aio.ServicerContext
 SERVICE = "fl.v1.Admin"
-_HISTORY_LIMIT = 1000
+_HISTORY_LIMIT, _HISTORY_MOST = 1000, 10_000
+_SUBJECT_CHARS = 256
+"""More than an id has."""
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -41,10 +52,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """All runs, oldest first."""
-        return pb.ListRunsResponse(runs=[run_status(run) for run in self._coordinator.runs()])
+        runs, not_loaded = self._coordinator.runs(), self._coordinator.not_loaded
+        return pb.ListRunsResponse(runs=runs_listed(runs, not_loaded.all()))
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         """One run, with its rounds if wanted."""
+        if (problem := self._coordinator.not_loaded.get(request.run_id)) is not None:
+            return pb.GetRunResponse(run=not_loaded_status(problem))
         run = self._coordinator.run(request.run_id)
         rounds = run.log.commits.values() if request.with_rounds else ()
         return pb.GetRunResponse(run=run_status(run), rounds=[round_summary(commit) for commit in rounds])
@@ -128,7 +142,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         # Open from now on: a checkpoint that is pruned meanwhile can still be read to its end.
         with path.open("rb", buffering=0) as file:
             size = path.stat().st_size
-            header = pb.ExportHeader(size_bytes=size, digest=digest_message(await self._parts.in_io(file_digest, path)))
+            digest = await self._parts.in_io(file_digest, path)
+            what = (
+                f"{'the first model' if round_ == INITIAL else f'round {round_}'}, {digest_text(digest)}, {size} bytes"
+            )
+            await self._coordinator.audit.model_exported(actor(), run.id, what)
+            header = pb.ExportHeader(size_bytes=size, digest=digest_message(digest))
             if round_ in run.log.commits:
                 header.round.CopyFrom(round_summary(run.log.commits[round_]))
             yield pb.ExportModelResponse(header=header)
@@ -151,8 +170,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """Who, what, when, why."""
-        store = self._parts.ledger.store
-        entries = await self._parts.ledger.do(store.history, request.subject, request.limit or _HISTORY_LIMIT)
+        if request.limit > _HISTORY_MOST:
+            raise InvalidInput("limit", f"at most {_HISTORY_MOST:,} entries", f"{request.limit:,}")
+        store, subject = self._parts.ledger.store, request.subject[:_SUBJECT_CHARS]
+        entries = await self._parts.ledger.do(store.history, subject, request.limit or _HISTORY_LIMIT)
         return pb.ListHistoryResponse(entries=[history_entry(entry) for entry in entries])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from protos.settings import Address, Section, is_loopback, split_address
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
+_TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen")
 
 
@@ -22,6 +24,18 @@ def _postgres_url(url: SecretStr) -> SecretStr:
         )
     return url
 
+
+def _task_path(name: str) -> str:
+    if _TASK_PATH.fullmatch(name) is None:
+        raise ValueError(
+            f'expected module:attribute, such as "my_task:Wine", got {name!r}: built-in tasks and entry points of'
+            " installed packages need no mention"
+        )
+    return name
+
+
+TaskPath = Annotated[str, AfterValidator(_task_path)]
+"""module:attribute."""
 
 LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
 """A URL that no message, log or repr shows: it may have a password."""
@@ -89,6 +103,9 @@ class ServerConfig(Section):
     """Speak plain text, on this machine only."""
     insecure_remote: bool = False
     """Speak plain text over a network where everyone can read and change it."""
+    tasks: list[TaskPath] = Field(default_factory=list)
+    """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
+    module:attribute: ["my_task:Wine"]. No other module is ever imported for a run."""
     limits: LimitsConfig = LimitsConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     durability: Literal["process", "power"] = "process"

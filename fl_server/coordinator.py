@@ -12,7 +12,7 @@ from algorithms import AlgorithmError
 from fl_server import events as ev
 from fl_server.broadcast import Broadcast
 from fl_server.engine import Engine, build_algorithm, complete
-from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState, one_line
 from fl_server.outcomes import not_needed, outcomes_of, uncounted_outcome
 from fl_server.parts import Parts
 from fl_server.read_back import read_back
@@ -21,13 +21,17 @@ from fl_server.round_work import (
     reattached,
 )
 from fl_server.run import Behaviour, Run
-from fl_server.run_config import RunConfig, from_values
+from fl_server.run_config import RunConfig, from_stored
+from fl_server.runs.audit import Audit
+from fl_server.runs.extension import extended
+from fl_server.runs.not_loaded import NotLoadedRuns
+from fl_server.runs.task_loading import LoadedTask, load_allowed, not_loadable
 from fl_server.store.base import HistoryRecord, RunRecord, StoreError
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
-from tasks import TaskError, fingerprint, load_task
+from tasks import TaskError
 
 log = structlog.get_logger()
 
@@ -42,8 +46,8 @@ class Coordinator:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._runs: dict[str, Run] = {}
-        self._not_loaded: set[str] = set()
-        """Runs of the ledger whose task or configuration this program cannot use: their ids are taken."""
+        self.not_loaded = NotLoadedRuns()
+        self.audit = Audit(parts.ledger)
         self._creating = asyncio.Lock()
         parts.metrics.watch_runs(self.runs)
 
@@ -52,10 +56,11 @@ class Coordinator:
         self._parts.fleet.listener = self
         for record in await self._parts.ledger.do(self._parts.ledger.store.runs):
             try:
-                run = await self._make(record, from_values(dict(record.spec)))
+                config = from_stored(record.spec)
+                run = self._make(record, config, await self._load_task(config))
             except (TaskError, InvalidInput, AlgorithmError) as error:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
-                self._not_loaded.add(record.run_id)
+                self.not_loaded.add(record, str(error))
                 continue
             self._runs[run.id] = run
             await read_back(run)
@@ -72,6 +77,7 @@ class Coordinator:
         """A run by id. Raises NoSuchRun."""
         run = self._runs.get(run_id)
         if run is None:
+            self.not_loaded.refuse(run_id)
             raise NoSuchRun(run_id)
         return run
 
@@ -92,12 +98,12 @@ class Coordinator:
         try:
             config = complete(config)
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
-            run = await self._make(record, config)
+            run = self._make(record, config, await self._task_for(run_id, config, actor))
             # What a crash in this place may have left behind under the id.
             await self._parts.in_compute(self._parts.checkpoints.remove_run, run_id)
             await run.model.load()
         except TaskError as error:
-            raise InvalidInput("task", "a task that this server can load", str(error)) from error
+            raise not_loadable(error) from error
         except ValueError as error:
             raise InvalidInput("algorithm", "an algorithm with its parameters", str(error)) from error
         why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
@@ -110,7 +116,7 @@ class Coordinator:
         return run
 
     def _free_id(self, config: RunConfig) -> str:
-        taken = self._runs.keys() | self._not_loaded
+        taken = {*self._runs, *self.not_loaded}
         if config.name in taken:
             raise RunExists(config.name)
         if config.name:
@@ -120,10 +126,20 @@ class Coordinator:
             number += 1
         return f"{base}-{number}"
 
-    async def _make(self, record: RunRecord, config: RunConfig) -> Run:
+    async def _task_for(self, run_id: str, config: RunConfig, actor: str) -> LoadedTask:
+        """The task of a run that an operator wants; a refusal is in the history."""
+        try:
+            return await self._load_task(config)
+        except InvalidInput as error:
+            await self.audit.run_refused(actor, run_id, config.task.name, str(error))
+            raise
+
+    async def _load_task(self, config: RunConfig) -> LoadedTask:
+        return await self._parts.in_compute(load_allowed, config.task, self._parts.config.tasks)
+
+    def _make(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
         algorithm = build_algorithm(config)
-        task = await self._parts.in_compute(load_task, config.task.name, config.task.options)
-        behaviour = Behaviour(fingerprint(task), algorithm, lambda: Engine(config, task), CARRY_OUT)
+        behaviour = Behaviour(task.fingerprint, algorithm, lambda: Engine(config, task.task), CARRY_OUT)
         return Run(self._parts, record, config, behaviour)
 
     # For operators.
@@ -141,22 +157,19 @@ class Coordinator:
     async def stop(self, run: Run, reason: str, actor: str) -> None:
         """End the run; the round under way is given up, unless its step has begun."""
         _require(run, "stopping", "running", "waiting", "paused")
-        reason = reason or "an operator stopped it"
+        reason = one_line(reason) or "an operator stopped it"
         await run.do(ev.EndRequested("stopped", reason), _why(run, actor, "run_stop_requested", reason))
         await run.over(_STOP_S)
 
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""
         _require(run, "extending", "running", "waiting", "paused", "completed")
-        total = run.state.rounds + rounds
+        config, record = run.config, run.record
+        longer = extended(config, record, rounds, wall_time_s)
+        total = longer.stop.rounds
         if total <= run.state.round:
             raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
-        limit = run.config.stop.wall_time_s
-        if limit:
-            limit = max(limit, run.record.elapsed_s) + wall_time_s
-        stop = run.config.stop.model_copy(update={"rounds": total, "wall_time_s": limit})
-        config, record = run.config, run.record
-        run.config = config.model_copy(update={"stop": stop})
+        run.config = longer
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(record, spec=spec, extended_at=run.state.round)
         try:
@@ -179,16 +192,17 @@ class Coordinator:
         if wanted in ("latest", "best"):
             return latest.round if latest else INITIAL
         kept = await self._parts.in_compute(self._parts.checkpoints.rounds, run.id)
-        if wanted.isascii() and wanted.isdigit() and int(wanted) in kept:
-            return int(wanted)
+        # Compared as text: a number of a million digits is no number to Python, and none of these.
+        if (found := {str(round_): round_ for round_ in kept if round_ >= 0}.get(wanted)) is not None:
+            return found
         shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
-        raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted))
+        raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted[:100]))
 
     # For clients.
 
     async def outcome(self, key: ExchangeKey, client: str) -> Outcome | None:
         """What became of a client's update, once that is decided."""
-        if key.run_id in self._not_loaded:
+        if key.run_id in self.not_loaded:
             return None
         run = self._runs.get(key.run_id)
         if run is None or (run.ended and key.round not in run.log.commits):
@@ -201,7 +215,7 @@ class Coordinator:
     def forgets(self, run_id: str) -> bool:
         """Whether what a client keeps for a run is of no use any more: the run is over, or none of this coordinator."""
         run = self._runs.get(run_id)
-        return run_id not in self._not_loaded and (run is None or run.ended)
+        return run_id not in self.not_loaded and (run is None or run.ended)
 
     def client_attached(self, client_id: str) -> None:
         """A client can be reached: push what it still has to do."""

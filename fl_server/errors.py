@@ -27,9 +27,18 @@ from google.protobuf.message import Message
 from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
 
 
+def one_line(text: str, limit: int = 1000) -> str:
+    """Text from others on one line of at most `limit` bytes of UTF-8, without anything that steers a terminal.
+
+    White space becomes a space, any other character that is not printed U+FFFD.
+    """
+    shown = "".join(each if each.isprintable() else " " if each.isspace() else "\ufffd" for each in text[:limit])
+    return shown.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
 def short(came: object) -> str:
     """What others sent, in words that fit into a log line and a status."""
-    return str(came)[:1000]
+    return one_line(str(came))
 
 
 class ServerError(Exception):
@@ -44,7 +53,7 @@ class InvalidInput(ServerError):
     """A field whose value no state would accept."""
 
     def __init__(self, field: str, expected: str, came: object) -> None:
-        shown = short(came)
+        shown, field = short(came), one_line(field, 200)
         super().__init__(f"{field}: expected {expected}, got {shown}")
         self.field = field
         self.detail = errors_pb2.InvalidField(field=field, expected=expected, came=shown)
@@ -120,6 +129,7 @@ class NoSuchClient(ServerError):
     """No client of that name ever registered."""
 
     def __init__(self, client_id: str) -> None:
+        client_id = short(client_id)
         super().__init__(f"no client {client_id!r} has registered; `fl clients list` shows those that have")
         self.detail = errors_pb2.UnknownClient(client_id=client_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from fl_server.errors import one_line
 from fl_server.fleet import Fleet
 from fl_server.ledger import Ledger
 from fl_server.registration import unregistered
@@ -21,7 +22,7 @@ class Operators:
 
     async def ban(self, client_id: str, reason: str, actor: str) -> None:
         """Refuse the client from now on, and end what it is doing. It need not have registered yet."""
-        known = self._fleet.known(client_id) or unregistered(client_id)
+        known, reason = self._fleet.known(client_id) or unregistered(client_id), one_line(reason)
         record = replace(known, banned=True, note=reason, present=False)
         await self._fleet.remember(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
         self._fleet.expel(client_id, f"to be unbanned (banned: {reason})", "banned")
@@ -43,6 +44,7 @@ class Operators:
 
     async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
         """The client gets nothing new, or takes work again. Raises NoSuchClient."""
+        reason = one_line(reason)
         event = "client_undrained" if undo else "client_drained"
         record = replace(self._fleet.record(client_id), draining=not undo, note="" if undo else reason)
         await self._fleet.remember(record, HistoryRecord(time.time(), actor, event, client_id, reason))

@@ -13,6 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fl_server.client_metrics import by_clients
 from fl_server.errors import InvalidInput
+from fl_server.plain_values import (
+    MAX_COUNT,
+    MAX_EXAMPLES,
+    MAX_LABELS,
+    MAX_NUMBER,
+    MAX_SECONDS,
+    MAX_SPEC_BYTES,
+    FileName,
+    Word,
+    check_plain,
+    plain,
+)
 from fl_server.round_state import RoundPolicy
 from protos.fl.v1 import admin_pb2
 
@@ -24,33 +36,40 @@ class _Section(BaseModel):
 class TaskSection(_Section):
     """What is learned."""
 
-    name: str = Field(min_length=1)
+    name: Word = Field(min_length=1)
     options: dict[str, Any] = {}
 
     @field_validator("options", mode="before")
     @classmethod
     def _whole_numbers(cls, options: Any) -> Any:
         """The wire knows one kind of number: 62.0 was 62 in the file, and is again."""
+        check_plain(options)
         return _with_whole_numbers(options) if isinstance(options, dict) else options
 
 
 class AlgorithmSection(_Section):
     """Which method, and its own parameters."""
 
-    name: str = "fedcm"
+    name: Word = "fedcm"
     parameters: dict[str, float | str | bool] = {}
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _few(cls, parameters: Any) -> Any:
+        check_plain(parameters)
+        return parameters
 
 
 class LocalSection(_Section):
     """A client's work in a round."""
 
-    learning_rate: float = Field(default=0.1, gt=0)
+    learning_rate: float = Field(default=0.1, gt=0, le=MAX_NUMBER)
     learning_rate_decay: float = Field(default=1.0, gt=0, le=1)
-    epochs: int | None = Field(default=None, ge=1)
-    steps: int | None = Field(default=None, ge=1)
-    batch_size: int = Field(default=32, ge=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_gradient_norm: float = Field(default=0.0, ge=0)
+    epochs: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    batch_size: int = Field(default=32, ge=1, le=MAX_COUNT)
+    weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
 
     @model_validator(mode="before")
     @classmethod
@@ -69,21 +88,21 @@ class RoundSection(_Section):
     """Who takes part in a round, and when it closes."""
 
     sampling: Literal["fixed", "bernoulli"] = "fixed"
-    clients_per_round: int = Field(default=2, ge=1)
+    clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
     rate: float = Field(default=0.1, gt=0, le=1)
-    min_clients: int | None = Field(default=None, ge=1)
+    min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     close: Literal["cohort", "goal"] = "cohort"
-    quorum: int | None = Field(default=None, ge=1)
-    deadline_s: float = Field(default=600.0, gt=0)
+    quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     over_selection: float = Field(default=1.3, ge=1, le=4)
-    max_update_norm: float = Field(default=0.0, ge=0)
-    clip_update_norm: float = Field(default=0.0, ge=0)
-    max_relative_norm: float = Field(default=0.0, ge=0)
+    max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    clip_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_relative_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     over_relative_norm: Literal["refuse", "clip"] = "refuse"
     reducer: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
     trim: float = Field(default=0.2, gt=0, lt=0.5)
-    krum_byzantine: int = Field(default=1, ge=1)
-    krum_keep: int = Field(default=0, ge=0)
+    krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
+    krum_keep: int = Field(default=0, ge=0, le=MAX_COUNT)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -133,21 +152,21 @@ class RoundSection(_Section):
 class StopSection(_Section):
     """When the run ends by itself."""
 
-    rounds: int = Field(default=100, ge=1)
-    metric: str = "accuracy"
+    rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
+    metric: Word = "accuracy"
     target: float | None = None
-    patience: int = Field(default=0, ge=0)
-    wall_time_s: float = Field(default=0.0, ge=0)
+    patience: int = Field(default=0, ge=0, le=MAX_COUNT)
+    wall_time_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
 
 
 class EvaluationSection(_Section):
     """How often the held-out data are looked at."""
 
-    every: int = Field(default=1, ge=0)
-    batch_size: int = Field(default=512, ge=1)
-    clients_every: int = Field(default=0, ge=0)
-    clients: int = Field(default=0, ge=0)
-    clients_deadline_s: float = Field(default=60.0, gt=0)
+    every: int = Field(default=1, ge=0, le=MAX_COUNT)
+    batch_size: int = Field(default=512, ge=1, le=MAX_COUNT)
+    clients_every: int = Field(default=0, ge=0, le=MAX_COUNT)
+    clients: int = Field(default=0, ge=0, le=MAX_COUNT)
+    clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
 
 
 def _with_whole_numbers(value: Any) -> Any:
@@ -169,12 +188,12 @@ class RunConfig(_Section):
     stop: StopSection = StopSection()
     evaluation: EvaluationSection = EvaluationSection()
     seed: int = Field(default=0, ge=0, lt=2**64)
-    labels: dict[str, str] = {}
-    population: int = Field(default=0, ge=0)
-    population_examples: int = Field(default=0, ge=0)
-    planned_rounds: int | None = Field(default=None, ge=1)
-    initial_model: str = ""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    labels: dict[Word, Word] = Field(default={}, max_length=MAX_LABELS)
+    population: int = Field(default=0, ge=0, le=MAX_COUNT)
+    population_examples: int = Field(default=0, ge=0, le=MAX_EXAMPLES)
+    planned_rounds: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    initial_model: FileName = ""
+    keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
@@ -230,6 +249,13 @@ def from_values(values: dict[str, Any]) -> RunConfig:
         raise InvalidInput(field, expected(first), shown(first["input"])) from None
 
 
+def from_stored(spec: object) -> RunConfig:
+    """A row of the ledger -> checked configuration. Raises InvalidInput, also for one that is no JSON object."""
+    if not isinstance(spec, dict):
+        raise InvalidInput("spec", "a JSON object in the run's row of the ledger", shown(spec))
+    return from_values(spec)
+
+
 def expected(error: Any) -> str:
     """What pydantic wanted, in our words."""
     message: str = error["msg"].removeprefix("Value error, ")
@@ -248,7 +274,21 @@ def shown(value: object) -> str:
 
 def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
     """Wire -> checked configuration. Raises InvalidInput."""
-    return from_values(MessageToDict(spec, preserving_proto_field_name=True))
+    if spec.ByteSize() > MAX_SPEC_BYTES:
+        raise InvalidInput("spec", f"at most {MAX_SPEC_BYTES:,} bytes", f"{spec.ByteSize():,}")
+    # What may have any shape is read with limits, and the rest without it: it is as deep as its schema.
+    bare = admin_pb2.RunSpec()
+    bare.CopyFrom(spec)
+    bare.task.ClearField("options")
+    bare.algorithm.ClearField("parameters")
+    values = MessageToDict(bare, preserving_proto_field_name=True)
+    for section, field, given in (
+        ("task", "options", spec.task.options),
+        ("algorithm", "parameters", spec.algorithm.parameters),
+    ):
+        if given.fields:
+            values[section][field] = plain(given)
+    return from_values(values)
 
 
 def to_spec(config: RunConfig) -> admin_pb2.RunSpec:

@@ -91,6 +91,8 @@ def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
 
 def _load_file(module: nn.Module, path: Path) -> None:
     """The values of a safetensors file with the model's own names."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+        raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", path)
     try:
         module.load_state_dict(load_file(path), strict=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

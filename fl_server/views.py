@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_server.account import Account
+from fl_server.errors import one_line
 from fl_server.fleet import Fleet
 from fl_server.round_state import Phase
 from fl_server.run import Run
 from fl_server.run_config import to_spec
-from fl_server.store.base import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord
+from fl_server.runs.not_loaded import NotLoaded
+from fl_server.store.base import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
+from protos.wire import MAX_MESSAGE_BYTES
+
+log = structlog.get_logger()
+
+LIST_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+"""A list of runs that is larger than this has them without their configurations: the caller takes no larger message."""
 
 
 def run_status(run: Run) -> pb.RunStatus:
@@ -45,6 +56,53 @@ def run_status(run: Run) -> pb.RunStatus:
     if log.best is not None:
         status.best.CopyFrom(round_summary(log.commits[log.best.round]))
     return status
+
+
+def runs_listed(runs: Iterable[Run], not_loaded: Iterable[NotLoaded]) -> list[pb.RunStatus]:
+    """All runs, the oldest first; one that cannot be shown is there with why, and the others as ever."""
+    listed = [_shown(run) for run in runs] + [not_loaded_status(each) for each in not_loaded]
+    listed.sort(key=lambda status: status.created.ToNanoseconds())
+    size = sum(status.ByteSize() for status in listed)
+    for status in listed:
+        if size <= LIST_BYTES:
+            break
+        size -= status.ByteSize()
+        _shorten(status)
+        size += status.ByteSize()
+    return listed
+
+
+def _shown(run: Run) -> pb.RunStatus:
+    try:
+        return run_status(run)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others are shown
+        log.warning("run_not_shown", run=run.id, error=repr(error))
+        return problem_status(run.record, f"it cannot be shown: {error}")
+
+
+def not_loaded_status(run: NotLoaded) -> pb.RunStatus:
+    """A run that this coordinator cannot use: its names, and why."""
+    status = problem_status(run.record, f"not loaded: {run.reason}")
+    status.spec.task.name, status.spec.algorithm.name = run.named("task"), run.named("algorithm")
+    return status
+
+
+def problem_status(record: RunRecord, reason: str) -> pb.RunStatus:
+    """What is certain of a run of which nothing else can be said."""
+    status = pb.RunStatus(run_id=record.run_id, reason=one_line(reason), created=timestamp(record.created_at))
+    if record.ended_at is not None:
+        status.ended.CopyFrom(timestamp(record.ended_at))
+    return status
+
+
+def _shorten(status: pb.RunStatus) -> None:
+    """Without what a list of runs does not need; `GetRun` has it."""
+    kept = pb.RunSpec(name=status.spec.name)
+    kept.task.name, kept.algorithm.name = status.spec.task.name, status.spec.algorithm.name
+    kept.stop.CopyFrom(status.spec.stop)
+    status.spec.CopyFrom(kept)
+    for field in ("account", "cohort", "latest"):
+        status.ClearField(field)
 
 
 def _reason(run: Run) -> str:

@@ -9,7 +9,8 @@ Beside these: `tasks.batches` and `tasks.evaluation`, the loops over examples.
 
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.classifier import Classifier
-from tasks.loading import BUILT_IN, fingerprint, load_task
+from tasks.loading import fingerprint, load_task
+from tasks.naming import BUILT_IN, TaskNotListed
 from tasks.partition import PartitionSpec, make_partition, training_groups, training_labels
 from tasks.partition_file import Partition, load_partition, save_partition
 
@@ -22,6 +23,7 @@ __all__ = [
     "Shard",
     "Task",
     "TaskError",
+    "TaskNotListed",
     "fingerprint",
     "load_partition",
     "load_task",

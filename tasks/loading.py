@@ -1,4 +1,4 @@
-"""From a name in a configuration to a task: built-in, or `module:attribute` from what is installed here."""
+"""From a name in a configuration to a task: found by name, checked to be a task, and only then called."""
 
 from __future__ import annotations
 
@@ -6,47 +6,51 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from tasks.base import Task, TaskError, task_code
-
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "digits": "tasks.digits:Digits",
-        "fashion-mnist": "tasks.vision:FashionMnist",
-        "cifar10": "tasks.vision:Cifar10",
-        "cifar100": "tasks.vision:Cifar100",
-        "emnist": "tasks.vision:Emnist",
-        "emnist-digits": "tasks.vision:EmnistDigits",
-    }
-)
-"""Names of the tasks that come along, with the class behind each."""
+from tasks.classifier import Classifier
+from tasks.naming import comma_separated, path_of
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
-def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS) -> Task:
+def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Collection[str] | None = None) -> Task:
     """The task that a name stands for, made with `options` as keyword arguments.
 
-    The attribute of `module:attribute` is a class or a factory (called with the options) or a finished task (which
-    takes none). Modules of the current directory can be named too. Raises TaskError, with what to do; an exception of
-    the task's own code is kept as its cause.
+    The attribute of `module:attribute` is a class with a task's members, a function whose annotation says that it
+    returns such a class, or a finished task, which takes no options. Anything else is refused and never called. Modules
+    of the current directory can be named too.
+
+    Args:
+        name: a built-in task, an entry point of the group "impetus.tasks", or `module:attribute`.
+        options: of the task.
+        listed: for a name that came from another machine: the names of the last kind that may be loaded here. None:
+            all, for a name that this machine's own user or configuration gave.
+
+    Raises:
+        TaskNotListed: the name is not listed; nothing was imported.
+        TaskError: with what to do; an exception of the task's own code is kept as its cause.
     """
-    attribute = _attribute(_path(name), name)
-    if not inspect.isclass(attribute) and not _missing(attribute):
-        if options:
-            raise TaskError(f"task {name} is a finished object and takes no options, got {_listed(options)}")
-        return cast(Task, attribute)
-    if not callable(attribute):
+    attribute = _attribute(path_of(name, listed), name)
+    if inspect.isclass(attribute):
+        if _class_lacks(attribute):
+            raise _incomplete(name, attribute)
+    elif inspect.isfunction(attribute):
+        _require_task_returned(name, attribute)
+    elif _lacks(attribute):
         raise _incomplete(name, attribute)
+    elif options:
+        raise TaskError(f"task {name} is a finished object and takes no options, got {comma_separated(options)}")
+    else:
+        return cast(Task, attribute)
     task = _make(name, attribute, options)
-    if _missing(task):
+    if _lacks(task):
         raise _incomplete(name, task)
     return cast(Task, task)
 
@@ -71,20 +75,6 @@ def fingerprint(task: Task) -> tuple[str, str]:
     return task.version, "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _path(name: str) -> str:
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    module, colon, attribute = name.partition(":")
-    if module and colon and attribute:
-        return name
-    close = get_close_matches(name, BUILT_IN, n=1)
-    hint = f' Did you mean "{close[0]}"?' if close else ""
-    raise TaskError(
-        f"expected a built-in task ({_listed(BUILT_IN)}) or your own as module:attribute, such as my_task:Wine, got"
-        f' "{name}".{hint}'
-    )
-
-
 def _attribute(path: str, name: str) -> object:
     module_name, _, attribute = path.partition(":")
     # Last, so that a file lying in the current directory replaces no installed module.
@@ -104,7 +94,9 @@ def _attribute(path: str, name: str) -> object:
         raise
     if not hasattr(module, attribute):
         classes = [key for key, value in inspect.getmembers(module, inspect.isclass) if value.__module__ == module_name]
-        raise TaskError(f"module {module_name} has no attribute {attribute}; its classes are {_listed(classes)}")
+        raise TaskError(
+            f"module {module_name} has no attribute {attribute}; its classes are {comma_separated(classes)}"
+        )
     return getattr(module, attribute)
 
 
@@ -115,24 +107,47 @@ def _make(name: str, factory: Callable[..., Any], options: Mapping[str, object])
         signature.bind(**options)
     except TypeError as error:
         raise TaskError(
-            f"task {name} does not take the options {_listed(options)}: {error}; it accepts"
-            f" {_listed(signature.parameters)}"
+            f"task {name} does not take the options {comma_separated(options)}: {error}; it accepts"
+            f" {comma_separated(signature.parameters)}"
         ) from error
     with task_code(f"making task {name} with options {dict(options)}"):
         return factory(**options)
 
 
-def _missing(task: object) -> list[str]:
-    methods = [method for method in METHODS if not callable(getattr(task, method, None))]
-    return methods if isinstance(getattr(task, "version", None), str) else ["version", *methods]
-
-
-def _incomplete(name: str, task: object) -> TaskError:
-    return TaskError(
-        f"task {name} is {type(task).__name__!r} without {_listed(_missing(task))}; a task has version, a string, and"
-        f" the methods {_listed(METHODS)}. tasks.Classifier brings version, loss and metrics along"
+def _require_task_returned(name: str, function: Callable[..., Any]) -> None:
+    """Raises TaskError unless the function's annotation says that it returns a task: it is called only then."""
+    with task_code(f"reading what {name} returns"):
+        made = get_type_hints(function).get("return")
+    if made is Task or (inspect.isclass(made) and (issubclass(made, Classifier) or not _class_lacks(made))):
+        return
+    shown = "none" if made is None else getattr(made, "__name__", repr(made))
+    raise TaskError(
+        f"task {name} is a function that is not called, for nothing says that it makes a task: expected a task's class,"
+        f" or a function annotated to return one, as in def wine(hidden: int = 16) -> Wine; got the annotation {shown}"
     )
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
+def _class_lacks(kind: type) -> list[str]:
+    """What a class lacks to make tasks, seen without making one. `version` may be a property."""
+    methods = _methods_missing(kind)
+    has_version = isinstance(getattr(kind, "version", None), str | property)
+    return methods if has_version else ["version", *methods]
+
+
+def _lacks(task: object) -> list[str]:
+    methods = _methods_missing(task)
+    return methods if isinstance(getattr(task, "version", None), str) else ["version", *methods]
+
+
+def _methods_missing(holder: object) -> list[str]:
+    return [method for method in METHODS if not callable(getattr(holder, method, None))]
+
+
+def _incomplete(name: str, found: object) -> TaskError:
+    kind, lacks = (
+        (found.__name__, _class_lacks(found)) if isinstance(found, type) else (type(found).__name__, _lacks(found))
+    )
+    return TaskError(
+        f"task {name} is {kind!r} without {comma_separated(lacks)}; a task's class has version, a string, and the"
+        f" methods {comma_separated(METHODS)}. tasks.Classifier brings version, loss and metrics along"
+    )

@@ -54,6 +54,12 @@ NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pic
               "subprocess", "tempfile", "threading", "time", "urllib"}  # fmt: skip
 """What the mathematics never needs: files, clocks, threads, networks."""
 
+IMPORT_BY_NAME = {"fl_client/gates/nvml.py", "protos/traces.py", "tasks/loading.py", "tasks/torchvision_compat.py"}
+"""Files that import a module whose name is a value; of these one takes the name from elsewhere."""
+
+LOAD_TASKS = {"fl_client/data.py", "fl_server/runs/task_loading.py", "tasks/__init__.py"}
+"""Files of the coordinator and the daemon that turn a name into a task: where one from the wire would be loaded."""
+
 SOURCES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py")) if "_pb2" not in path.name]
 """Every module that a person wrote."""
 
@@ -111,6 +117,23 @@ def test_only_the_edge_knows_the_transport(path: Path) -> None:
 def test_nothing_unpickles(path: Path) -> None:
     """What came over the wire or from a disk is never executed."""
     assert not tops(path) & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def uses(path: Path, *names: str) -> bool:
+    """Whether a file imports or looks up one of these names."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    found |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    found |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return bool(found & set(names))
+
+
+def test_names_become_code_in_few_places() -> None:
+    """Nothing that comes over the wire is imported or called but by the one check of tasks."""
+    by_name = ("import_module", "__import__", "spec_from_file_location")
+    assert {name_of(path) for path in SOURCES if uses(path, *by_name)} == IMPORT_BY_NAME
+    loading = {name_of(path) for path in SOURCES if uses(path, "load_task")}
+    assert {name for name in loading if not name.startswith("fl_ops/")} == LOAD_TASKS
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if name_of(path).startswith("algorithms/")], ids=name_of)

@@ -20,7 +20,7 @@ from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, 
 from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
 from fl_server.run_config import RunConfig
 from tasks.digits import Digits
-from tasks.loading import BUILT_IN
+from tasks.naming import BUILT_IN
 from tasks.partition_spec import OPTIONS as HOW_TO_DEAL
 from tasks.partition_spec import PartitionSpec
 from tasks.vision import Vision

@@ -59,6 +59,8 @@ class Fleet:
             "metrics_listen": "",
             "insecure": True,
             "log": "json",
+            # A name without a colon is a built-in task or an entry point, which need no mention.
+            "tasks": [self._settings.task] if ":" in self._settings.task else [],
         }
         return self._processes.start("server", "fl_server", self._write("server", config))
 

@@ -49,6 +49,19 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else json.loads(value)
 
 
+class SpecText(JsonText):
+    """A run's spec. What is no JSON comes back as its text: one bad row keeps no other run from being read."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Text -> Python value, or the text."""
+        try:
+            return super().process_result_value(value, dialect)
+        except (ValueError, RecursionError):
+            return value
+
+
 class Measured(TypeDecorator[float]):
     """A float that may be NaN, kept as NULL: SQLite would do so anyway, and the other backends shall not differ."""
 
@@ -97,7 +110,7 @@ runs = Table(
     "runs",
     metadata,
     Column("run_id", String(64), primary_key=True),
-    Column("spec", JsonText, nullable=False),
+    Column("spec", SpecText, nullable=False),
     Column("state", String(16), nullable=False),
     _text("reason"),
     Column("created_at", Double, nullable=False),

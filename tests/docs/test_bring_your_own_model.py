@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fl_server.config import ServerConfig
 from tasks import PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
 from tasks.batches import batches, seed_everything
 from tasks.evaluation import evaluate
+from tasks.naming import GROUP
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-own-model.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -92,6 +94,13 @@ def test_the_configuration_of_the_page_loads(folder):
     """The [task] table is TOML, and its name and options make the task."""
     table = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1])["task"]
     assert load_task(table["name"], table["options"]).hidden == 32
+
+
+def test_the_settings_of_the_page_allow_the_task():
+    """The coordinator's list has the name that the run's file has, and the entry point means the same."""
+    _, server, package = (tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[:3])
+    assert ServerConfig(state_dir="s", insecure=True, **server).tasks == ["my_task:Wine"]
+    assert package["project"]["entry-points"][GROUP] == {"wine": "my_task:Wine"}
 
 
 def test_the_page_shows_how_to_run_it():

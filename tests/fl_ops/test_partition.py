@@ -63,6 +63,7 @@ def test_table(fl: Any) -> None:
     ("arguments", "words"),
     [
         (["digit", "--clients", 4], "digits"),
+        (["subprocess:run", "--clients", 4], "annotated to return one"),
         (["digits", "--clients", 100_000], "at least one example for each"),
         (["digits", "--clients", 4, "--alpha", 0], "alpha over 0"),
         (["digits", "--clients", 4, "--rotate"], '"dirichlet" does not read rotate'),

@@ -26,6 +26,16 @@ def test_runs(admin: Any, fl: Any) -> None:
         assert expected in text
 
 
+def test_a_run_that_is_not_loaded_says_why(admin: Any, fl: Any) -> None:
+    """The list has its state, and the reason below the table; the other runs are as ever."""
+    bad = admin_pb2.RunStatus(run_id="mine-1", reason="not loaded: task.name: expected a task that ...")
+    bad.spec.task.name = "my_task:Wine"
+    admin.answers["ListRuns"] = admin_pb2.ListRunsResponse(runs=[bad, RUN])
+    text = fl("run", "list").stdout
+    for expected in ("not loaded", "my_task:Wine", "mine-1: not loaded: task.name: expected a task", "12 of 40"):
+        assert expected in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "method", "words"), [("run", "ListRuns", "run create"), ("clients", "ListClients", "fl-client")]
 )

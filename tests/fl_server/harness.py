@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -136,6 +136,7 @@ class World:
         *,
         quarantine: Mapping[str, float] | None = None,
         durability: Durability = "process",
+        tasks: Sequence[str] = (TASK,),
         **limits: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -143,6 +144,7 @@ class World:
         self.config = ServerConfig(
             state_dir=folder,
             insecure=True,
+            tasks=list(tasks),
             limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
             quarantine=QuarantineConfig(**(quarantine or {})),
             durability=durability,

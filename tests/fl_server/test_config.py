@@ -65,6 +65,11 @@ def test_another_database_is_refused_without_its_password(tmp_path, url):
     ("text", "words"),
     [
         ("insecure = true", "state_dir: expected a value, found none"),
+        (
+            'tasks = ["digits"]\nstate_dir = "s"\ninsecure = true',
+            "tasks.0: expected module:attribute, such as \"my_task:Wine\", got 'digits': built-in tasks and",
+        ),
+        ('tasks = ["my_task:*"]\nstate_dir = "s"\ninsecure = true', "tasks.0: expected module:attribute"),
         ("insecur = true\n" + GOOD, "insecur: unknown key, did you mean insecure?"),
         (GOOD + "stalls = 3", "limits.stalls: unknown key, did you mean stall_s?"),
         (GOOD + "xyz = 3", "limits.xyz: unknown key, expected one of max_update_mib, chunk_bytes"),

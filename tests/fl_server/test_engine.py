@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -180,6 +182,14 @@ def test_a_file_that_is_not_of_the_model_is_refused(tmp_path, wrong):
         saved(tmp_path, "wide", 1)
     with pytest.raises(InvalidInput, match="initial_model: expected a safetensors file of this task's model"):
         engine("plain", initial_model=str(path)).first()
+
+
+def test_a_first_model_is_a_file(tmp_path):
+    """A pipe, for which a reader would wait for ever, is refused as a device is."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+        with pytest.raises(InvalidInput, match="initial_model: expected a safetensors file of this task's model"):
+            engine("plain", initial_model=str(path)).first()
 
 
 def sent(broadcast):

@@ -13,6 +13,8 @@ from protos.fl.v1 import admin_pb2
 from tests.integration.processes import Place, Process, eventually, write_toml
 
 TASK = "tiny_task:Tiny"
+TASKS = [TASK, "tests.integration.tiny_task:Tiny", "quadratic_task:Quadratic"]
+"""What a coordinator under test may load beside the tasks that come along."""
 
 
 class Coordinator(Process):
@@ -27,6 +29,7 @@ class Coordinator(Process):
             "metrics_listen": "127.0.0.1:0",
             "insecure": True,
             "log": "json",
+            "tasks": TASKS,
             "limits": {"reattach_grace_s": 20.0},
             **(settings or {}),
         }

@@ -14,7 +14,7 @@ from tests.soak import look
 from tests.soak.crowd import Crowd
 from tests.soak.jobs import Jobs, Operator
 from tests.soak.look import Held, Sample
-from tests.soak.plan import GRACE_S, Plan
+from tests.soak.plan import GRACE_S, TASK, Plan
 from tests.soak.verdict import Observed, compared, faults, over_time, slope_mb_per_hour
 
 SETTLE_S = 90.0
@@ -35,7 +35,7 @@ class Soak:
     steady: list[Held] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.server = Coordinator(self.place, settings={"limits": {"reattach_grace_s": GRACE_S}})
+        self.server = Coordinator(self.place, settings={"tasks": [TASK], "limits": {"reattach_grace_s": GRACE_S}})
         self.crowd = Crowd(self.place, self.server, self.plan)
         self.jobs = Jobs(self.server, self.plan)
         self.operator = Operator(self.server, self.plan.seed)

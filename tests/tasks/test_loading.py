@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import BUILT_IN, TaskError, fingerprint, load_task
+from tasks import BUILT_IN, TaskError, TaskNotListed, fingerprint, load_task
 
 NUMBERS = count()
 
@@ -29,7 +29,19 @@ PLAIN = """
         def eval_data(self, shard=None): return self.train_data(shard)
         def metrics(self, output, target): return {"loss": (output - target).square()[:, 0]}
 
-    def factory(**options): return Plain(**options)
+    def factory(**options) -> "Plain": return Plain(**options)
+    def silent(**options):
+        import pathlib
+        pathlib.Path("called").touch()
+        return Plain(**options)
+    def other(**options) -> dict: return silent(**options)
+    def vague(**options) -> "Nowhere": return silent(**options)
+    class Callable_:
+        version = "1"
+        def __call__(self, **options): return silent(**options)
+    callable_ = Callable_()
+    class Late(Plain):
+        version = property(lambda self: "9")
     finished = Plain(width=3)
     number = 5
     class Half:
@@ -60,6 +72,63 @@ def test_a_class_or_a_factory_is_called_with_the_options(module, attribute):
     """Options are keyword arguments; the module lies in the current directory."""
     task = load_task(f"{module()}:{attribute}", {"width": 4})
     assert (task.width, task.version) == (4, "7")
+
+
+def test_a_version_may_be_a_property(module):
+    """Its value is looked at once there is an object."""
+    assert load_task(f"{module()}:Late").version == "9"
+
+
+@pytest.mark.parametrize("attribute", ["silent", "other", "vague", "callable_"])
+def test_what_says_nothing_of_a_task_is_never_called(module, tmp_path, attribute):
+    """A function without the annotation, with another or with one that nobody knows, and any other callable."""
+    with pytest.raises(TaskError, match="annotated to return one|reading what|without model"):
+        load_task(f"{module()}:{attribute}", {"width": 4})
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("name", ["subprocess:run", "subprocess:Popen", "os:system", "builtins:exec", "builtins:dict"])
+def test_a_program_is_not_started(tmp_path, name):
+    """Functions and classes of Python itself are no tasks, whatever options there are: none of them is called."""
+    marker = tmp_path / "marker"
+    with pytest.raises(TaskError, match="annotated to return one|without version"):
+        load_task(name, {"args": ["touch", str(marker)]})
+    assert not marker.exists()
+
+
+def test_a_module_that_is_not_listed_is_not_imported(module, tmp_path):
+    """Where a list is given, what it lacks is refused before any code of it runs; what it has is loaded."""
+    name = module(f"import pathlib; pathlib.Path({str(tmp_path / 'marker')!r}).touch()" + "\nclass Wine: pass")
+    with pytest.raises(TaskNotListed, match=rf"or a listed one \(my_task:Wine\), got '{name}:Wine'"):
+        load_task(f"{name}:Wine", listed=["my_task:Wine"])
+    assert not (tmp_path / "marker").exists()
+    assert name not in sys.modules
+    plain = f"{module()}:Plain"
+    assert load_task(plain, {"width": 2}, [plain]).width == 2
+    assert load_task("digits", listed=[]).version == "1"
+
+
+def package(folder, name, points):
+    """An installed package, as far as its entry points go."""
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[impetus.tasks]\n{points}\n")
+
+
+def test_an_entry_point_of_an_installed_package_is_a_task(module, tmp_path, monkeypatch):
+    """By its short name, without being listed; two packages with one name are refused, and an unknown name lists it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = module()
+    package(tmp_path, "vineyard", f"wine = {name}:Plain\nprogram = subprocess:run")
+    assert load_task("wine", {"width": 5}, listed=[]).width == 5
+    with pytest.raises(TaskError, match="annotated to return one"):
+        load_task("program", {"args": "true"}, listed=[])
+    with pytest.raises(TaskError, match=r'an installed one \(program, wine\).*Did you mean "wine"'):
+        load_task("wines")
+    package(tmp_path, "cellar", "wine = cellar:Wine")
+    with pytest.raises(TaskError, match=f"task wine: expected one installed package .*, got cellar:Wine, {name}:Plain"):
+        load_task("wine")
 
 
 def test_a_finished_task_is_taken_as_it_is(module):
@@ -108,7 +177,7 @@ def test_a_module_that_raises_keeps_the_cause(module):
 
 def test_a_missing_attribute_lists_the_classes(module):
     """A misspelt class finds its neighbours in the message."""
-    with pytest.raises(TaskError, match="no attribute Plane; its classes are Half, Numbered, Plain"):
+    with pytest.raises(TaskError, match="no attribute Plane; its classes are Callable_, Half, Late, Numbered, Plain"):
         load_task(f"{module()}:Plane")
 
 

@@ -30,6 +30,7 @@ PAUSES_S = (0.08, 0.12, 0.1, 0.15, 0.11, 0.08, 0.13, 0.28)
 SWITCHED = (2, 7)
 """The daemons that are killed and come back."""
 _SERVER = {
+    "tasks": [TASK],
     "limits": {"reattach_grace_s": 3.0},
     "quarantine": {"after": 2, "first_s": 20.0},
 }

@@ -1,0 +1,1 @@
+"""One run's life, and what a coordinator keeps of all its runs."""

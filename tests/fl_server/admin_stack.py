@@ -1,0 +1,27 @@
+"""The Admin service behind a real port, with interceptors and all, on a coordinator in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from fl_server.admin import AdminService
+from fl_server.interceptors import CallInterceptor
+from protos.fl.v1 import admin_pb2_grpc
+from protos.wire import client_options, server_options
+from tests.fl_server.harness import World
+
+
+@asynccontextmanager
+async def admin_of(world: World) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the admin port, in plain text."""
+    server = grpc.aio.server(interceptors=[CallInterceptor(world.parts.metrics)], options=server_options())
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.parts, world.coordinator), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=list(client_options())) as channel:
+        yield channel
+    await server.stop(None)

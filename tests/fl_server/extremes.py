@@ -1,0 +1,105 @@
+"""Values that nobody sends by accident, for every field of a message: what its type can hold at the ends and beyond."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+
+FLOATS = (math.nan, math.inf, -math.inf, 1e308, 1e100, -1.0, -0.0, 5e-324, 0.5)
+TEXTS = (
+    "",
+    "\0",
+    "x" * 100_000,
+    "\x1b[31mred\n\x07",
+    "9" * 5000,
+    "\U0001f600" * 5000,
+    "\u202eevil",
+    "../../etc/passwd",
+)
+NUMBERS = {
+    FieldDescriptor.TYPE_UINT32: (0, 1, 2**31, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**63, 2**64 - 1),
+    FieldDescriptor.TYPE_INT32: (-(2**31), -1, 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), -1, 2**63 - 1),
+    FieldDescriptor.TYPE_FIXED64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_DOUBLE: FLOATS,
+    FieldDescriptor.TYPE_FLOAT: FLOATS,
+    FieldDescriptor.TYPE_BOOL: (True, False),
+    FieldDescriptor.TYPE_ENUM: (99, -1, 2**31 - 1),
+    FieldDescriptor.TYPE_STRING: TEXTS,
+    FieldDescriptor.TYPE_BYTES: (b"", b"\0" * 100_000),
+}
+
+
+def deep(levels: int) -> Struct:
+    """Tables within each other."""
+    struct = Struct()
+    inner = struct
+    for _ in range(levels):
+        inner = inner.fields["a"].struct_value
+    inner.fields["a"].number_value = 1.0
+    return struct
+
+
+def structs() -> Iterator[Struct]:
+    """Tables that no task or method takes."""
+    for number in FLOATS:
+        struct = Struct()
+        struct.fields["alpha"].number_value = number
+        yield struct
+    for text in TEXTS:
+        yield Struct(fields={text: {"string_value": text}})
+    yield deep(20)
+    yield deep(28)  # three messages each; one of more than 100 within each other is not parsed at all
+    wide, empty = Struct(), Struct()
+    for index in range(3000):
+        wide.fields[f"name{index}"].number_value = index
+    empty.fields["unset"].SetInParent()
+    listed = Struct(fields={"list": {"list_value": {"values": [{"number_value": math.nan}] * 2000}}})
+    unknown = Struct(fields={"null": {"null_value": 77}})
+    yield from (wide, empty, listed, unknown)
+
+
+def changed(message: Message, prefix: str = "") -> Iterator[tuple[str, Any, Message]]:
+    """(field, value, the message with that value in that field), for every field and each of its extremes."""
+    for field in message.DESCRIPTOR.fields:
+        name = prefix + field.name
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            yield from _maps(message, field, name)
+        elif field.message_type is not None and field.message_type.full_name == Struct.DESCRIPTOR.full_name:
+            for struct in structs():
+                yield name, str(struct)[:40], _with(message, field.name, struct)
+        elif field.message_type is not None:
+            for path, value, part in changed(getattr(message, field.name), f"{name}."):
+                yield path, value, _with(message, field.name, part)
+        else:
+            for value in NUMBERS[field.type]:
+                copy = _copy(message)
+                setattr(copy, field.name, value)
+                yield name, str(value)[:40], copy
+
+
+def _maps(message: Message, field: FieldDescriptor, name: str) -> Iterator[tuple[str, Any, Message]]:
+    """Labels: odd names, odd values, and many."""
+    tables = [{text: text} for text in TEXTS] + [{f"label{index}": "x" for index in range(5000)}]
+    for table in tables:
+        copy = _copy(message)
+        getattr(copy, field.name).update(table)
+        yield name, str(table)[:40], copy
+
+
+def _with(message: Message, field: str, part: Message) -> Message:
+    copy = _copy(message)
+    getattr(copy, field).CopyFrom(part)
+    return copy
+
+
+def _copy(message: Message) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
