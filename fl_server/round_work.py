@@ -54,7 +54,9 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
         clients=len(command.cohort),
     )  # fmt: skip
     run.deadline.start(deadline_s)
-    for client in command.cohort:
+    # Stragglers of earlier attempts go on; a daemon that was not told of more time would stop at its earlier deadline.
+    stragglers = sorted(run.state.outstanding - set(command.cohort))
+    for client in (*command.cohort, *stragglers):
         push_assignment(run, client)
 
 
