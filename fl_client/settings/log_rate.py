@@ -1,6 +1,6 @@
 """A rate limit for the log: whatever a coordinator makes the daemon say, it does not fill a disk.
 
-Each event has its own limit, so that a flood of one hides no other. The next line of the event says how many are missing.
+Each event has its own limit: a flood of one hides no other. The next line of the event says how many are missing.
 """
 
 from __future__ import annotations
