@@ -1,4 +1,4 @@
-"""Every field of what a coordinator pushes, at the extremes of its type: the daemon answers with its own errors only."""
+"""Every field of what a coordinator pushes, at the extremes of its type: only the daemon's own errors come of it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ EVENTS = [
 
 @pytest.mark.parametrize("base", [ASSIGNMENT, training_pb2.Assignment()], ids=["whole", "empty"])
 def test_an_extreme_assignment_is_refused_by_name_or_can_be_done(base):
-    """Whatever a field says: it is refused with an error of the daemon's own, or what is left to do is within limits."""
-    refused = 0
+    """Whatever a field says: it is refused by an error of the daemon's own, or what is left to do is within limits."""
+    refused = []
     for assignment in extremes(base):
         assert 0 < seconds_for(assignment, LIMITS.max_seconds) <= LIMITS.max_seconds
         assert len(work_of(assignment)) == 32
@@ -68,9 +68,9 @@ def test_an_extreme_assignment_is_refused_by_name_or_can_be_done(base):
             check_assignment(assignment, LIMITS, 100)
             answers.exchange_of(assignment, answers.method_of(assignment.training))
         except ClientError as error:
-            refused += 1
-            assert len(str(error)) < 100_000
-    assert refused > 20
+            refused.append(len(str(error)))
+    assert len(refused) > 20
+    assert max(refused) < 100_000
 
 
 def test_an_extreme_evaluation_is_refused_by_name_or_can_be_done():
@@ -98,7 +98,8 @@ async def test_a_desk_takes_every_extreme_event(event):
     """None of them raises, and no more work than allowed is begun, whatever the keys."""
     metrics = Metrics()
     tools = SimpleNamespace(
-        link=Link(Waits()), gatekeeper=None, disk=None, metrics=metrics, progress=SimpleNamespace(say=lambda what: None),
+        link=Link(Waits()), gatekeeper=None, disk=None, metrics=metrics,
+        progress=SimpleNamespace(say=lambda what: None),
         shelf=SimpleNamespace(drop=None, settle=None, end=None), limits=LIMITS,
     )  # fmt: skip
     desk = Desk(tools, Untiring())

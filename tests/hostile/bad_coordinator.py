@@ -19,6 +19,7 @@ import torch
 from google.protobuf.message import Message
 
 from algorithms.model_state import read_state
+from protos.chunks import encode_piece
 from protos.codec import Layout, chunk_spans, digest_message, encode_chunk, encode_fetch_header, pack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -28,6 +29,8 @@ from tests.integration.processes import eventually
 from tests.integration.tiny_task import Tiny
 
 CHUNK = 1 << 20
+LARGE = 700 << 20
+"""Bytes of a model that is not the daemon's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class BadCoordinator:
         """Events that every Attend stream brings as fast as it can, behind the first."""
         self.calls: dict[str, list[tuple[float, Any]]] = defaultdict(list)
         self.bytes_sent = 0
+        self.cut_at = 0
+        """Bytes after which a download ends; 0: it is whole."""
         self.updates: dict[tuple[str, int], list[bytes]] = {}
         self.bundles: dict[bytes, tuple[tensor_pb2.Resource, Layout, bytes]] = {}
         self.offer = pb.TaskOffer()
@@ -91,6 +96,7 @@ class BadCoordinator:
         """From now on it answers as it should."""
         self.answers.clear()
         self.flood = None
+        self.cut_at = 0
 
     def push(self, *events: pb.AttendResponse | bytes) -> None:
         """Send events on the newest stream."""
@@ -161,9 +167,7 @@ class BadCoordinator:
 
     def _model(self) -> tensor_pb2.Resource:
         state = read_state(_first_model())
-        return self.publish(
-            tensor_pb2.RESOURCE_KIND_MODEL, {**state.trainable, **state.buffers}, set(state.trainable)
-        )
+        return self.publish(tensor_pb2.RESOURCE_KIND_MODEL, {**state.trainable, **state.buffers}, set(state.trainable))
 
     def proper_round(self) -> bytes:
         """Digest of the update of one honest round, which is the same every time."""
@@ -226,23 +230,22 @@ class BadCoordinator:
     def _fetch(self, raw: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         request = self._note("FetchModel", raw)
         if request.digest.value not in self.bundles:
-            yield from self._endless(context)
+            yield from self._zeros()
             return
         resource, layout, data = self.bundles[request.digest.value]
         yield encode_fetch_header(resource, layout.to_manifest())
-        for offset, length in chunk_spans(len(data), CHUNK):
+        for offset, length in chunk_spans(min(len(data), self.cut_at or len(data)), CHUNK):
             self.bytes_sent += length
             yield encode_chunk(data, offset, length)
 
-    def _endless(self, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Zeros for as long as somebody listens."""
-        block, offset = bytes(CHUNK), 0
-        yield encode_fetch_header(tensor_pb2.Resource(), tensor_pb2.Manifest(encoding=1))
-        while context.is_active():
-            message = encode_chunk(block, 0, CHUNK)
+    def _zeros(self) -> Iterator[bytes]:
+        """A model of 700 MiB, of which every number is zero."""
+        layout = Layout.of({"w": torch.empty(LARGE // 4, device="meta")}, {"w"})
+        block = bytes(CHUNK)
+        yield encode_fetch_header(tensor_pb2.Resource(), layout.to_manifest())
+        for offset in range(0, LARGE, CHUNK):
             self.bytes_sent += CHUNK
-            offset += CHUNK
-            yield message
+            yield encode_piece(block, offset)
 
     def _submit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         header = training_pb2.UpdateHeader()
