@@ -165,9 +165,15 @@ class BadCoordinator:
         self.bundles[resource.digest.value] = (resource, layout, data)
         return resource
 
+    def other_model(self) -> tensor_pb2.Resource:
+        """A model that the daemon has not fetched yet: all ones."""
+        state = read_state(_first_model())
+        ones = {name: torch.ones_like(tensor) for name, tensor in state.trainable.items()}
+        return self.publish(tensor_pb2.RESOURCE_KIND_MODEL, ones, set(ones))
+
     def _model(self) -> tensor_pb2.Resource:
         state = read_state(_first_model())
-        return self.publish(tensor_pb2.RESOURCE_KIND_MODEL, {**state.trainable, **state.buffers}, set(state.trainable))
+        return self.publish(tensor_pb2.RESOURCE_KIND_MODEL, state.trainable, set(state.trainable))
 
     def proper_round(self) -> bytes:
         """Digest of the update of one honest round, which is the same every time."""

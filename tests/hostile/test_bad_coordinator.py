@@ -135,8 +135,9 @@ def test_no_byte_of_another_model_is_fetched(daemon, coordinator):
 
 
 def test_a_download_that_never_gets_on_is_given_up(daemon, coordinator):
-    """The first 100 bytes again and again, as a link would that is cut: that is no progress, and the deadline ends it."""
+    """The first 100 bytes again and again are no progress: tries become rare, and the deadline ends them."""
     assignment = coordinator.assignment("again")
+    assignment.resources[0].CopyFrom(coordinator.other_model())
     assignment.deadline.FromSeconds(2)
     seen = coordinator.count("FetchModel")
     coordinator.cut_at = 100
