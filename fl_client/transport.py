@@ -135,11 +135,13 @@ class GrpcTransport:
 
     async def _call(self, method: str, request: Message, response: type[Message]) -> Any:
         # A deserializer that raises is logged by grpc with a traceback, each time; so bytes are read here.
+        rpc: grpc.aio.UnaryUnaryMultiCallable[Message, bytes]
         rpc = self._channel.unary_unary(_path(method), _serialized, None)
         with self._mapped():
             return parsed(await rpc(request, timeout=CALL_SECONDS), response)
 
     async def _stream(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
+        rpc: grpc.aio.UnaryStreamMultiCallable[Message, bytes]
         rpc = self._channel.unary_stream(_path(method), _serialized, None)
         with self._mapped():
             call = rpc(request)

@@ -195,6 +195,7 @@ def test_thousands_of_assignments_a_second_do_not_deafen_the_daemon(daemon, coor
     coordinator.until_more("ReportStatus", now + 5)
     assert len(daemon.events("assignment", run="flood")) < sent
     assert coordinator.count("ReportStatus") - told < sent / 20
+    assert max(len(request.failures) for _, request in coordinator.calls["ReportStatus"]) > 1
 
 
 def test_valid_work_in_a_flood_is_bounded(daemon, coordinator):
