@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -151,7 +151,7 @@ class GrpcTransport:
                     message = await call.read()
                 if message is grpc.aio.EOF:
                     return
-                yield message
+                yield cast(bytes, message)
         finally:
             call.cancel()
 
