@@ -58,6 +58,9 @@ class _Desk:
         if event.WhichOneof("event") == "assignment":
             self._seen.assignments.append(time.time())
 
+    async def ready(self) -> None:
+        """Nothing is waited for."""
+
     async def pending(self) -> list[training_pb2.ExchangeKey]:
         return []
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 import torch
+from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def method_of(training: training_pb2.LocalTraining) -> Algorithm:
     spec = training.algorithm
     try:
         return algorithms.build(spec.name, **MessageToDict(spec.parameters))
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, JsonError) as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
 
 

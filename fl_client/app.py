@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -32,6 +32,7 @@ from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
 from fl_client.state import StateDir
+from fl_client.storage.room import Room
 from fl_client.training import Trainer
 from fl_client.transport import GrpcTransport
 from fl_client.work import Tools
@@ -97,7 +98,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         ConfigError: the TLS files cannot be used.
         StartError: what a gate looks at is not on this device.
     """
-    link, worker = Link(instruments.waits), Worker(config.threads)
+    link, worker = Link(replace(instruments.waits, most=config.limits.max_wait_s)), Worker(config.threads)
     around = Surroundings(local.train.inputs.device, worker.idle_for, instruments.clock)
     panel = Panel(gates_of(config.gates, around), config.gates.open_after_s)
     tools = Tools(
@@ -106,11 +107,12 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
         worker=worker,
         disk=Disk(),
-        shelf=Shelf(state.pending, state.states),
+        shelf=Shelf(state.pending, state.states, Room(config.limits.max_runs, config.limits.max_kept_bytes)),
         gatekeeper=Gatekeeper(panel, config.gates, instruments.metrics, instruments.clock),
         metrics=instruments.metrics,
         progress=instruments.progress,
         traces=instruments.traces,
+        limits=config.limits,
     )
     hello = _hello(config, local)
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import structlog
 
+from fl_client.connection.pace import Pace
+from fl_client.connection.reading import asked_for, check_registration, seconds_of, text
+from fl_client.connection.sessions import session_of
 from fl_client.desk import Desk
 from fl_client.errors import (
     ClientError,
@@ -27,16 +30,27 @@ from fl_client.errors import (
     TransportError,
     Unreachable,
 )
-from fl_client.link import Backoff, Calls, Link, Session
+from fl_client.link import Backoff, Calls, Link, Session, Waits
 from fl_client.stream import Stream
 from fl_client.transport import Connect, Connection
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
 
 LAST_WORDS_S = 20.0
 """Patience with a stream that the coordinator ends because its session moves."""
+
+CONNECTS_PER_S, CONNECTS_AT_ONCE = 0.5, 30
+"""How often a connection is made, whatever the coordinator answers: in the long run, and at once."""
+
+EVENTS_PER_S, EVENTS_AT_ONCE = 500.0, 1000
+"""How many events are taken; a coordinator that pushes more has to wait."""
+
+NOTICES_PER_S, NOTICES_AT_ONCE = 0.1, 10
+"""How many words for the owner are logged; others are dropped."""
+
+BLOCKED_AT_MOST = 10
+"""Times `Waits.blocked`, between two tries of a daemon that is refused again and again."""
 
 
 Reason = Callable[[], Awaitable[None]]
@@ -66,6 +80,11 @@ class Attendance:
         self._link = link
         self._session: pb.RegisterResponse | None = None
         self._backoff = Backoff(link.waits)
+        blocked = link.waits.blocked
+        self._blocked = Backoff(Waits(first=blocked, longest=BLOCKED_AT_MOST * blocked))
+        self._connects = Pace(CONNECTS_PER_S, CONNECTS_AT_ONCE)
+        self._events = Pace(EVENTS_PER_S, EVENTS_AT_ONCE)
+        self._notices = Pace(NOTICES_PER_S, NOTICES_AT_ONCE)
         self._leaving: set[asyncio.Task[None]] = set()
         """Connections that the session has moved away from, while calls are under way there."""
         self._wait: float | None = None
@@ -81,6 +100,7 @@ class Attendance:
         try:
             while True:
                 wait, why = await self._attend_once(desk)
+                wait = max(wait, self._connects.delay())
                 log.warning("disconnected", server=self._door.server, reason=why, next_try_seconds=round(wait, 1))
                 desk.disconnected()
                 await asyncio.sleep(wait)
@@ -104,10 +124,14 @@ class Attendance:
         except (ProtocolMismatch, NotAllowed, Refused, StartError) as error:
             self._session = None
             log.error("refused", reason=str(error), todo=_TODO[type(error)])
-            return self._link.waits.blocked, str(error)
+            return self._blocked.next(), str(error)
         except TransportError as error:
-            return (backoff.next() if error.wait is None else error.wait), str(error)
-        return (backoff.next() if self._wait is None else self._wait), self._why
+            return backoff.after(error.wait), str(error)
+        except Exception as error:  # whatever it is, the coordinator's next word may be one that can be read
+            self._session = None
+            log.exception("attendance_broken", server=self._door.server)
+            return backoff.next(), f"{type(error).__name__}: {text(str(error))}"
+        return backoff.after(self._wait), self._why
 
     async def _attend(self, desk: Desk) -> None:
         """One connection from beginning to end, or several, one behind the other."""
@@ -118,10 +142,12 @@ class Attendance:
         except BaseException:
             await connection.close()
             raise
-        until = self._door.renewed
+        renewal = asyncio.ensure_future(self._door.renewed())
         try:
-            while await self._take_until(stream, renewal := asyncio.ensure_future(until()), desk):
+            await stream.begin()
+            while await self._take_until(stream, renewal, desk):
                 stream, until = await self._move(stream, desk)
+                renewal = asyncio.ensure_future(until())
         finally:
             renewal.cancel()
             self._link.close()
@@ -133,24 +159,34 @@ class Attendance:
         After a restart of the coordinator that is every daemon's: each would need one more connection otherwise.
         """
         if self._session is not None:
-            stream = Stream(_session_of(self._session, connection))
+            stream = self._stream_of(session_of(self._session, connection), desk)
             try:
                 if not await stream.lost():
                     return stream
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, Unreachable):
                 await stream.close()
                 raise
             log.info("session_lost", server=self._door.server)
             self._session = None  # also if the door is full: whoever comes again does not ask for it again
         self._session = await self._register(connection, desk)
-        return Stream(_session_of(self._session, connection))
+        return self._stream_of(session_of(self._session, connection), desk)
+
+    def _stream_of(self, session: Session, desk: Desk) -> Stream:
+        """A stream whose events are asked for at a bounded rate, and while the desk has room for what they ask."""
+
+        async def ready() -> None:
+            if delay := self._events.delay():
+                await asyncio.sleep(delay)
+            await desk.ready()
+
+        return Stream(session, ready)
 
     async def _move(self, old: Stream, desk: Desk) -> tuple[Stream, Reason]:
         """The session's stream on a new connection; the old one, if there is no new one to be had.
 
         Returns the stream, and what to wait for before the next move.
         """
-        new = Stream(replace(old.session, connection=self._door.connect(), calls=Calls()))
+        new = self._stream_of(replace(old.session, connection=self._door.connect(), calls=Calls()), desk)
         try:
             here = await self._take_until(old, new.coming, desk)
             first = await self._first(new, here)
@@ -162,7 +198,7 @@ class Attendance:
         except BaseException:
             await new.close()
             raise
-        self._take(first, new.session, desk)
+        self._take(first, new, desk)
         log.info("moved", server=self._door.server)
         leaving = asyncio.create_task(old.leave())
         self._leaving.add(leaving)
@@ -187,7 +223,7 @@ class Attendance:
         with suppress(TransportError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while (event := await old.next()) is not None:
-                    self._take(event, old.session, desk)
+                    self._take(event, old, desk)
 
     async def _take_until(self, stream: Stream, other: asyncio.Future[Any], desk: Desk) -> bool:
         """Take events until `other` is done. False: the stream has ended before."""
@@ -197,21 +233,30 @@ class Attendance:
                 return True
             if (event := stream.take()) is None:
                 return False
-            self._take(event, stream.session, desk)
+            self._take(event, stream, desk)
 
-    def _take(self, event: pb.AttendResponse, session: Session, desk: Desk) -> None:
-        match event.WhichOneof("event"):
+    def _take(self, event: pb.AttendResponse, stream: Stream, desk: Desk) -> None:
+        kind = event.WhichOneof("event")
+        if not stream.greeted:
+            if kind != "attached":
+                raise Unreachable(f"expected Attached as the first event, got {kind or 'one that is not known here'}")
+            stream.greeted = True
+            self._backoff.reset()
+            self._blocked.reset()
+            self._link.open(stream.session)
+            desk.attached()
+            return
+        match kind:
             case "attached":
-                self._backoff.reset()
-                self._link.open(session)
-                desk.attached()
+                pass  # it is known
             case "retry":
-                self._wait, self._why = event.retry.wait.ToTimedelta().total_seconds(), event.retry.reason
+                self._wait, self._why = seconds_of(event.retry.wait), text(event.retry.reason)
             case "drain":
-                self._why = event.drain.reason or "drained"
+                self._why = text(event.drain.reason) or "drained"
                 log.info("drained", by_coordinator=event.drain.coordinator_leaving, reason=self._why)
             case "notice":
-                log.warning("notice", text=event.notice.text)
+                if self._notices.free():
+                    log.warning("notice", text=text(event.notice.text))
             case _:
                 desk.take(event)
 
@@ -220,19 +265,11 @@ class Attendance:
         request.pending.extend(await desk.pending())
         request.states.extend(await desk.states())
         response = await connection.register(request)
+        check_registration(response, request)
         log.info("registered", client=request.client_id, protocol=response.protocol)
-        for outcome in response.outcomes:
-            desk.take(pb.AttendResponse(outcome=outcome))
-        for run_id in response.ended_runs:
-            desk.take(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
+        for event in asked_for(response, request):
+            desk.take(event)
         return response
-
-
-def _session_of(response: pb.RegisterResponse, connection: Connection) -> Session:
-    """The session with the sizes that both sides keep to; a coordinator that names none gets our own."""
-    largest = min(response.limits.max_chunk_bytes or MAX_CHUNK_BYTES, MAX_CHUNK_BYTES)
-    best = min(response.limits.chunk_bytes or CHUNK_BYTES, largest)
-    return Session(response.session_id, connection, best, largest)
 
 
 _TODO: dict[type[ClientError], str] = {

@@ -66,6 +66,10 @@ class ClientStates:
         read = (_left_by(path) for path in sorted(self._folder.glob("*.state")))
         return [pb.HeldState(run_id=it.key.run_id, state_epoch=it.state_epoch) for it in read if it is not None]
 
+    def size_bytes(self) -> int:
+        """On disk, of all states."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.state"))
+
     def _path(self, run_id: str) -> Path:
         # The run's id comes from the wire, so it is not trusted as a file name.
         return self._folder / f"{digest_of(run_id.encode()).hex()[:32]}.state"

@@ -133,6 +133,26 @@ class GatesConfig(Section):
         return self
 
 
+class LimitsConfig(Section):
+    """What a coordinator may ask of this device. The size of what it sends is tied to the task's own model."""
+
+    max_steps: int = Field(default=10_000_000, ge=1)
+    """Local steps of one assignment; one that asks for more is refused."""
+    max_batch_size: int = Field(default=65_536, ge=1)
+    """Examples in one batch; one that asks for more, where the shard has more, is refused."""
+    max_seconds: float = Field(default=86_400.0, gt=0, le=31_536_000)
+    """Seconds of computing for one assignment, and seconds after which an assignment is given up whose deadline is
+    missing or later."""
+    max_assignments: int = Field(default=4, ge=1, le=64)
+    """Assignments that are kept at once, and as many evaluations; of more, the oldest is given up."""
+    max_wait_s: float = Field(default=3_600.0, ge=1, le=604_800)
+    """Longest wait before the next try that a coordinator is given."""
+    max_runs: int = Field(default=16, ge=1)
+    """Runs that client states are kept for at once; work of another run that needs one is refused."""
+    max_kept_bytes: int = Field(default=16 << 30, ge=1)
+    """Bytes on disk of client states and of the updates that leave them; work that needs more is refused."""
+
+
 class ClientConfig(Section):
     """All that a daemon is told."""
 
@@ -162,10 +182,11 @@ class ClientConfig(Section):
     labels: dict[str, str] = Field(default_factory=dict)
     """Words by which runs choose clients."""
     gates: GatesConfig = GatesConfig()
+    limits: LimitsConfig = LimitsConfig()
     metrics_listen: Address | None = None
     """host:port for Prometheus. None or "": none."""
     max_bundle_bytes: int = Field(default=4 << 30, ge=1)
-    """Largest model, in bytes, that is taken from the coordinator."""
+    """Largest model, in bytes, that is taken from the coordinator; what is no model of this task never is."""
     log: Literal["auto", "json", "pretty"] = "auto"
 
     @model_validator(mode="before")

@@ -8,10 +8,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from fl_client.connection.pace import Pace
 from fl_client.errors import BrokenTransfer, Fenced, SessionLost, Unreachable
 from fl_client.transport import Connection
 
 T = TypeVar("T")
+
+CALLS_PER_S, CALLS_AT_ONCE = 5.0, 100
+"""How often calls that failed are made again, whatever the coordinator answers: in the long run, and at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class Waits:
     blocked: float = 60.0
     look: float = 4.0
     """At most, between two looks at the files of certificates."""
+    most: float = 3600.0
+    """What a coordinator asks beyond is cut to this."""
 
 
 class Backoff:
@@ -40,6 +46,12 @@ class Backoff:
         """Seconds to wait now."""
         wait, self._next = self._next, min(2 * self._next, self._waits.longest)
         return wait * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+
+    def after(self, asked: float | None) -> float:
+        """Seconds to wait where the coordinator asked for some; too few of them count as none."""
+        if asked is None or asked < self._waits.first:
+            return self.next()
+        return min(asked, self._waits.most)
 
 
 class Calls:
@@ -83,6 +95,7 @@ class Link:
 
     def __init__(self, waits: Waits) -> None:
         self.waits = waits
+        self._pace = Pace(CALLS_PER_S, CALLS_AT_ONCE)
         self._session: Session | None = None
         self._opened = asyncio.Event()
 
@@ -116,4 +129,4 @@ class Link:
                 with session.calls:
                     return await call(session)
             except (Unreachable, SessionLost, Fenced, BrokenTransfer) as error:
-                await asyncio.sleep(backoff.next() if error.wait is None else error.wait)
+                await asyncio.sleep(max(backoff.after(error.wait), self._pace.delay()))

@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.status import Status
 from structlog.types import Processor
 
+from fl_client.settings.log_rate import LogRate
+
 
 class Progress:
     """What the daemon is doing, as one line that is rewritten in place; silent where there is no terminal."""
@@ -42,6 +44,7 @@ def logging(mode: Literal["auto", "json", "pretty"]) -> Iterator[Progress]:
 def _configure(*render: Processor) -> None:
     structlog.configure(
         processors=[
+            LogRate(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -64,6 +64,9 @@ class Metrics:
             "When what TLS is made with ends: cert, this device's own; ca, the last of the coordinator's.",
             file=("cert", "ca"),
         )
+        self.ignored = kit.counter(
+            "fl_client_events_ignored", "Events of the coordinator that named nothing that could be answered for."
+        )
         self.bytes = kit.counter("fl_client_transfer_bytes", "Tensor bytes, by direction.", direction=("down", "up"))
 
     def _about_the_device(self) -> None:

@@ -14,8 +14,21 @@ from protos.codec import Layout, LayoutError, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
+Layouts = Mapping[tensor_pb2.ResourceKind, Layout]
+"""How the bundles of one model lie, by kind: those that its coordinator may send."""
+
 Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
 """What an assignment names, by kind."""
+
+
+def layouts_of(model: nn.Module) -> Layouts:
+    """How the bundles of this model lie."""
+    here = state_views(model)
+    layouts = {
+        tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
+        tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
+    }
+    return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
 def load(model: nn.Module, bundles: Bundles) -> Tensors:

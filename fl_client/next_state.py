@@ -30,6 +30,12 @@ class NextState:
         unmoved = algorithm.next_client_state(context, answer.admitted(0.0))
         return NextState(whole, {symbol: it for symbol, it in unmoved.items() if not _equal(it, whole[symbol])})
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors of both."""
+        memories = (self.whole, self.unmoved)
+        return sum(it.nbytes for memory in memories for tensors in memory.values() for it in tensors.values())
+
     def at(self, clip_factor: float) -> Memory:
         """The state of a round that counted with this factor; 1 gives the very tensors of `whole`."""
         if clip_factor == 1.0:

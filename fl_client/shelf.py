@@ -16,6 +16,7 @@ from algorithms.base import Memory
 from fl_client.client_states import ClientState, ClientStates
 from fl_client.errors import WorkFailed
 from fl_client.next_state import NextState
+from fl_client.storage.room import ROOM, Room
 from fl_client.updates import Head, Key, Outgoing, PendingUpdates, Update, key_of, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -26,9 +27,10 @@ log = structlog.get_logger()
 class Shelf:
     """Pending updates and client states together. Blocking; one call at a time."""
 
-    def __init__(self, pending: Path, states: Path) -> None:
+    def __init__(self, pending: Path, states: Path, room: Room = ROOM) -> None:
         self._pending = PendingUpdates(pending)
         self._states = ClientStates(states)
+        self._room = room
 
     def resume(self, assignment: training_pb2.Assignment) -> Outgoing | None:
         """The update that was made for exactly this work before; first, all that the assignment decides is settled.
@@ -62,9 +64,39 @@ class Shelf:
             )
         return state.memory
 
+    def check_room(self, run_id: str) -> None:
+        """Raises WorkFailed unless a client state of this run may be kept beside those that are kept."""
+        runs = {state.run_id for state in self.held()}
+        self._room.check_runs(len(runs | {run_id}))
+        self._room.check_bytes(self._bytes())
+
     def keep(self, update: Update, next_state: NextState | None) -> Outgoing:
-        """Keep an update, and the state that it would leave, until its outcome; as it goes up. Raises OSError."""
+        """Keep an update, and the state that it would leave, until its outcome; as it goes up.
+
+        Raises:
+            OSError: the disk does not take it.
+            WorkFailed: it leaves a state, and there may be no more of them.
+        """
+        if next_state is not None:
+            self.check_room(update.header.key.run_id)
+            self._room.check_bytes(self._bytes() + update.header.size_bytes + next_state.size_bytes)
+            self._forget_oldest(update.header.key.run_id)
         return self._pending.put(update, next_state)
+
+    def _bytes(self) -> int:
+        """On disk, of states and of the updates that leave them."""
+        return self._states.size_bytes() + sum(head.path.stat().st_size for head in self._stateful())
+
+    def _stateful(self, run_id: str | None = None) -> list[Head]:
+        """The updates that leave a state, of a run or of all, oldest first."""
+        return [head for head in self._pending.heads() if head.has_state and run_id in (None, head.header.key.run_id)]
+
+    def _forget_oldest(self, run_id: str) -> None:
+        """A run has one round at a time, so of many updates only the latest can still count."""
+        for head in self._stateful(run_id)[: -self._room.updates]:
+            key = key_of(head.header.key)
+            log.warning("update_given_up", run=run_id, round=key[1], todo="the run has newer ones")
+            self._pending.drop(key)
 
     def settle(self, outcome: training_pb2.Outcome) -> None:
         """What became of an update: the state that it leaves is promoted if it counted, and the update goes.

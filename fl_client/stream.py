@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from fl_client.errors import SessionLost
+from fl_client.errors import SessionLost, Unreachable
 from fl_client.link import Session
 from protos.fl.v1 import coordinator_pb2 as pb
+
+FIRST_WORD_S = 60.0
+"""Patience with a coordinator that lets a daemon attend and does not greet it."""
+
+
+async def _at_once() -> None:
+    """Nothing is waited for."""
 
 
 class Stream:
     """An Attend stream, and the connection that it lives on."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, ready: Callable[[], Awaitable[None]] = _at_once) -> None:
+        """ready: waits until the next event may be asked for; meanwhile the coordinator has to wait with it."""
         self.session = session
+        self.greeted = False
+        """Whether its first event has been taken."""
+        self._ready = ready
         self._events = session.connection.attend(session.id)
         self._coming: asyncio.Task[pb.AttendResponse | None] | None = None
 
@@ -34,9 +46,15 @@ class Stream:
         await asyncio.wait({self.coming})
         return self.take()
 
+    async def begin(self) -> None:
+        """Wait for the coordinator's first word; nothing is taken. Raises Unreachable when it does not come."""
+        done, _ = await asyncio.wait({self.coming}, timeout=FIRST_WORD_S)
+        if not done:
+            raise Unreachable(f"expected the coordinator's first word within {FIRST_WORD_S:g} s, got none")
+
     async def lost(self) -> bool:
         """Whether the coordinator's first word is that it does not know the session; nothing is taken."""
-        await asyncio.wait({self.coming})
+        await self.begin()
         return isinstance(self.coming.exception(), SessionLost)
 
     async def leave(self) -> None:
@@ -55,4 +73,5 @@ class Stream:
         await self.session.connection.close()
 
     async def _next(self) -> pb.AttendResponse | None:
+        await self._ready()
         return await anext(self._events, None)

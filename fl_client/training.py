@@ -21,7 +21,7 @@ from fl_client import answers, model_values
 from fl_client.data import LocalTask
 from fl_client.device import AS_IT_IS, Compute
 from fl_client.errors import WorkFailed
-from fl_client.model_values import Bundles
+from fl_client.model_values import Bundles, Layouts
 from fl_client.next_state import NextState
 from fl_client.updates import Update
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -61,6 +61,19 @@ class Trainer:
         """
         self._local, self._compute = local, compute
         self._model = model
+        self.layouts: Layouts | None = None
+        """How the bundles of the model lie; None until `prepare` was called."""
+
+    @property
+    def examples(self) -> int:
+        """Training examples of this device."""
+        return len(self._local.train)
+
+    def prepare(self) -> None:
+        """Make the model, if that was not done before, so that it is known what its bundles are. Raises WorkFailed."""
+        model = self._made()
+        with _failures():
+            self.layouts = model_values.layouts_of(model)
 
     def train(
         self, assignment: training_pb2.Assignment, bundles: Bundles, kept: Memory | None, on_step: OnStep
@@ -118,10 +131,14 @@ class Trainer:
 
     def _load(self, bundles: Bundles) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, made anew only the first time; and x, in the bundle's memory."""
+        model = self._made()
+        return model, model_values.load(model, bundles)
+
+    def _made(self) -> nn.Module:
         if self._model is None:
             with _failures():
                 self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
-        return self._model, model_values.load(self._model, bundles)
+        return self._model
 
     def _context(self, assignment: training_pb2.Assignment, model: nn.Module, given: _Given) -> ClientContext:
         """What this client has when the exchange begins, on the model's device."""

@@ -6,12 +6,14 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
+import structlog
 from google.protobuf.message import Message
 
+from fl_client.connection.reading import UnreadableMessage, parsed, seconds_of, text
 from fl_client.errors import (
     BrokenTransfer,
     Fenced,
@@ -23,13 +25,15 @@ from fl_client.errors import (
     TransportError,
     Unreachable,
 )
-from protos.chunks import ReadChunk, read_chunk
+from protos.chunks import ReadChunk, is_chunk, read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
 from protos.pem import Pem
 from protos.status import detail_of
 from protos.traces import UNTRACED, Traces
-from protos.wire import client_options
+from protos.wire import MAX_MESSAGE_BYTES, client_options
+
+log = structlog.get_logger()
 
 Fetched = pb.FetchModelResponse | ReadChunk
 """A part of a resource; a chunk is read where it lies, or by protobuf if it is encoded in another way."""
@@ -46,11 +50,11 @@ class Connection(Protocol):
         ...
 
     def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
-        """Events of a session; ends when the coordinator ends the stream."""
+        """Events of a session, an empty one for one that cannot be read; ends when the coordinator ends the stream."""
         ...
 
-    def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[Fetched, None]:
-        """A resource from an offset: header, then chunks."""
+    def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
+        """A resource from an offset: a header of at most so many bytes, then chunks."""
         ...
 
     async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
@@ -96,24 +100,21 @@ class GrpcTransport:
 
     async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
         """See Connection."""
-        async for event in self._stream(
-            "Attend", pb.AttendRequest(session_id=session_id), pb.AttendResponse.FromString
-        ):
-            yield event
+        async for raw in self._stream("Attend", pb.AttendRequest(session_id=session_id)):
+            yield _event(raw)
 
-    async def fetch(self, request: pb.FetchModelRequest) -> AsyncGenerator[Fetched, None]:
+    async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
         """See Connection."""
-        async for part in self._stream("FetchModel", request, _fetched):
-            yield part
+        async for raw in self._stream("FetchModel", request):
+            yield _fetched(raw, header_bytes)
 
     async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
         """See Connection."""
-        rpc: grpc.aio.StreamUnaryMultiCallable[bytes, pb.SubmitUpdateResponse] = self._channel.stream_unary(
-            _path("SubmitUpdate"), request_serializer=None, response_deserializer=pb.SubmitUpdateResponse.FromString
+        rpc: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
+            _path("SubmitUpdate"), request_serializer=None, response_deserializer=None
         )
         with self._mapped():
-            response: pb.SubmitUpdateResponse = await rpc(parts)
-        return response.receipt
+            return parsed(await rpc(parts), pb.SubmitUpdateResponse).receipt
 
     async def query_upload(self, request: pb.QueryUploadRequest) -> pb.QueryUploadResponse:
         """See Connection."""
@@ -133,14 +134,15 @@ class GrpcTransport:
         await self._channel.close()
 
     async def _call(self, method: str, request: Message, response: type[Message]) -> Any:
-        rpc = self._channel.unary_unary(_path(method), _serialized, response.FromString)
+        # A deserializer that raises is logged by grpc with a traceback, each time; so bytes are read here.
+        rpc: grpc.aio.UnaryUnaryMultiCallable[Message, bytes]
+        rpc = self._channel.unary_unary(_path(method), _serialized, None)
         with self._mapped():
-            return await rpc(request, timeout=CALL_SECONDS)
+            return parsed(await rpc(request, timeout=CALL_SECONDS), response)
 
-    async def _stream(
-        self, method: str, request: Message, read: Callable[[bytes], object]
-    ) -> AsyncGenerator[Any, None]:
-        rpc = self._channel.unary_stream(_path(method), _serialized, read)
+    async def _stream(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
+        rpc: grpc.aio.UnaryStreamMultiCallable[Message, bytes]
+        rpc = self._channel.unary_stream(_path(method), _serialized, None)
         with self._mapped():
             call = rpc(request)
         try:
@@ -149,7 +151,7 @@ class GrpcTransport:
                     message = await call.read()
                 if message is grpc.aio.EOF:
                     return
-                yield message
+                yield cast(bytes, message)
         finally:
             call.cancel()
 
@@ -159,6 +161,8 @@ class GrpcTransport:
             yield
         except grpc.aio.AioRpcError as error:
             raise _error_of(error) from error
+        except UnreadableMessage as error:
+            raise Unreachable(str(error)) from error
         except grpc.aio.UsageError as error:
             raise Unreachable("the connection is closed") from error
         except asyncio.CancelledError:
@@ -169,8 +173,22 @@ class GrpcTransport:
             raise Unreachable("the connection was closed") from None
 
 
-def _fetched(message: bytes) -> Fetched:
-    return read_chunk(message) or pb.FetchModelResponse.FromString(message)
+def _event(raw: bytes) -> pb.AttendResponse:
+    try:
+        return parsed(raw, pb.AttendResponse)
+    except UnreadableMessage as error:
+        log.warning("event_ignored", reason=str(error))
+        return pb.AttendResponse()
+
+
+def _fetched(raw: bytes, header_bytes: int) -> Fetched:
+    """A chunk, however it is encoded, or a header. Raises BrokenTransfer."""
+    try:
+        return read_chunk(raw) or parsed(
+            raw, pb.FetchModelResponse, MAX_MESSAGE_BYTES if is_chunk(raw) else header_bytes
+        )
+    except UnreadableMessage as error:
+        raise BrokenTransfer(str(error)) from None
 
 
 def _serialized(message: Message) -> bytes:
@@ -183,14 +201,14 @@ def _path(method: str) -> str:
 
 def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
     """Our error for a failed call: by the detail that came with it, else by its code."""
-    said = error.details() or error.code().name
+    said = text(error.details() or error.code().name)
     detail = detail_of(error.trailing_metadata())
     if isinstance(detail, errors_pb2.SessionFenced):
         return Fenced(said, detail.by_other_instance)
     if isinstance(detail, errors_pb2.ProtocolMismatch):
         return ProtocolMismatch(said, (detail.server.min, detail.server.max))
     if isinstance(detail, errors_pb2.RetryLater):
-        return Unreachable(said, detail.wait.ToTimedelta().total_seconds())
+        return Unreachable(said, seconds_of(detail.wait))
     if (kind := _BY_DETAIL.get(type(detail))) is not None:
         return kind(said)
     if error.code() in _PERMANENT:

@@ -14,6 +14,9 @@ from protos.fl.v1 import training_pb2
 BLOCK_BYTES = 1 << 22
 """Read from the disk at once, or one chunk if that is longer."""
 
+MOST_CHUNKS = 1 << 16
+"""Of one update: a coordinator that asks for smaller chunks gets larger ones."""
+
 
 async def submit(link: Link, update: Outgoing, disk: Disk, on_bytes: Callable[[int], None]) -> training_pb2.Receipt:
     """Send an update until the coordinator has given its word on it, through as many sessions as that takes.
@@ -34,6 +37,8 @@ class Upload:
         self._disk = disk
         self._on_bytes = on_bytes
         self._begun, self._kept = update.begun, 0
+        self._furthest = 0
+        """The most that the coordinator ever had: going back and forth is no progress."""
 
     async def go_on(self, session: Session) -> training_pb2.Receipt:
         """Send it, or the rest of what was begun before."""
@@ -49,9 +54,10 @@ class Upload:
         state = await session.connection.query_upload(query)
         if state.HasField("receipt"):
             return state.receipt
-        if state.kept_bytes > self._kept:
-            self.backoff.reset()
         self._kept = min(state.kept_bytes, header.size_bytes)
+        if self._kept > self._furthest:
+            self._furthest = self._kept
+            self.backoff.reset()
         return None
 
     async def _parts(self, session: Session) -> AsyncIterator[bytes]:
@@ -60,10 +66,11 @@ class Upload:
         header.CopyFrom(self._update.header)
         header.session_id, header.resume_offset = session.id, self._kept
         yield pb.SubmitUpdateRequest(header=header).SerializeToString()
-        block_bytes = max(1, BLOCK_BYTES // session.chunk_bytes) * session.chunk_bytes
+        chunk_bytes = min(max(session.chunk_bytes, -(-header.size_bytes // MOST_CHUNKS)), session.max_chunk_bytes)
+        block_bytes = max(1, BLOCK_BYTES // chunk_bytes) * chunk_bytes
         for offset, length in chunk_spans(header.size_bytes, block_bytes, self._kept):
             block = memoryview(await self._disk.run(self._update.read, offset, length))
-            for start, size in chunk_spans(length, session.chunk_bytes):
+            for start, size in chunk_spans(length, chunk_bytes):
                 yield encode_piece(block[start : start + size], offset + start)
                 self._on_bytes(size)
         trailer = training_pb2.UpdateTrailer(size_bytes=header.size_bytes)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 
-from fl_client import uploads
+from fl_client import answers, uploads
+from fl_client.assignments.checks import check_assignment, check_resources
+from fl_client.assignments.clock import Clock
+from fl_client.assignments.reports import Reports
 from fl_client.bundles import BundleCache
+from fl_client.config import LimitsConfig
+from fl_client.connection.reading import text
 from fl_client.disk import Disk
-from fl_client.errors import NotAllowed, Refused, ResourceGone, TransportError, WorkFailed
+from fl_client.errors import ResourceGone, TransportError, WorkFailed
 from fl_client.gatekeeper import Gatekeeper
 from fl_client.link import Link, Session
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
-from fl_client.training import OnStep, Trained, Trainer
-from fl_client.updates import Key, Outgoing, key_of, message_of, name_of
+from fl_client.training import Layouts, OnStep, Trained, Trainer
+from fl_client.updates import Key, Outgoing, key_of, name_of
 from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -27,9 +33,10 @@ from protos.traces import UNTRACED, Traces
 log = structlog.get_logger()
 
 Answer = Callable[[], Awaitable[None]]
+T = TypeVar("T")
 
-MESSAGE_CHARS = 1000
-"""Length to which a failure's message is cut; the coordinator keeps no more."""
+TRACEPARENT_CHARS = 128
+"""A longer one is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +53,45 @@ class Tools:
     metrics: Metrics
     progress: Progress
     traces: Traces = UNTRACED
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
 
 
 class Work:
     """What is done for one key, from the assignment to the coordinator's last word on it."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, reports: Reports) -> None:
         self._tools = tools
+        self._reports = reports
 
-    async def see_through(self, key: Key, answer: Answer) -> None:
-        """See one answer through: whatever goes wrong with it is told, and ends nothing but this work."""
+    async def see_through(self, key: Key, work: bytes, clock: Clock, answer: Answer) -> None:
+        """See one answer through: whatever goes wrong with it is told, and ends nothing but this work.
+
+        work: its name by `work_of`. clock: what it may take.
+        """
         try:
-            await answer()
+            async with clock:
+                await answer()
         except WorkFailed as failure:
-            await self._report(key, failure)
+            self.give_up(key, work, failure)
         except ResourceGone as error:
             log.info("work_withdrawn", **named(key), reason=str(error))
-        except (Refused, NotAllowed) as error:
+        except TransportError as error:
             await self._drop(key)
             log.error("work_refused", **named(key), reason=str(error))
         except Exception as error:  # a fault of ours must not end a daemon that trains for other rounds too
             log.exception("work_broken", **named(key))
-            await self._report(key, WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}"))
+            self.give_up(key, work, WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}"))
 
     async def contribute(self, assignment: training_pb2.Assignment) -> None:
         """Train, keep the update, send it, and take the receipt."""
-        with self._tools.traces.within(assignment.traceparent):
+        place = assignment.traceparent
+        with self._tools.traces.within(place if len(place) <= TRACEPARENT_CHARS else ""):
             await self._contribute(assignment)
 
     async def _contribute(self, assignment: training_pb2.Assignment) -> None:
         tools, key = self._tools, key_of(assignment.key)
         log.info("assignment", **named(key), attempt=assignment.attempt, resources=len(assignment.resources))
+        check_assignment(assignment, tools.limits, tools.trainer.examples)
         with _disk_failures():
             update = await tools.disk.run(tools.shelf.resume, assignment)
         if update is None:
@@ -98,14 +113,16 @@ class Work:
         tools.trainer.check(assignment.task, assignment.fingerprint)
         with _disk_failures():
             kept = await tools.disk.run(tools.shelf.state_for, assignment)
+            if answers.method_of(assignment.training).keeps_client_state:
+                await tools.disk.run(tools.shelf.check_room, key[0])
         self._say(key, "fetching the model")
-        bundles = await tools.bundles.get(assignment.resources)
+        bundles = await tools.bundles.get(assignment.resources, await self._expected())
 
         def work(check: Callable[[], None]) -> Trained:
             return tools.trainer.train(assignment, bundles, kept, self._on_step(key, check))
 
         with tools.traces.span("training"):
-            trained = await tools.worker.run(work)
+            trained = await self._computed(work)
         header = trained.update.header
         tools.metrics.computed(header)
         log.info(
@@ -141,20 +158,22 @@ class Work:
             log.info("submitted", **named(key), bytes=header.size_bytes)
             return
         reason = name_of(training_pb2.RefusalReason, receipt.reason)
+        detail = text(receipt.detail)
         if receipt.admitted:
             reason = "ANOTHER_UPDATE_WAS_FIRST"
         await self._drop(key)
         self._tools.metrics.receipts.labels("refused").inc()
-        log.warning("update_refused", **named(key), reason=reason, detail=receipt.detail)
+        log.warning("update_refused", **named(key), reason=reason, detail=detail)
 
     async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """Evaluate on this device's held-out part, and report."""
         tools, key = self._tools, key_of(assignment.key)
+        check_resources(assignment.resources)
         tools.trainer.check(assignment.task, assignment.fingerprint)
         self._say(key, "evaluating")
         async with tools.gatekeeper.at_work():
-            bundles = await tools.bundles.get(assignment.resources)
-            examples, metrics = await tools.worker.run(lambda check: tools.trainer.evaluate(assignment, bundles))
+            bundles = await tools.bundles.get(assignment.resources, await self._expected())
+            examples, metrics = await self._computed(lambda check: tools.trainer.evaluate(assignment, bundles))
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(
@@ -166,29 +185,32 @@ class Work:
         await tools.link.patiently(report)
         log.info("evaluated", **named(key), examples=examples, **metrics)
 
-    async def _report(self, key: Key, failure: WorkFailed) -> None:
-        """Tell the coordinator that a key's work will not be delivered, and why.
+    async def _expected(self) -> Layouts:
+        """How the bundles of this device's own model lie. The first time, the model is made for it."""
+        trainer = self._tools.trainer
+        if trainer.layouts is None:
+            await self._computed(lambda check: trainer.prepare())
+        assert trainer.layouts is not None  # noqa: S101 - for the type: the model is made
+        return trainer.layouts
 
-        What the owner stopped is told with the state of the gates: so no run draws this device in between.
-        """
+    async def _computed(self, function: Callable[[Callable[[], None]], T]) -> T:
+        """What the one thread that touches the model gives, within the owner's limit."""
+        seconds = self._tools.limits.max_seconds
+        try:
+            return await self._tools.worker.run(function, seconds)
+        except TimeoutError:
+            raise WorkFailed(
+                pb.FAILURE_REASON_RESOURCES,
+                f"this device's owner allows {seconds:g} s of computing for an assignment (limits.max_seconds)",
+            ) from None
+
+    def give_up(self, key: Key, work: bytes, failure: WorkFailed) -> None:
+        """Tell the coordinator that a key's work will not be delivered, and why. work: its name by `work_of`."""
         reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
         self._tools.metrics.failures.labels(reason).inc()
         stopped = failure.reason == pb.FAILURE_REASON_STOPPED
-        (log.info if stopped else log.error)("work_failed", **named(key), reason=reason, message=str(failure))
-        told = pb.WorkFailure(
-            key=message_of(key),
-            reason=failure.reason,
-            message=str(failure)[:MESSAGE_CHARS],
-        )
-
-        async def report(session: Session) -> None:
-            request = pb.ReportStatusRequest(session_id=session.id, failures=[told])
-            if stopped:
-                request.availability.CopyFrom(self._tools.gatekeeper.availability)
-            await session.connection.report_status(request)
-
-        with suppress(TransportError):
-            await self._tools.link.patiently(report)
+        (log.info if stopped else log.error)("work_failed", **named(key), reason=reason, message=text(str(failure)))
+        self._reports.add(key, work, failure.reason, str(failure))
 
     async def _drop(self, key: Key) -> None:
         with suppress(OSError):  # it is in nobody's way

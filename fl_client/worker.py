@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -22,12 +23,25 @@ class Worker:
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(threads,))
+        self._turn = asyncio.Lock()
+        """Held until the thread has really ended what it was given last, not only until nobody wants it any more."""
         self._computing = False
         self._ended = -math.inf
 
-    async def run(self, function: Callable[[Callable[[], None]], T]) -> T:
-        """The function's result. It is given a check to call now and then, which raises once this call is cancelled."""
-        stop = threading.Event()
+    async def run(self, function: Callable[[Callable[[], None]], T], seconds: float | None = None) -> T:
+        """The function's result. It is given a check to call now and then, which raises once this call is cancelled.
+
+        seconds: as long as it may compute. Who waits for the thread leaves nothing behind when it is cancelled.
+
+        Raises:
+            TimeoutError: the function was still computing after `seconds`.
+        """
+        await self._turn.acquire()
+        stop, loop = threading.Event(), asyncio.get_running_loop()
+
+        def over(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(self._turn.release)
 
         def check() -> None:
             if stop.is_set():
@@ -41,7 +55,14 @@ class Worker:
                 self._computing, self._ended = False, time.monotonic()
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, compute)
+            future = self._executor.submit(compute)
+        except BaseException:
+            self._turn.release()
+            raise
+        future.add_done_callback(over)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(future)
         finally:
             stop.set()
 

@@ -54,7 +54,9 @@ async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
         clients=len(command.cohort),
     )  # fmt: skip
     run.deadline.start(deadline_s)
-    for client in command.cohort:
+    # Stragglers of earlier attempts go on; a daemon that was not told of more time would stop at its earlier deadline.
+    stragglers = sorted(run.state.outstanding - set(command.cohort))
+    for client in (*command.cohort, *stragglers):
         push_assignment(run, client)
 
 
@@ -78,7 +80,9 @@ def push_assignment(run: Run, client: str) -> None:
         run.id, run.config, run.behaviour.algorithm, run.behaviour.fingerprint, run.model.broadcasts,
         run.parts.config.limits.max_update_mib << 20, run.record.state_epoch,
     )  # fmt: skip
-    place = Place(run.state.round, run.state.exchange, run.state.attempt, run.deadline.seconds_left)
+    # Between two attempts no deadline runs; the next one begins with the whole time.
+    left = run.deadline.seconds_left if run.state.phase is Phase.COLLECTING else run.config.round.deadline_s
+    place = Place(run.state.round, run.state.exchange, run.state.attempt, left)
     work = assignment(order, place, client, run.client_states.of(client))
     work.traceparent = run.trace.parent_for(run.state)
     run.parts.fleet.push(client, pb.AttendResponse(assignment=work))

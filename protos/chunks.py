@@ -78,6 +78,12 @@ def read_chunk(message: bytes) -> ReadChunk | None:
     return ReadChunk(offset, memoryview(message)[start:end], int.from_bytes(message[end + 1 :], "little"))
 
 
+def is_chunk(message: bytes) -> bool:
+    """Whether the wire bytes of a stream message are one Chunk and nothing else: parsed, they stay about as long."""
+    size, at = _read_varint(message, 1)
+    return message[:1] == _STREAM_CHUNK_TAG and size == len(message) - at
+
+
 def crc32c(buffer: Buffer) -> int:
     """CRC-32C (Castagnoli) of the bytes, uncopied: the one checksum of pieces, on the wire and on disk."""
     # google_crc32c takes no memoryview, but an array over the same memory.

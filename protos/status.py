@@ -5,7 +5,7 @@ Knows the format and not the transport, so that both ends and their tests can us
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
@@ -53,9 +53,12 @@ def _first_detail(serialized: bytes) -> Message | None:
 
 
 def _empty(full_name: str) -> Message | None:
-    """A new message of errors.proto by its full name."""
-    package, _, name = full_name.rpartition(".")
-    if package != errors_pb2.DESCRIPTOR.package or name not in errors_pb2.DESCRIPTOR.message_types_by_name:
-        return None
-    message: Message = getattr(errors_pb2, name)()
-    return message
+    """A new message of errors.proto by its full name; protobuf's own look-ups stop at a NUL in it."""
+    kind = _DETAILS.get(full_name)
+    return None if kind is None else kind()
+
+
+_DETAILS: Mapping[str, type[Message]] = {
+    descriptor.full_name: getattr(errors_pb2, name)
+    for name, descriptor in errors_pb2.DESCRIPTOR.message_types_by_name.items()
+}

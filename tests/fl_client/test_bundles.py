@@ -7,7 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from fl_client.bundles import BundleCache, Download
+from fl_client import bundles
+from fl_client.bundles import STALLS, BundleCache, Download, Wanted
 from fl_client.errors import BrokenTransfer, WorkFailed
 from fl_client.link import Backoff, Link, Session, Waits
 from protos import codec
@@ -22,18 +23,24 @@ RESOURCE = tensor_pb2.Resource(
 )
 
 
+EXPECTED = {tensor_pb2.RESOURCE_KIND_MODEL: LAYOUT}
+"""What is this device's model's."""
+
+
 class Scripted:
     """A connection whose fetches yield the spans of a script, one list after the other."""
+
+    manifest = LAYOUT.to_manifest()
 
     def __init__(self, *spans, form=lambda message: message):
         self.spans = list(spans)
         self.offsets = []
         self.form = form
 
-    async def fetch(self, request):
+    async def fetch(self, request, header_bytes):
         """The next list of (offset, length)."""
         self.offsets.append(request.offset)
-        yield pb.FetchModelResponse(header=pb.ResourceHeader(resource=RESOURCE, manifest=LAYOUT.to_manifest()))
+        yield pb.FetchModelResponse(header=pb.ResourceHeader(resource=RESOURCE, manifest=self.manifest))
         for offset, length in self.spans.pop(0):
             yield self.form(pb.FetchModelResponse(chunk=codec.make_chunk(DATA, offset, length)))
 
@@ -49,9 +56,9 @@ async def test_a_fetch_takes_over_chunks_of_another_size():
     """100 bytes are here when chunks become 64 bytes: the coordinator goes on at its border, 64, and all is right."""
     connection = Scripted([(0, 100)], [(64, 64), (128, 128)])
     cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
-    bundles = await cache.get([RESOURCE])
+    held = await cache.get([RESOURCE], EXPECTED)
     assert connection.offsets == [0, 100]
-    assert bundles[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
+    assert held[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
 
 
 async def test_chunks_that_are_read_where_they_lie_are_the_same():
@@ -59,15 +66,15 @@ async def test_chunks_that_are_read_where_they_lie_are_the_same():
     connection = Scripted(
         [(0, 100), (100, 128), (228, 28)], form=lambda message: read_chunk(message.SerializeToString())
     )
-    bundles = await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE])
-    assert bundles[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
+    held = await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE], EXPECTED)
+    assert held[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
 
 
 async def test_two_that_want_the_same_fetch_it_once():
     """Training and evaluation of one model, asked for at the same moment."""
     connection = Scripted([(0, 128), (128, 128)])
     cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
-    first, second = await asyncio.gather(cache.get([RESOURCE]), cache.get([RESOURCE]))
+    first, second = await asyncio.gather(cache.get([RESOURCE], EXPECTED), cache.get([RESOURCE], EXPECTED))
     assert connection.offsets == [0]
     assert first[tensor_pb2.RESOURCE_KIND_MODEL] is second[tensor_pb2.RESOURCE_KIND_MODEL]
 
@@ -84,7 +91,9 @@ async def test_two_that_want_the_same_fetch_it_once():
 )
 async def test_a_stream_that_is_not_in_order_is_broken(spans, words):
     """A gap, a step back, a chunk over the limit and an early end are all told apart."""
-    download = Download(RESOURCE, memoryview(bytearray(RESOURCE.size_bytes)), Backoff(Waits()), lambda count: None)
+    download = Download(
+        Wanted(RESOURCE, LAYOUT), memoryview(bytearray(RESOURCE.size_bytes)), Backoff(Waits()), lambda count: None
+    )
     with pytest.raises(BrokenTransfer, match=words):
         await download.go_on(Session("s", Scripted(spans), 64, 128))
 
@@ -95,21 +104,98 @@ async def test_a_stream_that_is_not_in_order_is_broken(spans, words):
         ({"size_bytes": 4096}, "at most 1024 bytes"),
         ({"encoding": 2}, "encoding PLAIN"),
         ({"digest": tensor_pb2.Digest(value=b"short")}, "digest of 32 bytes, got 5"),
-        ({"size_bytes": 100}, "manifest: "),
-        ({"size_bytes": 260}, "expected 260 bytes as the assignment says, got 256"),
+        ({"size_bytes": 100}, "RESOURCE_KIND_MODEL: expected 256 bytes for the model here, got 100"),
+        ({"size_bytes": 700 << 20}, "at most 1024 bytes"),
+        ({"kind": tensor_pb2.RESOURCE_KIND_FROZEN}, "this model has none"),
+        ({"kind": 17}, "this model has none"),
     ],
 )
 async def test_a_resource_that_cannot_be_held_or_read_is_refused(changes, words):
-    """Size, encoding and digest are looked at before memory is taken, the manifest before the first chunk."""
+    """Kind, size, encoding and digest are looked at before anything is fetched; Scripted([]) would fail."""
     resource = tensor_pb2.Resource()
     resource.CopyFrom(RESOURCE)
     resource.MergeFrom(tensor_pb2.Resource(**changes))
     with pytest.raises(WorkFailed, match=words):
-        await BundleCache(link_to(Scripted([])), 1024, lambda count: None).get([resource])
+        await BundleCache(link_to(Scripted([])), 1024, lambda count: None).get([resource], EXPECTED)
 
 
 async def test_received_bytes_are_counted():
     """Three chunks of 64, 64 and 128 bytes."""
     counts = []
-    await BundleCache(link_to(Scripted([(0, 64), (64, 64), (128, 128)])), 1 << 20, counts.append).get([RESOURCE])
+    await BundleCache(link_to(Scripted([(0, 64), (64, 64), (128, 128)])), 1 << 20, counts.append).get(
+        [RESOURCE], EXPECTED
+    )
     assert counts == [64, 64, 128]
+
+
+@pytest.mark.parametrize("other", [{"v": torch.arange(64.0)}, {"w": torch.arange(64.0).view(8, 8)}])
+async def test_a_table_of_contents_of_another_model_ends_the_fetch(monkeypatch, other):
+    """Of the right size but with another name or shape: no chunk is taken."""
+    monkeypatch.setattr(Scripted, "manifest", codec.Layout.of(other).to_manifest())
+    counts = []
+    cache = BundleCache(link_to(Scripted([(0, 128), (128, 128)])), 1 << 20, counts.append)
+    with pytest.raises(WorkFailed, match="RESOURCE_KIND_MODEL, the model here against the coordinator's"):
+        await cache.get([RESOURCE], EXPECTED)
+    assert counts == []
+
+
+async def test_a_model_and_a_direction_of_the_same_bytes_are_two_bundles():
+    """Each is fetched, and neither hides the other: they are held by kind too."""
+    direction = tensor_pb2.Resource()
+    direction.CopyFrom(RESOURCE)
+    direction.kind = tensor_pb2.RESOURCE_KIND_DIRECTION
+    connection = Scripted([(0, 128), (128, 128)], [(0, 128), (128, 128)])
+    expected = {**EXPECTED, tensor_pb2.RESOURCE_KIND_DIRECTION: LAYOUT}
+    held = await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE, direction], expected)
+    assert held.keys() == expected.keys()
+    assert connection.offsets == [0, 0]
+
+
+async def test_a_second_header_breaks_a_stream():
+    """A coordinator that sends nothing but headers would be listened to for ever."""
+    download = Download(Wanted(RESOURCE, LAYOUT), memoryview(bytearray(256)), Backoff(Waits()), lambda count: None)
+
+    class Headers(Scripted):
+        async def fetch(self, request, header_bytes):
+            while True:
+                yield pb.FetchModelResponse(header=pb.ResourceHeader(manifest=LAYOUT.to_manifest()))
+
+    with pytest.raises(BrokenTransfer, match="expected one header"):
+        await download.go_on(Session("s", Headers(), 64, 128))
+
+
+async def test_streams_that_bring_nothing_are_given_up(monkeypatch):
+    """A few of them in a row; one that brings something counts from the beginning."""
+    monkeypatch.setattr(bundles, "STALL_S", 0.01)
+
+    class Silent(Scripted):
+        async def fetch(self, request, header_bytes):
+            self.offsets.append(request.offset)
+            if len(self.offsets) == STALLS:
+                yield pb.FetchModelResponse(header=pb.ResourceHeader(manifest=LAYOUT.to_manifest()))
+                yield pb.FetchModelResponse(chunk=codec.make_chunk(DATA, 0, 64))
+            await asyncio.Event().wait()
+
+    connection = Silent()
+    with pytest.raises(WorkFailed, match="in a row brought nothing"):
+        await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE], EXPECTED)
+    assert connection.offsets == [0, 0, 0, 64, 64]
+
+
+async def test_a_step_far_back_is_not_taken():
+    """A coordinator goes on at the chunk border below; from further back it would send the same for ever."""
+    size = 8 << 20
+    layout = codec.Layout.of({"w": torch.zeros(size // 4)})
+    download = Download(Wanted(RESOURCE, layout), memoryview(bytearray(size)), Backoff(Waits()), lambda count: None)
+    spans = [[(at, 4 << 20) for at in (0, 4 << 20)][:1], [(0, 64)]]
+
+    class Rewinding(Scripted):
+        async def fetch(self, request, header_bytes):
+            for offset, length in self.spans.pop(0):
+                yield pb.FetchModelResponse(chunk=codec.make_chunk(bytes(size), offset, length))
+
+    session = Session("s", Rewinding(*spans), 4 << 20, 4 << 20)
+    with pytest.raises(BrokenTransfer, match="ended at byte 4194304"):
+        await download.go_on(session)
+    with pytest.raises(BrokenTransfer, match="expected a chunk at offset 4194304, got offset 0"):
+        await download.go_on(session)

@@ -73,7 +73,7 @@ async def test_cancel_ends_training_in_the_middle(fleet, coordinator):
     """A work of endless steps is dropped by Cancel, and the next assignment is done."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
-        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
         await asyncio.to_thread(fleet.task.started.wait)
         coordinator.push(cancel=pb.Cancel(key=training_pb2.ExchangeKey(run_id="run", round=0)))
         coordinator.assign(coordinator.assignment(1))
@@ -86,7 +86,7 @@ async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet, coordina
     """Cancel was not heard, for the link was down at that moment: the next assignment says that the round is over."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
-        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
         await asyncio.to_thread(fleet.task.started.wait)
         coordinator.assign(coordinator.assignment(1))
         await coordinator.until(lambda: coordinator.updates)
@@ -99,7 +99,7 @@ async def test_training_that_nobody_waits_for_ends_with_the_next_registration(fl
     other = coordinator.assignment(0, key=training_pb2.ExchangeKey(run_id="other"))
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
-        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
         await asyncio.to_thread(fleet.task.started.wait)
         coordinator.outcomes.append(training_pb2.Outcome(key=coordinator.assignment(0).key, counted=False))
         coordinator.faults["Attend"].append(errors_pb2.UnknownSession())
@@ -115,7 +115,7 @@ async def test_stopping_ends_training_and_says_so(fleet, coordinator):
     """Told to stop in mid-training, the daemon reports STOPPING and leaves with an idle thread."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
-        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
         await asyncio.to_thread(fleet.task.started.wait)
         daemon.stop.set()
         assert await daemon.task is True

@@ -146,7 +146,7 @@ async def test_the_end_of_a_run_ends_its_work(fleet, coordinator):
     """Endless training for a run that is over stops, and the next run's work is done."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
-        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 31))
+        coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
         await daemon.until(fleet.task.started.is_set)
         coordinator.push(run_ended=pb.RunEnded(run_id="run"))
         await work(coordinator, coordinator.assignment(1, key={"run_id": "next", "round": 1}))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import torch
 from structlog.testing import capture_logs
 
 from fl_client.updates import PendingUpdates
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import errors_pb2, tensor_pb2, training_pb2
+from protos.fl.v1 import errors_pb2, training_pb2
 
 # 100 numbers and a count: 408 bytes, seven chunks of 64 bytes up or down.
 SIZE = 100
@@ -54,20 +53,6 @@ async def test_bytes_of_another_digest_are_refused(fleet, coordinator):
         await coordinator.until(lambda: coordinator.calls["ReportStatus"])
     assert model_offsets(coordinator, assignment) == [0, 0, 0]
     assert coordinator.calls["ReportStatus"][0].failures[0].reason == pb.FAILURE_REASON_RESOURCES
-
-
-async def test_model_and_direction_of_equal_bytes_are_two_bundles(fleet, coordinator):
-    """A model of zeros with a direction of zeros: each is fetched, neither hides the other."""
-    zeros = {"w": torch.zeros(2)}
-    resources = [
-        coordinator.publish(tensor_pb2.RESOURCE_KIND_DIRECTION, zeros, {"w"}),
-        coordinator.publish(tensor_pb2.RESOURCE_KIND_MODEL, zeros, {"w"}),
-    ]
-    assignment = coordinator.assignment(resources=resources)
-    coordinator.outstanding.append(pb.AttendResponse(assignment=assignment))
-    async with fleet.daemon():
-        await coordinator.until(lambda: coordinator.calls["ReportStatus"])
-    assert "RESOURCE_KIND_MODEL, the model here" in coordinator.calls["ReportStatus"][0].failures[0].message
 
 
 async def test_a_resource_that_is_gone_drops_the_work(fleet, coordinator):

@@ -102,7 +102,7 @@ async def test_who_gave_up_is_asked_again_as_soon_as_it_may_train(world, monkeyp
     devices["a"].works = True
     await says(world, devices["a"], WELL)
     await world.completed()
-    assert len(devices["a"].told("assignment")) == 2
+    assert len(devices["a"].told("assignment")) > 1
 
 
 async def test_who_gave_up_and_comes_back_closed_is_spared(world):

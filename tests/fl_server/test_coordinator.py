@@ -83,6 +83,21 @@ async def test_a_deadline_with_quorum_closes_the_round(world):
     assert (late.admitted, run.log.commits[0].accepted, run.log.commits[0].attempts) == (False, 1, 1)
 
 
+async def test_below_quorum_a_straggler_is_given_the_new_deadline(world):
+    """At the deadline one still works: it goes on with the same work, and is told how long, for it stops otherwise."""
+    devices = await fleet(world, "a", "b", "c")
+    run = await world.create(round={"clients_per_round": 2, "quorum": 2}, **ONE_ROUND)
+    (quick, slow), (spare,) = await drawn(world, devices, run)
+    await deliver(world, quick)
+    await until(lambda: run.state.admitted, "one is admitted")
+    run.deadline.start(1.0)
+    run.post(ev.DeadlinePassed())
+    await spare.assigned()
+    first, again = slow.told("assignment")
+    assert (first.attempt, again.attempt, again.training) == (0, 1, first.training)
+    assert again.deadline.ToTimedelta().total_seconds() > 60.0
+
+
 async def test_below_quorum_a_replacement_is_drawn_and_what_came_is_kept(world):
     """At the deadline one of two has delivered and two are needed: the third client is drawn, the first not again."""
     devices = await fleet(world, "a", "b", "c")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
@@ -69,3 +70,10 @@ def test_a_detail_with_broken_bytes_is_none() -> None:
     status = Status()
     status.details.add(type_url="type.googleapis.com/fl.v1.UnknownRun", value=b"\x0a\xff")
     assert detail_of([(STATUS_DETAILS_KEY, status.SerializeToString())]) is None
+
+
+@pytest.mark.parametrize("name", ["fl.v1.RetryLater\0", "fl.v1.\0", "\0", "fl.v1.RetryLater.Wait", ""])
+def test_a_name_that_is_none_of_ours_is_no_detail(name):
+    """Whatever stands in it, a NUL too."""
+    status = Status(code=14, details=[Any(type_url=f"type.googleapis.com/{name}")])
+    assert detail_of(((STATUS_DETAILS_KEY, status.SerializeToString()),)) is None

@@ -1,0 +1,1 @@
+"""What an assignment is held to before and while it is worked on, and how failures are reported."""

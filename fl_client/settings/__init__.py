@@ -1,0 +1,1 @@
+"""How the daemon writes its log."""
