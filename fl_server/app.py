@@ -89,11 +89,7 @@ class Server:
             config=config,
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
-            spool=Spool(
-                state / "spool",
-                config.durability,
-                MostHeld(config.transfers.kept_files, config.transfers.kept_mib << 20),
-            ),
+            spool=Spool(state / "spool", config.durability, most_held),
             fleet=Fleet(ledger, config, metrics),
             metrics=metrics,
             compute=compute,
