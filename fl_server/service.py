@@ -102,7 +102,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         for place in places:
             transfer.check()
             message, count = self._sent_out(request, digest)[1].message(place)
-            if excess := fetch.send(len(message), time.monotonic()):
+            if excess := fetch.send(count or len(message), time.monotonic()):
                 raise self._callers.exceeded(client, excess)
             yield message
             sent.inc(count)

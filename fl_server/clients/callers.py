@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 HOLD_S = 1.0
 """A refused call is answered so late."""
-_MOST_HELD = 32
+_MOST_HELD = 256
 """Refused calls of one client that are held at a time; more are answered at once."""
 _DISK_THREADS = 2
 """Threads of a pool that one client's work may have at a time."""

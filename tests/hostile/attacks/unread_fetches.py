@@ -33,5 +33,6 @@ async def _attack(target: Target, request: pb.FetchModelRequest, until: Until) -
         await asyncio.sleep(PAUSE_S)
     for stream in streams:
         stream.cancel()
+    await asyncio.gather(*(stream.code() for stream in streams))
     for channel in connections:
         await channel.close()
