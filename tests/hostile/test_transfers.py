@@ -57,3 +57,13 @@ def test_what_is_fetched_again_and_again_is_sent_a_few_times(federation):
     """Sixteen times in an attempt, and after that once in half a minute."""
     sent = metric(federation, 'fl_transfer_bytes_total{direction="down",kind="frozen"}')
     assert sent < (16 + 4) * 2.2 * MIB
+
+
+def test_honest_clients_that_meet_a_limit_come_later_and_lose_nothing(place, undisturbed):
+    """Each upload is refused at first here: nothing is trained twice, and the models are the same, bit for bit."""
+    tight = Federation(place, transfers={"calls": 2, "calls_per_s": 5.0})
+    digests = tight.server.digests(tight.begin_run(stop={"rounds": 2}))
+    assert digests == undisturbed[:2]
+    assert refused(tight, "calls") >= 2
+    trained = [event for daemon in tight.daemons.values() for event in daemon.events("trained")]
+    assert len(trained) == 4
