@@ -73,7 +73,7 @@ class TransfersConfig(Section):
     calls_per_s: float = Field(default=20.0, gt=0)
     """Calls a second beyond the burst."""
     fetches: int = Field(default=16, ge=1)
-    """Times that one resource may be fetched whole in one attempt of a round; a daemon fetches it once."""
+    """Times that one resource may be fetched whole for one assignment; a daemon fetches it once."""
     fetch_again_s: float = Field(default=30.0, gt=0)
     """Beyond that it may be fetched once in so long."""
     bytes_per_s: float = Field(default=0.0, ge=0)

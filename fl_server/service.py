@@ -93,7 +93,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
         client, one = transfer.client_id, self._callers.of(transfer.client_id)
-        fetch = one.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes, _mark(run))
+        fetch = one.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
         sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
         if broadcast.kind == "model":
             run.log.fetches(client, request.offset)
@@ -201,12 +201,6 @@ def _holder(context: Context) -> str:
     if who is not ANYBODY:
         return who.name
     return "" if context is None else context.peer()
-
-
-def _mark(run: Run) -> tuple[object, ...]:
-    """What changes whenever clients have a new reason to fetch what they have fetched before."""
-    state = run.state
-    return run.id, state.round, state.exchange, state.attempt, run.record.state_epoch
 
 
 def _digest(message: object, field: str) -> bytes:

@@ -89,6 +89,8 @@ class Uploads:
 
     async def receipt(self, run: Run, key: ExchangeKey, client: str) -> Receipt | None:
         """The first word on this client's update for the key, if it was said."""
+        if key.round > run.state.round or key.exchange >= len(run.behaviour.algorithm.exchanges):
+            return None  # nobody was ever asked for it, and the number may be none that a ledger holds
         store = self._parts.ledger.store
         known = await self._parts.ledger.do(store.update_of, run.id, key.round, key.exchange, client)
         return None if known is None else _receipt(key, known)

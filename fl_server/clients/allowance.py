@@ -21,7 +21,7 @@ _LEAST_UNIT = 1 << 20
 """A fetch of a small resource counts as this many bytes: what it costs is the call, which has its own limit."""
 _MOST_RESOURCES = 64
 """Resources whose fetches are counted for one client; the one fetched longest ago is left out first."""
-_MOST_WORKS = 16
+_MOST_WORKS = 64
 """Assignments that are remembered as given: being sent one of them again entitles to nothing."""
 
 
@@ -37,14 +37,6 @@ class Excess:
     """After which the call may succeed."""
 
 
-@dataclass(slots=True)
-class _Fetches:
-    """What was fetched of one resource since `mark`."""
-
-    mark: object
-    bucket: TokenBucket
-
-
 class Allowance:
     """Of one client."""
 
@@ -53,7 +45,7 @@ class Allowance:
         self._open: Counter[Kind] = Counter()
         self._calls = TokenBucket(limits.calls, limits.calls_per_s)
         self._bytes = TokenBucket(limits.bytes_per_s, limits.bytes_per_s) if limits.bytes_per_s else None
-        self._fetches: OrderedDict[bytes, _Fetches] = OrderedDict()
+        self._fetches: OrderedDict[bytes, TokenBucket] = OrderedDict()
         self._works: deque[object] = deque(maxlen=_MOST_WORKS)
 
     def begin(self, kind: Kind, now: float) -> Excess | None:
@@ -72,22 +64,23 @@ class Allowance:
         self._open[kind] -= 1
 
     def given(self, work: object) -> None:
-        """The client was given work. Work that it did not have before entitles it to the calls that it takes."""
+        """The client was given work. Work that it did not have before entitles it to the calls and fetches it takes."""
         if work not in self._works:
             self._works.append(work)
             self._calls.fill()
+            self._fetches.clear()
 
-    def fetch(self, digest: bytes, size: int, mark: object) -> Fetch:
-        """A fetch of a resource of so many bytes. mark: equal for as long as nobody has a new reason to fetch it."""
-        unit = max(size, _LEAST_UNIT)
-        known = self._fetches.get(digest)
-        if known is None or known.mark != mark:
+    def fetch(self, digest: bytes, size: int) -> Fetch:
+        """A fetch of a resource of so many bytes."""
+        bucket = self._fetches.get(digest)
+        if bucket is None:
+            unit = max(size, _LEAST_UNIT)
             bucket = TokenBucket(unit * self._limits.fetches, unit / self._limits.fetch_again_s)
-            known = self._fetches[digest] = _Fetches(mark, bucket)
+            self._fetches[digest] = bucket
         self._fetches.move_to_end(digest)
         if len(self._fetches) > _MOST_RESOURCES:
             self._fetches.popitem(last=False)
-        return Fetch(known.bucket, self._limits)
+        return Fetch(bucket, self._limits)
 
     def pause_s(self, count: int, now: float) -> float:
         """So many bytes came or went: seconds to wait before the next ones."""
@@ -111,5 +104,5 @@ class Fetch:
         wait_s = self._bucket.take(count, now)
         if not wait_s:
             return None
-        often = f"a resource {self._limits.fetches} times in an attempt (transfers.fetches)"
+        often = f"{self._limits.fetches} fetches of a resource for one assignment (transfers.fetches)"
         return Excess("fetches", often, max(wait_s, self._limits.fetch_again_s))

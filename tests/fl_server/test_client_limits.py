@@ -68,7 +68,7 @@ async def test_a_client_has_so_many_unread_downloads(tmp_path):
 
 
 async def test_a_fetch_beyond_the_limit_of_fetches_is_refused(tmp_path):
-    """Also in its middle, where it goes on later; in the next attempt the client may fetch again."""
+    """Also in its middle, where it goes on later; other resources have their own count."""
     async with World(tmp_path, transfers={"fetches": 2}) as world:
         a = await Device("a", options={"model": "frozen"}, works=False).come(world)
         await world.create(
@@ -77,7 +77,7 @@ async def test_a_fetch_beyond_the_limit_of_fetches_is_refused(tmp_path):
         frozen = (work := await a.assigned()).resources[-1]
         for _ in range(2):
             await a.fetch(world, frozen.digest)
-        with pytest.raises(LimitExceeded, match="a resource 2 times in an attempt") as refused:
+        with pytest.raises(LimitExceeded, match="2 fetches of a resource for one assignment") as refused:
             await a.fetch(world, frozen.digest)
         assert refused.value.detail.wait.seconds == 30
         assert world.metric("fl_transfer_limits_total", limit="fetches") == 1
@@ -118,7 +118,7 @@ async def test_nothing_is_looked_up_for_an_upload_that_would_not_be_taken(tmp_pa
     async with a_bench(tmp_path) as bench:
         looks = []
         monkeypatch.setattr(bench.world.uploads, "kept_bytes", lambda *key: looks.append(key))
-        for changes in ({"round": 7}, {"exchange": 3}):
+        for changes in ({"round": 7}, {"round": 2**32 - 1}, {"exchange": 3}):
             header, _ = bench.changed()
             for name, value in changes.items():
                 setattr(header.key, name, value)

@@ -51,10 +51,13 @@ def test_a_client_gets_no_more_than_its_share(federation, undisturbed, attack: M
         eventually(lambda: refused(federation, limit) >= before + calls, f"{calls} calls are refused: {limit}")
         federation.still_works(undisturbed, federation.begin_run())
     assert memory.peak() - usual < most_mib
+    for kind in ("uploads", "downloads", "queries"):
+        sample = f'fl_transfer_calls{{kind="{kind}"}}'
+        eventually(lambda sample=sample: metric(federation, sample) == 0, f"no {kind} are left")
 
 
 def test_what_is_fetched_again_and_again_is_sent_a_few_times(federation):
-    """Sixteen times in an attempt, and after that once in half a minute."""
+    """Sixteen times for an assignment, and after that once in half a minute."""
     sent = metric(federation, 'fl_transfer_bytes_total{direction="down",kind="frozen"}')
     assert sent < (16 + 4) * 2.2 * MIB
 

@@ -46,31 +46,34 @@ def test_calls_come_at_a_rate_and_new_work_entitles_to_a_burst():
     assert calls(allowance, now=1) == 0
 
 
-def fetched(allowance, mark, now, size=4 * MIB):
+def fetched(allowance, now, size=4 * MIB):
     """Whole fetches of one resource that are sent before the first that is not."""
     count = 0
     while True:
-        fetch = allowance.fetch(b"digest", size, mark)
+        fetch = allowance.fetch(b"digest", size)
         if any(fetch.send(MIB, now) for _ in range(size // MIB)):
             return count
         count += 1
 
 
-def test_a_resource_is_fetched_whole_so_many_times_in_an_attempt():
-    """Then once in a while; in the next attempt anew, and another resource has its own count."""
+def test_a_resource_is_fetched_whole_so_many_times_for_an_assignment():
+    """Then once in a while; for the next assignment anew, and another resource has its own count."""
     allowance = Allowance(TransfersConfig(fetches=3, fetch_again_s=30))
-    assert fetched(allowance, "attempt 0", now=0) == 3
-    assert fetched(allowance, "attempt 0", now=31) == 1
-    assert fetched(allowance, "attempt 1", now=31) == 3
-    assert allowance.fetch(b"other", MIB, "attempt 1").send(MIB, 31) is None
+    assert fetched(allowance, now=0) == 3
+    assert fetched(allowance, now=31) == 1
+    allowance.given("round 1")
+    assert fetched(allowance, now=31) == 3
+    allowance.given("round 1")
+    assert fetched(allowance, now=31) == 0
+    assert allowance.fetch(b"other", MIB).send(MIB, 31) is None
 
 
 def test_what_a_cut_fetch_did_not_send_is_not_counted():
     """A download that goes on where it was cut costs what is sent."""
     allowance = Allowance(TransfersConfig(fetches=1, fetch_again_s=30))
     for _ in range(4):
-        assert allowance.fetch(b"digest", 4 * MIB, 0).send(MIB, 0) is None
-    excess = allowance.fetch(b"digest", 4 * MIB, 0).send(MIB, 0)
+        assert allowance.fetch(b"digest", 4 * MIB).send(MIB, 0) is None
+    excess = allowance.fetch(b"digest", 4 * MIB).send(MIB, 0)
     assert (excess.limit, excess.wait_s) == ("fetches", 30)
 
 
@@ -85,5 +88,5 @@ def test_only_so_many_resources_are_remembered():
     """A coordinator that sends out many bundles keeps no line of each for each client."""
     allowance = Allowance(TransfersConfig())
     for number in range(1000):
-        allowance.fetch(number.to_bytes(2, "big"), MIB, 0)
+        allowance.fetch(number.to_bytes(2, "big"), MIB)
     assert len(allowance._fetches) == 64
