@@ -33,7 +33,7 @@ def refused(federation: Federation, limit: str) -> float:
 @pytest.mark.parametrize(
     ("attack", "limit", "calls", "most_mib"),
     [
-        (silent_uploads, "uploads", silent_uploads.STREAMS // 2, 40),
+        (silent_uploads, "uploads", silent_uploads.STREAMS // 2, 45),
         (unread_fetches, "downloads", unread_fetches.STREAMS // 2, 100),
         (query_storm, "calls", 200, 40),
         (refetch, "fetches", 10, 40),
