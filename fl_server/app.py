@@ -30,6 +30,7 @@ from fl_server.open_files import allow_open_files
 from fl_server.parts import Parts
 from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.held_parts import MostHeld
 from fl_server.store.lock import lock_directory
 from fl_server.store.sql import open_ledger
 from fl_server.tls import Certificates
@@ -77,20 +78,23 @@ class Server:
         ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
         lock.keep_ledger(ledger.store.coordinator_id)
+        most_held = MostHeld(config.transfers.kept_files, config.transfers.kept_mib << 20)
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         io = ThreadPoolExecutor(4, thread_name_prefix="io")
-        for pool in (compute, io):
+        reads = ThreadPoolExecutor(2, thread_name_prefix="reads")
+        for pool in (compute, io, reads):
             # Beside the loop, which has probes to answer meanwhile.
             self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
         return Parts(
             config=config,
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
-            spool=Spool(state / "spool", config.durability),
+            spool=Spool(state / "spool", config.durability, most_held),
             fleet=Fleet(ledger, config, metrics),
             metrics=metrics,
             compute=compute,
             io=io,
+            reads=reads,
             traces=traces,
         )
 

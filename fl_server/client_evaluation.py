@@ -51,6 +51,8 @@ class _UnderWay:
     """Shared with the rounds that send the same: what its clients fetch."""
     asked: frozenset[str]
     outstanding: set[str]
+    answered: set[str]
+    """Their answers are in the ledger: a repeat is not written again."""
     ends: float
     """By the monotonic clock."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,6 +85,7 @@ class ClientEvaluations:
             broadcasts=tuple(broadcast for broadcast in run.model.broadcasts if broadcast.kind != "direction"),
             asked=frozenset(asked) | answered,
             outstanding=set(asked),
+            answered=answered,
             ends=time.monotonic() + seconds,
         )
         for older in sorted(self._under_way)[: -(AT_ONCE - 1)]:
@@ -173,15 +176,18 @@ class ClientEvaluations:
         _check(request)
         run, one = self._run, self._under_way.get(request.key.round)
         if one is None and self._was_due(request.key.round):
-            log.info("evaluation_late", run=run.id, round=request.key.round, client=client)
+            log.debug("evaluation_late", run=run.id, round=request.key.round, client=client)
             return
         if one is None or client not in one.asked or request.key.exchange:
             came = f"round {request.key.round}, exchange {request.key.exchange} of {run.id} by {client}"
             raise InvalidInput("key", "an evaluation that this client was asked for", came)
+        if client in one.answered:
+            return
         answer = ClientEvaluation(
             run.id, one.round, client, request.num_examples, dict(request.metrics), reported_at=time.time()
         )
         await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.record_evaluation, answer)
+        one.answered.add(client)
         one.out(client)
 
     def _was_due(self, round_: int) -> bool:

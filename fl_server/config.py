@@ -62,12 +62,43 @@ class LimitsConfig(Section):
     reattach_grace_s: float = Field(default=20.0, gt=0)
     """How long a lost stream is waited for, and the roster after a start."""
     stall_s: float = Field(default=60.0, gt=0)
-    """An upload that brings less than `chunk_bytes` in so long is ended, and goes on later where it stopped."""
+    """An upload that brings no header, or then less than `chunk_bytes`, in so long is ended, and goes on later where it
+    stopped."""
     max_clients: int = Field(default=20_000, ge=1)
     """Sessions open at once. Each needs an open file: the process raises its own limit as far as it may."""
     registrations_per_s: float = Field(default=300.0, gt=0)
     """So many clients are let in; when more come, each has a time of its own: it waits for the next ten seconds in its
     call, and is told to come again for a later time. Two seconds' worth may come at once."""
+
+
+class TransfersConfig(Section):
+    """What one client may cost by its calls. More is refused with RESOURCE_EXHAUSTED and a time to come again."""
+
+    uploads_at_once: int = Field(default=4, ge=1)
+    """Streams of SubmitUpdate; a daemon has one for each assignment under way."""
+    downloads_at_once: int = Field(default=4, ge=1)
+    """Streams of FetchModel; a daemon has one. Each holds two chunks in memory until its reader takes them."""
+    queries_at_once: int = Field(default=4, ge=1)
+    """Calls of QueryUpload and ReportEvaluation."""
+    attends_at_once: int = Field(default=8, ge=1)
+    """Streams of Attend, old ones that have not ended yet included."""
+    calls: int = Field(default=200, ge=1)
+    """Calls of all these kinds that may come in a burst. A new assignment entitles to a new burst."""
+    calls_per_s: float = Field(default=20.0, gt=0)
+    """Calls a second beyond the burst."""
+    fetches: int = Field(default=16, ge=1)
+    """Times that one resource may be fetched whole for one assignment; a daemon fetches it once."""
+    fetch_again_s: float = Field(default=30.0, gt=0)
+    """Beyond that it may be fetched once in so long."""
+    bytes_per_s: float = Field(default=0.0, ge=0)
+    """Tensor bytes a second, up and down together: transfers are slowed down to it, not refused. 0: no limit."""
+    kept_files: int = Field(default=4, ge=1)
+    """Unfinished uploads kept on disk, over all runs. For one more, the oldest that no stream writes is removed."""
+    kept_mib: int = Field(default=4096, ge=1)
+    """Room on disk for them, in the same way. One upload is kept whatever its size."""
+    messages_waiting: int = Field(default=256, ge=1)
+    """An Attend stream from which nothing was read for 30 s, with more messages waiting, is ended; the client
+    registers again and is sent its outstanding work."""
 
 
 class QuarantineConfig(Section):
@@ -107,6 +138,7 @@ class ServerConfig(Section):
     """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
     module:attribute: ["my_task:Wine"]. No other module is ever imported for a run."""
     limits: LimitsConfig = LimitsConfig()
+    transfers: TransfersConfig = TransfersConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     durability: Literal["process", "power"] = "process"
     """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""

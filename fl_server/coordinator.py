@@ -252,6 +252,15 @@ class Coordinator:
             run.client_evaluations.gone(client_id)
             if reason in _FOR_GOOD and not run.ended and client_id in run.state.members:
                 run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
+        if reason in _FOR_GOOD:
+            self._parts.io.submit(self._remove_unfinished, client_id)
+
+    def _remove_unfinished(self, client_id: str) -> None:
+        """What a client that is gone for good had sent of its uploads; in a worker thread."""
+        try:
+            self._parts.spool.remove_unfinished(client_id)
+        except StoreError as error:
+            log.warning("not_removed", client=client_id, error=str(error))
 
     def fleet_changed(self) -> None:
         """Who may be drawn may have changed."""

@@ -11,6 +11,7 @@
     |- NoSuchClient
     |- WrongState          not from this state of the run
     |- UploadBroken        the bytes are not what was announced
+    |- LimitExceeded       more than one client may have: try again after a while
     '- NotNow              try again after a while
 
 Each error carries the message of errors.proto that tells a program what a person reads in the text. `interceptors.py`
@@ -156,5 +157,17 @@ class NotNow(ServerError):
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
         self.routine = routine
+        self.detail = errors_pb2.RetryLater()
+        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+
+
+class LimitExceeded(ServerError):
+    """One client wants more than its share; the same call may succeed after a while."""
+
+    routine = True
+
+    def __init__(self, expected: str, wait_s: float) -> None:
+        """expected: the most that is allowed, with the setting's name."""
+        super().__init__(f"limit of one client exceeded: expected at most {expected}; try again in {wait_s:.3g} s")
         self.detail = errors_pb2.RetryLater()
         self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from fl_server.clients.allowance import Excess
+from fl_server.clients.callers import Callers
 from fl_server.config import ServerConfig
 from fl_server.door import Door
 from fl_server.errors import (
@@ -71,6 +73,8 @@ class Fleet:
         self._sessions = Sessions()
         self._door = Door(config.limits.registrations_per_s)
         self._transfers = Transfers()
+        self._most_waiting = config.transfers.messages_waiting
+        self.callers = Callers(config.transfers, metrics, config.limits.max_clients)
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
         self._records: dict[str, ClientRecord] = {}
@@ -219,7 +223,29 @@ class Fleet:
 
     def push(self, client_id: str, message: pb.AttendResponse) -> bool:
         """Push to a client that is attached; others are told when they attach."""
+        self._given(client_id, message)
+        session = self._sessions.of(client_id)
+        if session is not None and session.stream is not None and session.stream.unread(self._most_waiting):
+            self._drop_unread(session, session.stream)
         return self._sessions.push(client_id, message)
+
+    def _given(self, client_id: str, message: pb.AttendResponse) -> None:
+        """New work entitles the client to the calls that it takes."""
+        if message.HasField("assignment"):
+            key, attempt = message.assignment.key, message.assignment.attempt
+            self.callers.given(client_id, (key.run_id, key.round, key.exchange, attempt))
+        elif message.HasField("evaluation"):
+            self.callers.given(client_id, (message.evaluation.key.run_id, message.evaluation.key.round))
+
+    def _drop_unread(self, session: Session, stream: Stream) -> None:
+        """Let go of what waits for a client that reads nothing; it registers again, and is told what it missed."""
+        client_id = session.client_id
+        excess = Excess("messages", f"{self._most_waiting} messages waiting (transfers.messages_waiting)", 0.0)
+        self.callers.exceeded(client_id, excess)
+        stream.drop(UnknownSessionError())
+        session.stream = None
+        self._sessions.close(client_id, UnknownSessionError())
+        self._stream_lost(client_id)
 
     def push_all(self, message: pb.AttendResponse) -> None:
         """Push to everybody who is attached."""

@@ -32,6 +32,7 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UploadBroken: grpc.StatusCode.DATA_LOSS,
     errors.NotNow: grpc.StatusCode.UNAVAILABLE,
+    errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 """Error to status code. An exception that is not here is a fault of ours: INTERNAL, with the cause in the log only."""
 

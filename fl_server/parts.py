@@ -36,6 +36,8 @@ class Parts:
     """Steps, evaluations and checkpoints: what takes a processor for long."""
     io: ThreadPoolExecutor
     """Chunks and checks of uploads."""
+    reads: ThreadPoolExecutor
+    """What clients can have read from the disk again and again: no upload waits for it."""
     traces: Traces = UNTRACED
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,6 +47,10 @@ class Parts:
     async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run something that touches an upload's file beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.io, lambda: function(*args, **kwargs))
+
+    async def in_reads(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run something beside the event loop that reads what a client asks for."""
+        return await asyncio.get_running_loop().run_in_executor(self.reads, lambda: function(*args, **kwargs))
 
     async def make_room(self) -> None:
         """Give back what the disk could do without."""

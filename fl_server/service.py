@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 
 import grpc.aio
 import structlog
 
 from fl_server.broadcast import Broadcast
 from fl_server.coordinator import Coordinator
-from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.errors import InvalidInput, NoSuchRun, NotNow
 from fl_server.fleet import Fleet
+from fl_server.identity import ANYBODY, caller
 from fl_server.parts import Parts
 from fl_server.registration import check_availability
 from fl_server.round_work import state_lost
 from fl_server.run import Run
 from fl_server.transfers import Transfer
 from fl_server.upload_parts import Requests, part_of, request_of
-from fl_server.uploads import Uploads
+from fl_server.uploads import BUSY_WAIT_S, Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
@@ -39,6 +43,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._fleet: Fleet = parts.fleet
         self._coordinator = coordinator
         self._uploads = uploads
+        self._callers = parts.fleet.callers
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Open a session, and tell what was decided since the client was last here."""
@@ -63,31 +68,46 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
         """Push the client its work for as long as it listens."""
-        async for message in self._fleet.attend(request.session_id):
-            yield message
+        async with self._callers.call(self._client(request.session_id), "attends"):
+            async for message in self._fleet.attend(request.session_id):
+                yield message
+
+    def _client(self, session_id: str) -> str:
+        """Whose session it is. Raises UnknownSessionError, Forbidden."""
+        return self._fleet.session(session_id).client_id
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
-        """Messages that are encoded already: the serializer of this method hands bytes through."""
-        with self._fleet.transfer(request.session_id) as transfer:
-            async for message in self._messages(request, transfer):
-                yield message
+        """Messages that are encoded already: the serializer of this method hands bytes through.
+
+        A reader that takes nothing keeps its place among the client's downloads: the transport lets go of what it has
+        in hand for it only when the reader takes that or hangs up, and not when the call is ended here.
+        """
+        async with self._callers.call(self._client(request.session_id), "downloads"):
+            with self._fleet.transfer(request.session_id) as transfer:
+                async for message in self._messages(request, transfer):
+                    yield message
 
     async def _messages(self, request: pb.FetchModelRequest, transfer: Transfer) -> AsyncIterator[bytes]:
         digest = _digest(request.digest, "digest")
         run, broadcast = self._sent_out(request, digest)
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
+        client, one = transfer.client_id, self._callers.of(transfer.client_id)
+        fetch = one.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
         sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
         if broadcast.kind == "model":
-            run.log.fetches(self._fleet.session(request.session_id).client_id, request.offset)
+            run.log.fetches(client, request.offset)
         # Each message is looked up in its turn: a reader that is slow or silent keeps no model of an earlier round.
         del broadcast
         for place in places:
             transfer.check()
             message, count = self._sent_out(request, digest)[1].message(place)
+            if excess := fetch.send(count or len(message), time.monotonic()):
+                raise self._callers.exceeded(client, excess)
             yield message
             sent.inc(count)
             run.log.bytes_down += count
+            await one.pace(count)
 
     def _sent_out(self, request: pb.FetchModelRequest, digest: bytes) -> tuple[Run, Broadcast]:
         """What is to be fetched, by who may. Raises UnknownSessionError, Forbidden, NoSuchResource."""
@@ -96,12 +116,26 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
         """Take an upload. Its chunks come as `request_of` reads them."""
-        requests = aiter(request_iterator)
-        first = await anext(requests, None)
+        holder = _holder(context)
+        async with self._callers.call(holder, "uploads") if holder else nullcontext():
+            requests = aiter(request_iterator)
+            header = await self._header(requests)
+            client = self._client(header.session_id)
+            async with self._callers.call(client, "uploads") if client != holder else nullcontext():
+                with self._fleet.transfer(header.session_id) as transfer:
+                    return pb.SubmitUpdateResponse(receipt=await self._submit(transfer, header, requests))
+
+    async def _header(self, requests: Requests) -> UpdateHeader:
+        """The first message of an upload, which must come in time. Raises NotNow, InvalidInput."""
+        stall_s = self._parts.config.limits.stall_s
+        try:
+            async with asyncio.timeout(stall_s):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise NotNow(f"no header of an upload came in {stall_s:g} s", BUSY_WAIT_S) from None
         if not isinstance(first, pb.SubmitUpdateRequest) or not first.HasField("header"):
             raise InvalidInput("part", "a header first", part_of(first))
-        with self._fleet.transfer(first.header.session_id) as transfer:
-            return pb.SubmitUpdateResponse(receipt=await self._submit(transfer, first.header, requests))
+        return first.header
 
     async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:
         try:
@@ -113,14 +147,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
         """Where an upload goes on, or that it is decided."""
-        session = self._fleet.session(request.session_id)
-        run = self._coordinator.run(request.key.run_id)
-        receipt = await self._uploads.receipt(run, request.key, session.client_id)
-        if receipt is not None:
-            return pb.QueryUploadResponse(receipt=receipt)
-        digest = _digest(request.digest, "digest")
-        kept = await self._uploads.kept_bytes(request.key, session.client_id, digest)
-        return pb.QueryUploadResponse(kept_bytes=kept)
+        client = self._client(request.session_id)
+        async with self._callers.call(client, "queries"):
+            run = self._coordinator.run(request.key.run_id)
+            if not run.intake.unheard(request.key, client):
+                receipt = await self._uploads.receipt(run, request.key, client)
+                if receipt is not None:
+                    return pb.QueryUploadResponse(receipt=receipt)
+            digest = _digest(request.digest, "digest")
+            if run.intake.refusal(request.key, client) is not None:
+                return pb.QueryUploadResponse()  # nothing is taken for the key, so nothing is looked up
+            return pb.QueryUploadResponse(kept_bytes=await self._uploads.kept_bytes(request.key, client, digest))
 
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
         """Availability, and work that was given up."""
@@ -151,10 +188,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         """Keep a client's evaluation."""
-        client_id = self._fleet.session(request.session_id).client_id
-        run = self._coordinator.run(request.key.run_id)
-        await run.client_evaluations.report(client_id, request)
+        client_id = self._client(request.session_id)
+        async with self._callers.call(client_id, "queries"):
+            run = self._coordinator.run(request.key.run_id)
+            await run.client_evaluations.report(client_id, request)
         return pb.ReportEvaluationResponse()
+
+
+def _holder(context: Context) -> str:
+    """Whom a call counts for before it names a session: the certificate's holder, without one the connection."""
+    who = caller.get()
+    if who is not ANYBODY:
+        return who.name
+    return "" if context is None else context.peer()
 
 
 def _digest(message: object, field: str) -> bytes:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from fl_server.errors import Fenced, UnknownSessionError
 from protos.fl.v1.coordinator_pb2 import AttendResponse
+
+UNREAD_S = 30.0
+"""An Attend stream with too much waiting is ended when nothing was read from it for so long."""
 
 
 class Stream:
@@ -16,10 +20,24 @@ class Stream:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[AttendResponse | Exception | None] = asyncio.Queue()
+        self._waits_since: float | None = None
+        """When the reader was given the message that it has not taken yet."""
 
     def push(self, message: AttendResponse) -> None:
         """Send a message when the stream gets to it."""
         self._queue.put_nowait(message)
+
+    def unread(self, most: int) -> bool:
+        """Whether more messages wait than `most`, and the reader has taken none for long."""
+        waits_since = self._waits_since
+        too_many = self._queue.qsize() > most
+        return too_many and waits_since is not None and time.monotonic() >= waits_since + UNREAD_S
+
+    def drop(self, error: Exception) -> None:
+        """End the stream with an error in place of all that waits."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self.end(error)
 
     def end(self, error: Exception | None = None) -> None:
         """End the stream behind what was pushed before, with an error if there is one."""
@@ -29,7 +47,9 @@ class Stream:
         while (item := await self._queue.get()) is not None:
             if isinstance(item, Exception):
                 raise item
+            self._waits_since = time.monotonic()
             yield item
+            self._waits_since = None
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from fl_server.spare_files import SpareFiles
-from fl_server.spool_parts import PartFile, PartPaths, kept_prefix, noted_update
+from fl_server.spool_parts import Beside, PartFile
 from fl_server.store.base import StoreError, StoreFull
 from fl_server.store.files import (
     Durability,
@@ -33,6 +33,8 @@ from fl_server.store.files import (
     run_folder,
     sync_names,
 )
+from fl_server.store.held_parts import HeldParts, MostHeld
+from fl_server.store.kept_prefixes import KeptPrefixes, PartPaths, noted_update
 
 _FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
 _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
@@ -40,6 +42,10 @@ _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
 
 class PartBusy(StoreError):
     """Another writer has the upload open: close its PartFile first."""
+
+
+class PartsHeld(StoreError):
+    """The client has as many unfinished uploads as it may, and writes all of them: close one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,14 @@ class Spool:
     With durability "power" a sealed update survives a power cut.
     """
 
-    def __init__(self, directory: Path | str, durability: Durability = "process") -> None:
+    def __init__(
+        self, directory: Path | str, durability: Durability = "process", most_held: MostHeld | None = None
+    ) -> None:
+        """most_held: unfinished uploads that one client may have here."""
         self._directory = Path(directory)
+        self._most_held = most_held or MostHeld()
+        self._held: HeldParts[SpoolKey] = HeldParts()
+        self.prefixes = KeptPrefixes()
         self._durable = durability == "power"
         self._lock = threading.Lock()
         self._making = threading.Lock()
@@ -115,14 +127,15 @@ class Spool:
         with disk_errors(f"open the spool {self._directory}"):
             make_folders(self._directory, durable=self._durable)
             self._spares = SpareFiles(self._directory / "spare")
+            self._beside = Beside(self._spares, self.prefixes, self._durable)
             if self._durable:
                 sync_names([self._directory, *(each for each in self._directory.rglob("*") if each.is_dir())])
 
     def open_part(self, key: SpoolKey, digest: bytes, size: int) -> PartFile:
         """Begin an upload of `size` bytes, or go on with one of the same digest and size; another digest starts over.
 
-        Raises PartBusy while another writer has it, StoreFull when there is no room for the whole. One that was sealed
-        already comes back with all its bytes kept.
+        Raises PartBusy while another writer has it, StoreFull when there is no room for the whole, PartsHeld when the
+        client writes as many as it may have. One that was sealed already comes back with all its bytes kept.
         """
         paths = self._paths(key, digest)
         if size < 0:
@@ -130,6 +143,7 @@ class Spool:
         self._reserve(key)
         part = None
         try:
+            self._make_way(key, size)
             # One at a time: who finds a folder there may seal an update in it, and its name must be durable by then.
             with self._making, disk_errors(f"open {paths.part}"):
                 make_folders(paths.part.parent, durable=self._durable)
@@ -153,7 +167,7 @@ class Spool:
             if paths.final.exists():
                 return paths.final.stat().st_size
             noted = noted_update(paths.notes)
-            return kept_prefix(paths, *noted)[0] if noted and noted[0] == digest else 0
+            return self.prefixes.look(paths, *noted)[0] if noted and noted[0] == digest else 0
 
     def path(self, key: SpoolKey, digest: bytes) -> Path:
         """Where the whole update lies, or will lie when it is sealed."""
@@ -175,6 +189,8 @@ class Spool:
 
         The files of whole updates, which nobody writes into any more, are kept for the next round to write over.
         """
+        with self._lock:
+            self._held.drop_where(lambda key: (key.run_id, key.round) == (run_id, round))
         folder, doing = self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}"
         with suppress(OSError):  # what cannot be kept is removed: on a full disk above all
             self._spares.give(list(folder.glob("exchange-*/*.update")))
@@ -183,7 +199,17 @@ class Spool:
     def remove_run(self, run_id: str) -> None:
         """Remove all updates of a run, and what was kept to be written over."""
         self.make_room()
+        with self._lock:
+            self._held.drop_where(lambda key: key.run_id == run_id)
         remove_folder(run_folder(self._directory, run_id), f"remove the spool of run {run_id!r}")
+
+    def remove_unfinished(self, client_id: str) -> None:
+        """Remove what came of a client's uploads, but for those that are being written."""
+        with self._lock:
+            idle = [key for key in self._held.of(client_id) if not self._written(key)]
+            self._held.drop(idle)
+            for key in idle:
+                self._remove_part(key)
 
     def make_room(self) -> bool:
         """Let go of the files that are kept to be written over; False if there are none."""
@@ -197,6 +223,8 @@ class Spool:
             for path in sorted(self._directory.glob("run-*/round-*/exchange-*/*")):
                 if leftover := self._leftover(path):
                     found.append(leftover)
+                    if not leftover.whole:
+                        self._held.begun(leftover.key, path.stat().st_size)
                 elif path.suffix == ".part" or (path.suffix == ".kept" and not path.with_suffix(".part").exists()):
                     path.unlink()
         return found
@@ -204,11 +232,11 @@ class Spool:
     def _opened(self, paths: PartPaths, digest: bytes, size: int) -> PartFile:
         """A part file, if there is room for it once the spare files are gone."""
         try:
-            return PartFile(paths, digest, size, durable=self._durable, spares=self._spares)
+            return PartFile(paths, digest, size, self._beside)
         except StoreFull:
             if not self.make_room():
                 raise
-            return PartFile(paths, digest, size, durable=self._durable, spares=self._spares)
+            return PartFile(paths, digest, size, self._beside)
 
     def _leftover(self, path: Path) -> Leftover | None:
         """What a file of the spool is, if it can be used; the notes of a good part are told by their part."""
@@ -222,6 +250,34 @@ class Spool:
         if path.suffix == ".part" and noted:
             return Leftover(SpoolKey(*place, path.name.removesuffix(".part")), noted[0], whole=False)
         return None
+
+    def _make_way(self, key: SpoolKey, size: int) -> None:
+        """Remove the client's oldest unfinished uploads while there are too many. Raises PartsHeld."""
+        with self._lock:
+            self._held.drop([each for each in self._held.of(key.client_id) if self._over(each)])
+            for other in self._held.too_many(key, size, self._most_held):
+                if self._held.too_many(key, size, self._most_held) and not self._written(other):
+                    self._remove_part(other)
+                    self._held.drop([other])
+            if self._held.too_many(key, size, self._most_held):
+                raise PartsHeld(f"{key.client_id} writes {len(self._held.of(key.client_id))} uploads already")
+            self._held.begun(key, size)
+
+    def _written(self, key: SpoolKey) -> bool:
+        """Whether somebody has the upload open; call it with the lock."""
+        part = self._parts.get(key)
+        return key in self._parts and (part is None or not part.closed)
+
+    def _over(self, key: SpoolKey) -> bool:
+        """Whether an upload was sealed or discarded since it was begun; call it with the lock."""
+        return not self._written(key) and not self._part_of(key).part.exists()
+
+    def _remove_part(self, key: SpoolKey) -> None:
+        with disk_errors(f"remove the upload {key}"):
+            self._part_of(key).remove_part()
+
+    def _part_of(self, key: SpoolKey) -> PartPaths:
+        return self._paths(key, b"\0")  # an unfinished upload's file is named by its client alone
 
     def _reserve(self, key: SpoolKey) -> None:
         with self._lock:

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import struct
 import threading
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fl_server.spare_files import SpareFiles
 from fl_server.store.base import StoreError
 from fl_server.store.files import disk_errors, fsync_path
+from fl_server.store.kept_prefixes import NOTE, PIECE, KeptPrefixes, PartPaths, notes_header
 from protos.chunks import Buffer, crc32c
 
-_NOTE = struct.Struct("<QI")
-"""A chunk that arrived: its end offset and its CRC-32C."""
-_PIECE = 1 << 20
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
-@dataclass(frozen=True, slots=True)
-class PartPaths:
-    """Where one update lies: while it comes, the notes on what came, and when it is whole."""
+class Beside(NamedTuple):
+    """What the part files of a spool share."""
 
-    part: Path
-    notes: Path
-    final: Path
-
-    def remove_part(self) -> None:
-        """Remove the unfinished upload. The notes go first: a part without notes is never trusted."""
-        self.notes.unlink(missing_ok=True)
-        self.part.unlink(missing_ok=True)
+    spares: SpareFiles
+    """Files to write over, where nothing is kept of the update."""
+    prefixes: KeptPrefixes
+    durable: bool
+    """Whether a sealed update must survive a power cut."""
 
 
 class PartFile:
     """One update on its way to the disk, for one writer at a time; made by `Spool.open_part`. Blocking, thread-safe."""
 
-    def __init__(self, paths: PartPaths, digest: bytes, size: int, *, durable: bool, spares: SpareFiles) -> None:  # noqa: PLR0913 - made in one place
-        """spares: files to write over, where nothing is kept of the update."""
+    def __init__(self, paths: PartPaths, digest: bytes, size: int, beside: Beside) -> None:
         self.digest = digest
         self.size_bytes = size
-        self._paths, self._durable = paths, durable
+        self._paths = paths
         self._lock = threading.Lock()
-        self._spares = spares
+        self._spares, self._prefixes, self._durable = beside
         self._notes: int | None = None
         self._file: int | None = None
         self._kept = 0
@@ -80,11 +71,11 @@ class PartFile:
                 raise ValueError(f"a chunk ends at {offset + len(data)}, over the update's {self.size_bytes} bytes")
             fresh = memoryview(data)[self._kept - offset :]
             with disk_errors(f"write into {self._paths.part}"):
-                if crc is not None and len(fresh) == len(data) <= _PIECE:
+                if crc is not None and len(fresh) == len(data) <= PIECE:
                     self._write_piece(file, fresh, crc)
                     return
-                for start in range(0, len(fresh), _PIECE):
-                    piece = fresh[start : start + _PIECE]
+                for start in range(0, len(fresh), PIECE):
+                    piece = fresh[start : start + PIECE]
                     self._write_piece(file, piece, crc32c(piece))
 
     def read(self, offset: int, size: int) -> bytes:
@@ -129,7 +120,11 @@ class PartFile:
     def close(self) -> None:
         """Stop for now: what is kept waits for the next `open_part` with this digest. A second call does nothing."""
         with self._lock:
+            unfinished = self._notes is not None
             self._close()
+            if unfinished:
+                notes = (self._at - len(notes_header(self.digest, self.size_bytes))) // NOTE.size
+                self._prefixes.remember(self._paths, self.digest, self.size_bytes, (self._kept, notes))
 
     def _open(self) -> None:
         paths = self._paths
@@ -138,7 +133,7 @@ class PartFile:
                 self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
                 return
             paths.final.unlink(missing_ok=True)  # of another size it is torn, and would be taken for what is kept
-            self._kept, noted = kept_prefix(paths, self.digest, self.size_bytes)
+            self._kept, noted = self._prefixes.look(paths, self.digest, self.size_bytes)
             try:
                 if not self._kept:
                     self._begin_anew()
@@ -158,10 +153,10 @@ class PartFile:
     def _prepare(self, file: int, noted: int) -> None:
         """Room for the whole, then notes that begin anew or go on after those that were good."""
         _allocate(file, self.size_bytes)
-        header = _header(self.digest, self.size_bytes)
+        header = notes_header(self.digest, self.size_bytes)
         self._notes = os.open(self._paths.notes, os.O_WRONLY | os.O_CREAT, 0o600)
         _write_all(self._notes, header, 0)
-        self._at = len(header) + noted * _NOTE.size
+        self._at = len(header) + noted * NOTE.size
         os.ftruncate(self._notes, self._at)
 
     def _write_piece(self, file: int, piece: memoryview, crc: int) -> None:
@@ -169,8 +164,8 @@ class PartFile:
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            _write_all(self._notes, _NOTE.pack(end, crc), self._at)
-            self._at += _NOTE.size
+            _write_all(self._notes, NOTE.pack(end, crc), self._at)
+            self._at += NOTE.size
         self._kept = end
 
     def _opened(self) -> int:
@@ -183,47 +178,6 @@ class PartFile:
             if descriptor is not None:
                 os.close(descriptor)
         self._file = self._notes = None
-
-
-def kept_prefix(paths: PartPaths, digest: bytes, size: int) -> tuple[int, int]:
-    """Bytes of an unfinished upload whose noted checksums hold, and how many notes that is; 0, 0 for another update."""
-    header = _header(digest, size)
-    try:
-        notes = paths.notes.read_bytes()
-        file = os.open(paths.part, os.O_RDONLY)
-    except FileNotFoundError:
-        return 0, 0
-    try:
-        kept = count = 0
-        if notes.startswith(header):
-            body = notes[len(header) :]
-            for end, expected in _NOTE.iter_unpack(body[: len(body) // _NOTE.size * _NOTE.size]):
-                if not kept < end <= min(size, kept + _PIECE) or not _holds(file, (kept, end), expected):
-                    break
-                kept, count = end, count + 1
-        return kept, count
-    finally:
-        os.close(file)
-
-
-def noted_update(notes: Path) -> tuple[bytes, int] | None:
-    """Digest and size of the update that an unfinished upload is for; None if its notes do not say."""
-    try:
-        with notes.open("rb") as file:
-            header = json.loads(file.readline(512))
-        return bytes.fromhex(header["digest"]), int(header["size_bytes"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _holds(file: int, span: tuple[int, int], expected: int) -> bool:
-    start, end = span
-    data = os.pread(file, end - start, start)
-    return len(data) == end - start and crc32c(data) == expected
-
-
-def _header(digest: bytes, size: int) -> bytes:
-    return json.dumps({"digest": digest.hex(), "size_bytes": size}).encode() + b"\n"
 
 
 def _size_of(path: Path) -> int | None:

@@ -32,3 +32,21 @@ def chunk_of(request: Request) -> ReadChunk:
     if (part := part_of(request)) != "chunk":
         raise InvalidInput("part", "a chunk or a trailer behind the header", part)
     return ReadChunk(request.chunk.offset, request.chunk.data, request.chunk.crc32c)
+
+
+_FREE_CHUNKS = 4096
+_LEAST_CHUNK_BYTES = 4096
+
+
+class Chunks:
+    """The chunks of one stream, so many at most: each costs a write and a note on the disk, however small it is."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._most = self._left = _FREE_CHUNKS + size_bytes // _LEAST_CHUNK_BYTES
+
+    def next(self, request: Request) -> ReadChunk:
+        """As `chunk_of`. Raises InvalidInput for one too many."""
+        if not self._left:
+            raise InvalidInput("chunk", f"{self._most} chunks of an upload at most: send larger ones", "one more")
+        self._left -= 1
+        return chunk_of(request)

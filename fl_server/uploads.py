@@ -10,26 +10,31 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 from fl_server.admission import Gate, Refused, WrongDigest
+from fl_server.clients.allowance import Excess
 from fl_server.errors import Forbidden, NotNow, UploadBroken
 from fl_server.parts import Parts
 from fl_server.patience import Patience
 from fl_server.run import Run
-from fl_server.spool import PartBusy, SpoolKey
+from fl_server.spool import PartBusy, PartsHeld, SpoolKey
 from fl_server.spool_parts import PartFile
 from fl_server.store.base import UpdateRecord
 from fl_server.transfers import Transfer
-from fl_server.upload_parts import Request, Requests, chunk_of
+from fl_server.upload_parts import Chunks, Request, Requests
 from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import digest_bytes, digest_message
 from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, RefusalReason, UpdateHeader, UpdateTrailer
 from protos.wire import MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BUSY_WAIT_S = 1.0
 """How long a client waits when an older stream for the same update has not been noticed to be dead."""
@@ -57,6 +62,7 @@ class Uploads:
         self._parts = parts
         self._digest_faults: dict[str, bytes] = {}
         """By client: the latest work of which an update had not its digest. One for each, or liars would fill it."""
+        self._callers = parts.fleet.callers
         self.in_flight = 0
         """Streams that are being taken now."""
 
@@ -83,13 +89,19 @@ class Uploads:
 
     async def receipt(self, run: Run, key: ExchangeKey, client: str) -> Receipt | None:
         """The first word on this client's update for the key, if it was said."""
+        if key.round > run.state.round or key.exchange >= len(run.behaviour.algorithm.exchanges):
+            return None  # nobody was ever asked for it, and the number may be none that a ledger holds
         store = self._parts.ledger.store
         known = await self._parts.ledger.do(store.update_of, run.id, key.round, key.exchange, client)
         return None if known is None else _receipt(key, known)
 
     async def kept_bytes(self, key: ExchangeKey, client: str, digest: bytes) -> int:
         """Where an upload of that digest goes on."""
-        return await self._parts.in_io(self._parts.spool.kept, _spool_key(key, client), digest)
+        return await self._parts.in_reads(self._parts.spool.kept, _spool_key(key, client), digest)
+
+    async def _in_io(self, client: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run something that touches an upload's file, in the client's share of the threads."""
+        return await self._callers.of(client).in_share(lambda: self._parts.in_io(function, *args, **kwargs))
 
     async def _take(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
         client, gate = transfer.client_id, run.intake.gate()
@@ -120,12 +132,16 @@ class Uploads:
         """The part file; it must have what the sender believes to be there."""
         digest = digest_bytes(header.digest)
         opening = asyncio.ensure_future(
-            self._parts.in_io(self._parts.spool.open_part, _spool_key(header.key, client), digest, header.size_bytes)
+            self._in_io(client, self._parts.spool.open_part, _spool_key(header.key, client), digest, header.size_bytes)
         )
         try:
             part = await asyncio.shield(opening)
         except PartBusy as busy:
             raise NotNow("an older stream of this update is still open", BUSY_WAIT_S) from busy
+        except PartsHeld as held:
+            limits = self._parts.config.transfers
+            most = f"{limits.kept_files} unfinished uploads of {limits.kept_mib} MiB (transfers.kept_files, kept_mib)"
+            raise self._callers.exceeded(client, Excess("kept", most, BUSY_WAIT_S)) from held
         except asyncio.CancelledError:
             # The thread opens it all the same; left open it would be a writer that never ends.
             opening.add_done_callback(_close_unused)
@@ -149,15 +165,17 @@ class Uploads:
         offset = upload.header.resume_offset
         upload.run.log.sends(upload.client, offset)
         patience = Patience(self._parts.config.limits)
+        caller, chunks = self._callers.of(upload.client), Chunks(upload.header.size_bytes)
         while True:
             request = await _next(requests, upload, patience)
             self._parts.fleet.session(upload.header.session_id)  # it may be banned by now, or here in a newer one
             if not isinstance(request, ReadChunk) and request.HasField("trailer"):
                 return request.trailer
-            chunk = chunk_of(request)
+            chunk = chunks.next(request)
             await self._keep(upload, chunk, offset)
             offset += len(chunk.data)
             patience.came(len(chunk.data))
+            await caller.pace(len(chunk.data))
             reason = upload.run.intake.refusal_of(upload.header, upload.client)
             if reason is not None:
                 raise Refused(reason, _WORDS[reason])
@@ -170,7 +188,7 @@ class Uploads:
                 self._parts.metrics.bytes.labels("up", "update").inc(len(chunk.data))
                 upload.run.log.bytes_up += len(chunk.data)
 
-        writing = asyncio.ensure_future(self._parts.in_io(_write, upload, chunk, offset))
+        writing = asyncio.ensure_future(self._in_io(upload.client, _write, upload, chunk, offset))
         writing.add_done_callback(count)
         await asyncio.shield(writing)
 
@@ -178,7 +196,7 @@ class Uploads:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
         digest = digest_bytes(upload.header.digest)
         try:
-            norm = await self._parts.in_io(upload.gate.check_file, upload.part.path, digest)
+            norm = await self._in_io(upload.client, upload.gate.check_file, upload.part.path, digest)
         except WrongDigest:
             # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
             work = upload.key.SerializeToString(deterministic=True)

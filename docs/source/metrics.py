@@ -52,6 +52,8 @@ WORRY = {
     "fl_sessions": "Near `limits.max_clients`: newcomers are turned away.",
     "fl_uploads_resumed_total": "It grows fast: links that break.",
     "fl_uploads_in_flight_bytes": "It only grows: uploads stall.",
+    "fl_transfer_calls": "`downloads` is high and `fl_transfer_bytes_total` does not grow: clients that read nothing.",
+    "fl_transfer_limits_total": "It grows: the log has `client_limited`; [limits](reliability.md#limits).",
     # The process.
     "fl_rpc_seconds": "Codes `INTERNAL` or `UNKNOWN`: a fault; see the log. `UNAVAILABLE`: busy, or no room.",
     "fl_commit_write_seconds": "It rises: the disk, or the database.",

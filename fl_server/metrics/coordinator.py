@@ -21,6 +21,10 @@ STATES = ("admitted", "refused", "failed", "lost", "cancelled")
 REASONS = ("layout", "size", "digest", "not_finite", "norm", "state_epoch", "header")
 """Why an update can be refused that would have been taken: the gate's RefusalReasons."""
 PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
+CALL_KINDS = ("uploads", "downloads", "queries", "attends")
+"""Calls of clients that have a limit of calls at once."""
+CLIENT_LIMITS = (*CALL_KINDS, "calls", "fetches", "kept", "messages")
+"""Limits that one client can exceed."""
 STALENESS = (0, 1, 2, 4, 8, 16)
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
@@ -73,6 +77,11 @@ class Metrics:
             kind=("model", "direction", "frozen", "update"),
         )
         self.uploads_in_flight = kit.gauge("fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete.")
+
+        self.transfer_calls = kit.gauge("fl_transfer_calls", "Calls of clients under way, by kind.", kind=CALL_KINDS)
+        self.transfer_limits = kit.counter(
+            "fl_transfer_limits", "Calls refused, and streams ended, at a limit of one client.", limit=CLIENT_LIMITS
+        )
 
     def _about_the_process(self) -> None:
         kit = self.kit

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig
+from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, TransfersConfig
 from fl_server.coordinator import Coordinator
 from fl_server.fleet import Fleet
 from fl_server.ledger import Ledger
@@ -30,6 +30,7 @@ from fl_server.spool import Spool
 from fl_server.spool_parts import PartFile
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.files import Durability
+from fl_server.store.held_parts import MostHeld
 from fl_server.store.sql import open_sqlite
 from fl_server.uploads import Uploads
 
@@ -126,6 +127,10 @@ def _pass_over_the_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
         loop.default_exception_handler(context)
 
 
+def _most_held(config: ServerConfig) -> MostHeld:
+    return MostHeld(config.transfers.kept_files, config.transfers.kept_mib << 20)
+
+
 class World:
     """One coordinator on a folder, from its start to its end."""
 
@@ -135,6 +140,7 @@ class World:
         journal: Journal | None = None,
         *,
         quarantine: Mapping[str, float] | None = None,
+        transfers: Mapping[str, float] | None = None,
         durability: Durability = "process",
         tasks: Sequence[str] = (TASK,),
         **limits: Any,
@@ -147,6 +153,7 @@ class World:
             tasks=list(tasks),
             limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
             quarantine=QuarantineConfig(**(quarantine or {})),
+            transfers=TransfersConfig(**(transfers or {})),
             durability=durability,
         )
         metrics = Metrics(CollectorRegistry())
@@ -155,11 +162,12 @@ class World:
             config=self.config,
             ledger=ledger,
             checkpoints=Mortal(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]
-            spool=Mortal(Spool(folder / "spool", durability), self.journal),  # type: ignore[arg-type]
+            spool=Mortal(Spool(folder / "spool", durability, _most_held(self.config)), self.journal),  # type: ignore[arg-type]
             fleet=Fleet(ledger, self.config, metrics),
             metrics=metrics,
             compute=ThreadPoolExecutor(1),
             io=ThreadPoolExecutor(2),
+            reads=ThreadPoolExecutor(1),
         )
         self.operators = Operators(ledger, self.parts.fleet)
         self.coordinator = Coordinator(self.parts)
@@ -189,7 +197,7 @@ class World:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         with suppress(Killed):
             await self.coordinator.close()
-        for pool in (self.parts.compute, self.parts.io):
+        for pool in (self.parts.compute, self.parts.io, self.parts.reads):
             pool.shutdown(wait=True, cancel_futures=True)
         self.parts.ledger.close()
 

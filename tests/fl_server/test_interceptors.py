@@ -33,6 +33,7 @@ CASES = [
     (errors.WrongState("r", "paused", ("running",), "pausing"), "FAILED_PRECONDITION", errors_pb2.WrongRunState),
     (errors.UploadBroken(KEY, 100, "cut"), "DATA_LOSS", errors_pb2.BrokenUpload),
     (errors.NotNow("full", 2.5), "UNAVAILABLE", errors_pb2.RetryLater),
+    (errors.LimitExceeded("4 uploads at once", 1.0), "RESOURCE_EXHAUSTED", errors_pb2.RetryLater),
 ]
 
 

@@ -1,0 +1,78 @@
+"""An attacker that registers and gets work of its own, so that its calls go as far as an honest client's."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+from protos.wire import client_options
+from tests.hostile.certificates import credentials
+from tests.hostile.federation import Federation
+from tests.hostile.target import Target
+from tests.integration.raw_client import RawClient
+
+OPTIONS = (
+    *client_options(),
+    # The window of a stream does not grow: what is not read waits at the coordinator.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 65_535),
+)
+WAITS_S = 20.0
+"""Until the attacker goes on without work."""
+
+
+def begin_run_of(federation: Federation, name: str, model: str = "frozen") -> str:
+    """A run whose only client is the attacker; it stays in its first round for as long as nothing is delivered."""
+    return federation.server.create(
+        f"run-of-{name}",
+        labels={"site": name},
+        task={"name": "tiny_task:Tiny", "options": {"model": model}},
+        round={"clients_per_round": 1, "min_clients": 1},
+    )
+
+
+@contextmanager
+def assigned(target: Target) -> Iterator[tuple[RawClient, training_pb2.Assignment]]:
+    """The attacker, registered and attended, and its work; empty work where it gets none in time."""
+    with RawClient(target.listen, target.name, credentials(target.certificates)) as client:
+        client.register(labels={"site": target.name})
+        events = client.stub.Attend(pb.AttendRequest(session_id=client.session_id))
+        works: queue.Queue[training_pb2.Assignment] = queue.Queue()
+        thread = threading.Thread(target=_take, args=(events, works), daemon=True)
+        thread.start()
+        try:
+            work = training_pb2.Assignment()
+            with suppress(queue.Empty):
+                work = works.get(timeout=WAITS_S)
+            yield client, work
+        finally:
+            events.cancel()
+            thread.join()
+
+
+def _take(events: Iterator[Any], works: queue.Queue[training_pb2.Assignment]) -> None:
+    with suppress(grpc.RpcError):
+        for event in events:
+            if event.HasField("assignment"):
+                works.put(event.assignment)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Whatever the coordinator answers, the attack goes on."""
+    with suppress(grpc.RpcError, grpc.aio.AioRpcError):
+        yield
+
+
+def channels(target: Target, count: int) -> Sequence[grpc.aio.Channel]:
+    """So many connections with the attacker's certificate."""
+    who = credentials(target.certificates)
+    return [grpc.aio.secure_channel(target.listen, who, list(OPTIONS)) for _ in range(count)]

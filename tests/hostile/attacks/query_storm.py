@@ -1,0 +1,51 @@
+"""QueryUpload again and again, from many threads of calls at once, on an upload of which a part was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
+from tests.hostile.attacks.assigned import assigned, channels, refusals
+from tests.hostile.target import Target, Until
+from tests.integration.processes import PATIENCE_S
+from tests.integration.raw_client import RawClient, messages
+
+CONNECTIONS, AT_ONCE = 4, 200
+CHUNK_BYTES = 1 << 16
+
+
+def attack(target: Target, until: Until) -> None:
+    """Leave a part of an upload behind, and ask how far it came until it is over."""
+    with assigned(target) as (client, work):
+        request = pb.QueryUploadRequest(session_id=client.session_id, key=work.key)
+        if work.resources:
+            request.digest.CopyFrom(_leave_a_part(client, work))
+        asyncio.run(_attack(target, request, until))
+
+
+def _leave_a_part(client: RawClient, work: training_pb2.Assignment) -> Any:
+    update = client.update(work)
+
+    def part() -> Iterator[pb.SubmitUpdateRequest]:
+        yield from messages(update, CHUNK_BYTES)[:-2]  # neither the last chunk nor the trailer
+
+    with refusals():
+        client.stub.SubmitUpdate(part(), timeout=PATIENCE_S)
+    return update.header.digest
+
+
+async def _attack(target: Target, request: pb.QueryUploadRequest, until: Until) -> None:
+    connections = channels(target, CONNECTIONS)
+
+    async def ask(stub: Any) -> None:
+        while not until():
+            with refusals():
+                await stub.QueryUpload(request, timeout=PATIENCE_S)
+
+    stubs = [coordinator_pb2_grpc.CoordinatorStub(channel) for channel in connections]
+    await asyncio.gather(*(ask(stubs[number % CONNECTIONS]) for number in range(AT_ONCE)))
+    for channel in connections:
+        await channel.close()

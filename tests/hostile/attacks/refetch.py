@@ -1,0 +1,38 @@
+"""The same resource fetched whole again and again, on several streams at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import coordinator_pb2_grpc
+from tests.hostile.attacks.assigned import assigned, channels, refusals
+from tests.hostile.target import Target, Until
+from tests.integration.processes import PATIENCE_S
+
+AT_ONCE = 3
+
+
+def attack(target: Target, until: Until) -> None:
+    """Of all resources that the attacker was assigned."""
+    with assigned(target) as (client, work):
+        requests = [
+            pb.FetchModelRequest(session_id=client.session_id, digest=resource.digest) for resource in work.resources
+        ] or [pb.FetchModelRequest(session_id=client.session_id)]
+        asyncio.run(_attack(target, requests, until))
+
+
+async def _attack(target: Target, requests: list[pb.FetchModelRequest], until: Until) -> None:
+    (channel,) = channels(target, 1)
+    stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+
+    async def fetch() -> None:
+        while not until():
+            for request in requests:
+                with refusals():
+                    async for _ in stub.FetchModel(request, timeout=PATIENCE_S):
+                        pass
+
+    await asyncio.gather(*(fetch() for _ in range(AT_ONCE)))
+    await channel.close()
