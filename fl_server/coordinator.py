@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -15,13 +15,13 @@ from fl_server.engine import Engine, build_algorithm, complete
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
 from fl_server.outcomes import not_needed, outcomes_of, uncounted_outcome
 from fl_server.parts import Parts
-from fl_server.read_back import read_back
+from fl_server.read_back import load_again, read_back
 from fl_server.round_work import (
     CARRY_OUT,
     reattached,
 )
 from fl_server.run import Behaviour, Run
-from fl_server.run_config import RunConfig, from_values
+from fl_server.run_config import RunConfig, from_stored
 from fl_server.store.base import HistoryRecord, RunRecord, StoreError
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
@@ -52,7 +52,7 @@ class Coordinator:
         self._parts.fleet.listener = self
         for record in await self._parts.ledger.do(self._parts.ledger.store.runs):
             try:
-                run = await self._make(record, from_values(dict(record.spec)))
+                run = await self._make(record, from_stored(record.spec))
             except (TaskError, InvalidInput, AlgorithmError) as error:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
                 self._not_loaded.add(record.run_id)
@@ -123,7 +123,7 @@ class Coordinator:
     async def _make(self, record: RunRecord, config: RunConfig) -> Run:
         algorithm = build_algorithm(config)
         task = await self._parts.in_compute(load_task, config.task.name, config.task.options)
-        behaviour = Behaviour(fingerprint(task), algorithm, lambda: Engine(config, task), CARRY_OUT)
+        behaviour = Behaviour(fingerprint(task), algorithm, lambda current: Engine(current, task), CARRY_OUT)
         return Run(self._parts, record, config, behaviour)
 
     # For operators.
@@ -133,10 +133,15 @@ class Coordinator:
         _require(run, "pausing", "running", "waiting")
         await run.do(ev.PauseRequested(), _why(run, actor, "run_paused"))
 
-    async def resume(self, run: Run, actor: str) -> None:
-        """Rounds go on."""
-        _require(run, "resuming", "paused")
-        await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
+    async def resume(self, run: Run, actor: str, learning_rate: float = 0.0) -> None:
+        """Rounds go on; of a failed run from its last committed model, with another learning rate if that is over 0."""
+        _require(run, "resuming", "paused", "failed")
+        if run.ended:
+            await self._go_on(run, ev.ResumeRequested(), _resumed(run, learning_rate), actor)
+        elif learning_rate:
+            raise InvalidInput("learning_rate", "none for a run that is paused: only a failed one gets another", "one")
+        else:
+            await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
 
     async def stop(self, run: Run, reason: str, actor: str) -> None:
         """End the run; the round under way is given up, unless its step has begun."""
@@ -155,18 +160,26 @@ class Coordinator:
         if limit:
             limit = max(limit, run.record.elapsed_s) + wall_time_s
         stop = run.config.stop.model_copy(update={"rounds": total, "wall_time_s": limit})
+        changed = run.config.model_copy(update={"stop": stop})
+        await self._go_on(run, ev.Extended(total), Changed(changed, "run_extended", f"to {total} rounds"), actor)
+
+    async def _go_on(self, run: Run, event: ev.Event, changed: Changed, actor: str) -> None:
+        """Take an event with another configuration; a run that has ended begins anew with it."""
         config, record = run.config, run.record
-        run.config = config.model_copy(update={"stop": stop})
+        run.config = changed.config
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(record, spec=spec, extended_at=run.state.round)
         try:
+            await load_again(run)
             if run.ended and run.behaviour.algorithm.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
-            await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
+            await run.do(event, _why(run, actor, changed.event, changed.detail))
         except (StoreError, WrongState):
             run.config = config
             run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
+            if run.ended:
+                run.model.unload()
             raise
         await run.save_status()
         run.begin()
@@ -244,6 +257,23 @@ class Coordinator:
         for run in self._runs.values():
             if not run.ended:
                 run.fleet_changed()
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """With what configuration a run goes on, and how the history names it."""
+
+    config: RunConfig
+    event: str
+    detail: str
+
+
+def _resumed(run: Run, learning_rate: float) -> Changed:
+    if not learning_rate:
+        return Changed(run.config, "run_resumed", f"from round {run.state.round} on")
+    local = run.config.local.with_rate(learning_rate, run.state.round)
+    detail = f"from round {run.state.round} on, with learning rate {learning_rate:g}"
+    return Changed(run.config.model_copy(update={"local": local}), "run_resumed", detail)
 
 
 def _require(run: Run, what: str, *allowed: str) -> None:

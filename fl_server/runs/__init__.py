@@ -1,0 +1,1 @@
+"""One run's life: what is checked of the updates that make its models."""
