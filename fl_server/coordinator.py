@@ -22,7 +22,7 @@ from fl_server.round_work import (
 )
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_stored
-from fl_server.store.base import HistoryRecord, RunRecord, StoreError
+from fl_server.store.base import HistoryRecord, RunRecord, StoreError, StoreFull
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -170,12 +170,12 @@ class Coordinator:
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(record, spec=spec, extended_at=run.state.round)
         try:
-            await load_again(run)
+            await _loaded(run)
             if run.ended and run.behaviour.algorithm.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
             await run.do(event, _why(run, actor, changed.event, changed.detail))
-        except (StoreError, WrongState):
+        except (StoreError, WrongState, InvalidInput):
             run.config = config
             run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
             if run.ended:
@@ -266,6 +266,16 @@ class Changed:
     config: RunConfig
     event: str
     detail: str
+
+
+async def _loaded(run: Run) -> None:
+    """Raises InvalidInput where the models of an ended run cannot be read any more."""
+    try:
+        await load_again(run)
+    except StoreFull:
+        raise
+    except StoreError as error:
+        raise InvalidInput("run_id", "a run whose committed models can be read", str(error)) from error
 
 
 def _resumed(run: Run, learning_rate: float) -> Changed:
