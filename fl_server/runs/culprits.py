@@ -63,7 +63,8 @@ def outliers(section: RoundSection, history: NormHistory, updates: Sequence[Meas
 
 def of_overflow(updates: Sequence[Measured]) -> Culprits:
     """The update that is longest beside the others, if it is so long that it made a sum overflow; one at a time."""
-    worst, culprits = OVERFLOW_TIMES, ()
+    worst = OVERFLOW_TIMES
+    culprits: Culprits = ()
     for update, vector, usual in _beside_others(updates):
         ratio = update.length(vector) / usual if usual else math.inf
         if update.length(vector) and ratio > worst:

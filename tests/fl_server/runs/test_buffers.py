@@ -54,9 +54,7 @@ def test_a_distance_beside_those_of_committed_rounds(tmp_path):
     """100 times their median, and no more; without limits any."""
     far = {"norm_of_running_mean": torch.tensor([1.0, 103.0])}
     limited = BufferRules(SENT, bounded=True, limit=RelativeNorm(100.0, 1.0))
-    with pytest.raises(
-        BadBuffer, match=r"distance of 100 at most \(100 times the median .*, got 101"
-    ):
+    with pytest.raises(BadBuffer, match=r"distance of 100 at most \(100 times the median .*, got 101"):
         check(tmp_path, limited, **far)
     assert check(tmp_path, BOUNDED, **far) == 101.0
 
