@@ -16,13 +16,13 @@ from fl_server import events as ev
 from fl_server.assignments import Order, Place, assignment
 from fl_server.engine import Snapshot
 from fl_server.evaluation import prune, settle
-from fl_server.outcomes import tell_outcomes, uncounted_outcome
+from fl_server.outcomes import tell_outcomes
 from fl_server.progress import Progress
 from fl_server.round_compute import commit, reduce_exchange, step
 from fl_server.round_state import Phase
-from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError, UpdateRecord
+from fl_server.runs.dropping import drop_culprits
+from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError
 from fl_server.waiting import why_waiting
-from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 from tasks import TaskError
@@ -151,47 +151,6 @@ async def cancel(run: Run, command: ev.Cancel) -> None:
         run.tally.assignment("cancelled")
         order = pb.Cancel(key=key, reason=reason)
         run.parts.fleet.push(client, pb.AttendResponse(cancel=order))
-
-
-async def drop_culprits(run: Run, command: ev.DropCulprits) -> None:
-    """Refuse accepted updates after all: first in the ledger, with what it means for their clients; then they hear."""
-    ledger, fleet, why_of = run.parts.ledger, run.parts.fleet, dict(command.culprits)
-    updates = await ledger.insist(run.no_room, ledger.store.updates, run.id, command.round, command.exchange)
-    name = RefusalReason.Name(RefusalReason.REFUSAL_REASON_NORM)
-    refused = [
-        replace(update, admitted=False, reason=name, detail=why_of[update.client_id])
-        for update in updates
-        if update.client_id in why_of
-    ]
-    weighed = [fleet.quarantine.weigh(update) for update in refused]
-    whys = [
-        HistoryRecord(time.time(), "coordinator", "culprit_dropped", run.id, f"round {command.round}, {client}: {why}")
-        for client, why in command.culprits
-    ]
-    standings = [standing for standing, _ in weighed if standing is not None]
-    quarantined = [why for _, why in weighed if why is not None]
-    await ledger.insist(run.no_room, ledger.store.refuse_accepted, refused, standings, [*whys, *quarantined])
-    for standing, why in weighed:
-        if standing is not None:
-            fleet.keep_standing(standing, why)
-    for update in refused:
-        await _refused_after_all(run, update)
-
-
-async def _refused_after_all(run: Run, update: UpdateRecord) -> None:
-    """A client's update was dropped."""
-    client = update.client_id
-    run.tally.refused("norm")
-    run.intake.refused.add(client)
-    run.look_again()
-    log.warning("culprit_dropped", run=run.id, round=update.round, client=client, why=update.detail)
-    run.watchers.tell(Progress("client_out", f"{client}: {update.detail}"))
-    key = ExchangeKey(run_id=run.id, round=update.round, exchange=update.exchange)
-    outcome = uncounted_outcome(key, RefusalReason.REFUSAL_REASON_NORM, run.record.state_epoch)
-    outcome.digest.CopyFrom(digest_message(update.digest))
-    run.parts.fleet.push(client, pb.AttendResponse(outcome=outcome))
-    await run.parts.fleet.note(client, f"update refused (norm): {update.detail}"[:300])
-    run.intake.not_finite_from(client)
 
 
 async def restart_round(run: Run, command: ev.RestartRound) -> None:

@@ -52,6 +52,8 @@ class BufferRules:
             path: of a whole update on disk, of which every value is finite.
             entries: of its delta, with offsets in the file.
         """
+        if all(entry.trainable for entry in entries):
+            return None
         squares, before, floating = 0.0, 0.0, False
         with UpdateFile(path) as file:
             for entry, start, values in _blocks(file, entries):

@@ -219,7 +219,7 @@ def test_an_accepted_update_can_be_refused_after_all(store: Store) -> None:
         assert store.updates("r1", 0, 0) == [taken, refused]
     assert (store.accepted("r1", 0, 0), store.standings()) == (None, [a_standing("b")])
     assert (counters(store, "a"), counters(store, "b")) == ((0, 0), (0, 1))
-    assert (events(store), events(store, "b")) == (["created", "dropped"], ["quarantined"])
+    assert (events(store, "r1"), events(store, "b")) == (["created", "dropped"], ["quarantined"])
     store.fix_accepted("r1", 0, 0, [("a", b"\1")])
 
 
