@@ -45,6 +45,7 @@ class Coordinator:
         self._not_loaded: set[str] = set()
         """Runs of the ledger whose task or configuration this program cannot use: their ids are taken."""
         self._creating = asyncio.Lock()
+        self._reopening = asyncio.Lock()
         parts.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
@@ -135,13 +136,15 @@ class Coordinator:
 
     async def resume(self, run: Run, actor: str, learning_rate: float = 0.0) -> None:
         """Rounds go on; of a failed run from its last committed model, with another learning rate if that is over 0."""
-        _require(run, "resuming", "paused", "failed")
-        if run.ended:
-            await self._go_on(run, ev.ResumeRequested(), _resumed(run, learning_rate), actor)
-        elif learning_rate:
-            raise InvalidInput("learning_rate", "none for a run that is paused: only a failed one gets another", "one")
-        else:
-            await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
+        async with self._reopening:  # or the second of two calls would change what the first has begun with
+            _require(run, "resuming", "paused", "failed")
+            if run.ended:
+                await self._go_on(run, ev.ResumeRequested(), _resumed(run, learning_rate), actor)
+            elif learning_rate:
+                expected = "none for a run that is paused: only a failed one gets another"
+                raise InvalidInput("learning_rate", expected, f"{learning_rate:g}")
+            else:
+                await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
 
     async def stop(self, run: Run, reason: str, actor: str) -> None:
         """End the run; the round under way is given up, unless its step has begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -199,6 +200,19 @@ async def test_a_diverged_run_goes_on_from_its_last_model(tmp_path, restarts):
     assert from_stored(world.store.runs()[0].spec).local == run.config.local
     assert run.model._engine is None or run.model.engine.config.local == run.config.local
     await world.__aexit__()
+
+
+async def test_of_two_operators_one_resumes(tmp_path):
+    """The other is told that the run is no failed one any more, and its rate is not the run's."""
+    async with World(tmp_path) as world:
+        run = await world.create()
+        run.fail("training led nowhere")
+        await world.ended()
+        calls = [world.coordinator.resume(run, "admin", rate) for rate in (0.25, 0.5)]
+        first, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, WrongState)
+        assert run.config.local.learning_rate_in(0) == run.model.engine.config.local.learning_rate_in(0) == 0.25
 
 
 async def test_a_paused_run_gets_no_other_rate(tmp_path):
