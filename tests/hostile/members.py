@@ -61,6 +61,8 @@ def member(federation: Federation, name: str, lie: Lie) -> Iterator[Member]:
         for client in held:
             client.__exit__()
         thread.join(PATIENCE_S)
+        with federation.server.admin() as admin:
+            admin.forget_client(name)  # or a coordinator that is started again waits for it
     assert not thread.is_alive()
 
 
