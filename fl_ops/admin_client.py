@@ -69,9 +69,10 @@ class AdminClient:
         """No new round after the one under way."""
         return self._call("PauseRun", admin_pb2.PauseRunRequest(run_id=run_id)).run
 
-    def resume_run(self, run_id: str) -> admin_pb2.RunStatus:
-        """Ends a pause."""
-        return self._call("ResumeRun", admin_pb2.ResumeRunRequest(run_id=run_id)).run
+    def resume_run(self, run_id: str, learning_rate: float | None = None) -> admin_pb2.RunStatus:
+        """Ends a pause; a failed run goes on from its last committed model, with another learning rate if given."""
+        request = admin_pb2.ResumeRunRequest(run_id=run_id, learning_rate=learning_rate)
+        return self._call("ResumeRun", request).run
 
     def extend_run(self, run_id: str, rounds: int, wall_time_s: float) -> admin_pb2.RunStatus:
         """More rounds, and more seconds, than the run had."""

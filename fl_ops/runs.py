@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -108,10 +109,18 @@ def pause(context: Context, run: Run) -> None:
 
 @app.command()
 @admin_command
-def resume(context: Context, run: Run) -> None:
-    """Go on with a paused run."""
+def resume(
+    context: Context,
+    run: Run,
+    learning_rate: Annotated[
+        float | None, typer.Option(metavar="RATE", help="Of a failed run: from its next round on.")
+    ] = None,
+) -> None:
+    """Go on with a paused run, or with one that has failed from its last committed model."""
+    if learning_rate is not None and not 0 < learning_rate < math.inf:
+        raise Misused(f"--learning-rate: expected a number over 0, got {learning_rate:g}")
     with context.connect() as client:
-        _show_run(context, client.resume_run(run))
+        _show_run(context, client.resume_run(run, learning_rate))
 
 
 @app.command()

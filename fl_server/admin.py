@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import AsyncIterator
 
@@ -82,7 +83,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         """Rounds go on."""
         run = self._coordinator.run(request.run_id)
-        await self._coordinator.resume(run, actor())
+        await self._coordinator.resume(run, actor(), _rate(request))
         return pb.ResumeRunResponse(run=run_status(run))
 
     async def ExtendRun(self, request: pb.ExtendRunRequest, context: Context) -> pb.ExtendRunResponse:
@@ -175,6 +176,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         store, subject = self._parts.ledger.store, request.subject[:_SUBJECT_CHARS]
         entries = await self._parts.ledger.do(store.history, subject, request.limit or _HISTORY_LIMIT)
         return pb.ListHistoryResponse(entries=[history_entry(entry) for entry in entries])
+
+
+def _rate(request: pb.ResumeRunRequest) -> float:
+    """The learning rate that a resumed run gets; 0: as it was. Raises InvalidInput."""
+    if not request.HasField("learning_rate"):
+        return 0.0
+    if not 0 < request.learning_rate < math.inf:
+        raise InvalidInput("learning_rate", "a number over 0", request.learning_rate)
+    return request.learning_rate
 
 
 def _watched(run: Run, progress: Progress) -> pb.WatchRunResponse:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import blake3
 
 from fl_server.file_look import look_through
-from fl_server.norms import NO_LIMIT, RelativeNorm
+from fl_server.norms import BUFFERS, NO_LIMIT, RelativeNorm
+from fl_server.runs.buffers import BadBuffer, BufferRules
+from fl_server.runs.ordered import Ordered
 from fl_server.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
@@ -53,6 +55,11 @@ class Gate:
     state_epoch: int
     relative: RelativeNorm = NO_LIMIT
     """Beside earlier updates; another reason to refuse a longer delta, or to scale it down."""
+    others: Mapping[str, RelativeNorm] = field(default_factory=dict)
+    """Of each other vector, by the name of its payload or "buffers", beside earlier ones; a longer one is refused."""
+    ordered: Ordered | None = None
+    """What the client was told to do; None: its header is not held to it."""
+    buffers: BufferRules = field(default_factory=BufferRules)
 
     def check_header(self, header: UpdateHeader) -> None:
         """All that can be refused before a byte of tensors is sent. Raises Refused."""
@@ -62,6 +69,8 @@ class Gate:
                 f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {header.num_examples} and "
                 f"{header.num_steps}",
             )
+        if self.ordered is not None and (difference := self.ordered.difference(header)):
+            raise Refused(RefusalReason.REFUSAL_REASON_HEADER, difference)
         if header.state_epoch != self.state_epoch:
             raise Refused(
                 RefusalReason.REFUSAL_REASON_STATE_EPOCH,
@@ -106,19 +115,39 @@ class Gate:
         limits = [limit for limit in (self.clip_norm, self.relative.limit if clips else 0.0) if limit]
         return min(1.0, min(limits) / norm) if limits and norm else 1.0
 
-    def check_file(self, path: Path, digest: bytes) -> float:
-        """Check a whole update on disk; returns the L2 norm of its first payload's trainable part.
+    def check_file(self, path: Path, digest: bytes) -> dict[str, float]:
+        """Check a whole update on disk; returns the L2 norms of its vectors, the first payload's first.
 
-        Norms see every value, so a file is searched for NaN by them. Raises WrongDigest, Refused.
+        Of a payload its trainable part is meant; "buffers" is how far those lie from the ones that were sent. Norms see
+        every value, so a file is searched for NaN by them. Raises WrongDigest, Refused.
         """
         came, squares = look_through(path, self.shape.entries)
         if came != digest:
             raise WrongDigest(digest, came)
         of_tensor = iter(squares)
-        norms = [self._norm(shape, of_tensor) for shape in self.shape.payloads]
+        norms: dict[str, float] = {shape.payload: self._norm(shape, of_tensor) for shape in self.shape.payloads}
         if self.shape.trains:
-            self._check_norm(norms[0])
-        return norms[0]
+            self._check_norm(norms["delta"])
+            norms |= self._check_buffers(path)
+        self._check_others(norms)
+        return norms
+
+    def _check_buffers(self, path: Path) -> dict[str, float]:
+        try:
+            distance = self.buffers.check(path, self.shape.layout_of("delta").entries)
+        except BadBuffer as error:
+            raise Refused(RefusalReason.REFUSAL_REASON_NORM, str(error)) from error
+        return {} if distance is None else {BUFFERS: distance}
+
+    def _check_others(self, norms: Mapping[str, float]) -> None:
+        """Raises Refused for another payload than the delta that is too long."""
+        for vector, relative in self.others.items():
+            if relative.limit and norms.get(vector, 0.0) > relative.limit:
+                raise Refused(
+                    RefusalReason.REFUSAL_REASON_NORM,
+                    f"{vector}: expected a norm of {relative.limit:g} at most ({relative.times:g} times the median of "
+                    f"those that counted, round.max_relative_payload), got {norms[vector]:g}",
+                )
 
     def _check_norm(self, norm: float) -> None:
         """Raises Refused for a delta that is too long."""

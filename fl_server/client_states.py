@@ -61,7 +61,11 @@ class ClientStates:
 def last_exchange(store: Store, commit: CommitRecord) -> RoundUpdates:
     """The updates that a committed round's local training came to; blocking."""
     exchange = max((attempt.exchange for attempt in store.attempts(commit.run_id, commit.round)), default=0)
+    return RoundUpdates(commit.state_epoch, accepted_updates(store, commit, exchange))
+
+
+def accepted_updates(store: Store, commit: CommitRecord, exchange: int) -> list[UpdateRecord]:
+    """The updates that an exchange of a committed round accepted, in the order of client id bytes; blocking."""
     fixed = set(store.accepted(commit.run_id, commit.round, exchange) or ())
     updates = store.updates(commit.run_id, commit.round, exchange)
-    accepted = [update for update in updates if (update.client_id, update.digest) in fixed]
-    return RoundUpdates(commit.state_epoch, accepted)
+    return [update for update in updates if (update.client_id, update.digest) in fixed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -15,7 +15,7 @@ from fl_server.engine import Engine, build_algorithm, complete
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState, one_line
 from fl_server.outcomes import not_needed, outcomes_of, uncounted_outcome
 from fl_server.parts import Parts
-from fl_server.read_back import read_back
+from fl_server.read_back import load_again, read_back
 from fl_server.round_work import (
     CARRY_OUT,
     reattached,
@@ -26,7 +26,7 @@ from fl_server.runs.audit import Audit
 from fl_server.runs.extension import extended
 from fl_server.runs.not_loaded import NotLoadedRuns
 from fl_server.runs.task_loading import LoadedTask, load_allowed, not_loadable
-from fl_server.store.base import HistoryRecord, RunRecord, StoreError
+from fl_server.store.base import HistoryRecord, RunRecord, StoreError, StoreFull
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -49,6 +49,7 @@ class Coordinator:
         self.not_loaded = NotLoadedRuns()
         self.audit = Audit(parts.ledger)
         self._creating = asyncio.Lock()
+        self._reopening = asyncio.Lock()
         parts.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
@@ -139,7 +140,7 @@ class Coordinator:
 
     def _make(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
         algorithm = build_algorithm(config)
-        behaviour = Behaviour(task.fingerprint, algorithm, lambda: Engine(config, task.task), CARRY_OUT)
+        behaviour = Behaviour(task.fingerprint, algorithm, lambda current: Engine(current, task.task), CARRY_OUT)
         return Run(self._parts, record, config, behaviour)
 
     # For operators.
@@ -149,10 +150,17 @@ class Coordinator:
         _require(run, "pausing", "running", "waiting")
         await run.do(ev.PauseRequested(), _why(run, actor, "run_paused"))
 
-    async def resume(self, run: Run, actor: str) -> None:
-        """Rounds go on."""
-        _require(run, "resuming", "paused")
-        await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
+    async def resume(self, run: Run, actor: str, learning_rate: float = 0.0) -> None:
+        """Rounds go on; of a failed run from its last committed model, with another learning rate if that is over 0."""
+        async with self._reopening:  # or the second of two calls would change what the first has begun with
+            _require(run, "resuming", "paused", "failed")
+            if run.ended:
+                await self._go_on(run, ev.ResumeRequested(), _resumed(run, learning_rate), actor)
+            elif learning_rate:
+                expected = "none for a run that is paused: only a failed one gets another"
+                raise InvalidInput("learning_rate", expected, f"{learning_rate:g}")
+            else:
+                await run.do(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
 
     async def stop(self, run: Run, reason: str, actor: str) -> None:
         """End the run; the round under way is given up, unless its step has begun."""
@@ -164,22 +172,29 @@ class Coordinator:
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """More rounds, more time; a completed run goes on."""
         _require(run, "extending", "running", "waiting", "paused", "completed")
-        config, record = run.config, run.record
-        longer = extended(config, record, rounds, wall_time_s)
+        longer = extended(run.config, run.record, rounds, wall_time_s)
         total = longer.stop.rounds
         if total <= run.state.round:
             raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
-        run.config = longer
+        await self._go_on(run, ev.Extended(total), Changed(longer, "run_extended", f"to {total} rounds"), actor)
+
+    async def _go_on(self, run: Run, event: ev.Event, changed: Changed, actor: str) -> None:
+        """Take an event with another configuration; a run that has ended begins anew with it."""
+        config, record = run.config, run.record
+        run.config = changed.config
         spec = run.config.model_dump(exclude_none=True)
         run.record = replace(record, spec=spec, extended_at=run.state.round)
         try:
+            await _loaded(run)
             if run.ended and run.behaviour.algorithm.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.do(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
-            await run.do(ev.Extended(total), _why(run, actor, "run_extended", f"to {total} rounds"))
-        except (StoreError, WrongState):
+            await run.do(event, _why(run, actor, changed.event, changed.detail))
+        except (StoreError, WrongState, InvalidInput):
             run.config = config
             run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
+            if run.ended:
+                run.model.unload()
             raise
         await run.save_status()
         run.begin()
@@ -267,6 +282,33 @@ class Coordinator:
         for run in self._runs.values():
             if not run.ended:
                 run.fleet_changed()
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """With what configuration a run goes on, and how the history names it."""
+
+    config: RunConfig
+    event: str
+    detail: str
+
+
+async def _loaded(run: Run) -> None:
+    """Raises InvalidInput where the models of an ended run cannot be read any more."""
+    try:
+        await load_again(run)
+    except StoreFull:
+        raise
+    except StoreError as error:
+        raise InvalidInput("run_id", "a run whose committed models can be read", str(error)) from error
+
+
+def _resumed(run: Run, learning_rate: float) -> Changed:
+    if not learning_rate:
+        return Changed(run.config, "run_resumed", f"from round {run.state.round} on")
+    local = run.config.local.with_rate(learning_rate, run.state.round)
+    detail = f"from round {run.state.round} on, with learning rate {learning_rate:g}"
+    return Changed(run.config.model_copy(update={"local": local}), "run_resumed", detail)
 
 
 def _require(run: Run, what: str, *allowed: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+import torch
+
 import algorithms as fl
 from algorithms import tree
 from fl_server.broadcast import Outgoing
@@ -18,8 +20,9 @@ from fl_server.bundles import blank, laid_out
 from fl_server.errors import InvalidInput
 from fl_server.robust import Collected, chosen, reduce_buffers, refuse_unfit
 from fl_server.run_config import RunConfig
+from fl_server.runs.shares import capped
 from fl_server.shapes import UpdateShape
-from fl_server.step import Exchanged, ServerStep, StepNorms
+from fl_server.step import Diverged, Exchanged, ServerStep, StepNorms
 from fl_server.store.checkpoints import Checkpoint
 from fl_server.task_model import TaskModel
 from protos.codec import Layout
@@ -118,10 +121,22 @@ class Engine:
     ) -> dict[str, fl.Tensors]:
         """The sums that the method wants of an exchange's accepted updates, in the order of client id bytes.
 
-        With the run's reducer in the place of the mean.
+        With the run's reducer in the place of the mean. Raises Diverged.
         """
-        collected = Collected(cohort, paths, self.shape(exchange))
-        return self._exchanged(snapshot, exchange, collected).sums()
+        collected = Collected(self._weighed(cohort), paths, self.shape(exchange))
+        sums = self._exchanged(snapshot, exchange, collected).sums()
+        for symbol, tensors in sums.items():
+            if not bool(torch.isfinite(tree.norm(tensors))):
+                raise Diverged(
+                    f"the sum {symbol} of round {snapshot.round + 1} is not finite; the model of round "
+                    f"{snapshot.round} stays. Lower the learning rate"
+                )
+        return sums
+
+    def _weighed(self, cohort: Sequence[fl.UpdateInfo]) -> Sequence[fl.UpdateInfo]:
+        """The cohort as it weighs: nobody with more than its share of the examples, where the run has such a limit."""
+        share = self.config.round.max_client_share
+        return capped(cohort, share) if share and max(self.algorithm.weights(cohort)) > share else cohort
 
     def _exchanged(self, snapshot: Snapshot, exchange: int, collected: Collected) -> Exchanged:
         info = self._round_info(snapshot.round + 1, len(collected.cohort))
@@ -139,6 +154,7 @@ class Engine:
         before: the sums of the round's earlier exchanges.
         """
         last = len(self.algorithm.exchanges) - 1
+        sent, cohort = cohort, self._weighed(cohort)
         collected = Collected(cohort, paths, self.shape(last))
         taken = chosen(self.config.round, collected)
         memory = {symbol: blank(self._trainable_layout) for symbol in snapshot.state.memory}
@@ -147,7 +163,13 @@ class Engine:
         norms = step.apply(snapshot.state, made.state, self._trainable_layout)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, collected, self.algorithm.weights(cohort)))
-        return made, replace(norms, left_out=_missing(cohort, taken.cohort))
+        weights = self.algorithm.weights(cohort)
+        return made, replace(
+            norms,
+            left_out=_missing(cohort, taken.cohort),
+            capped=_lighter(sent, self.algorithm.weights(sent), weights),
+            largest=max(zip(weights, (info.client_id for info in cohort), strict=True))[::-1],
+        )
 
     def restart(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what the server keeps of the clients' states at its start; the model stays."""
@@ -191,6 +213,12 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
             f"N, the clients that the run may ever draw from, {smallest} or more: {algorithm.name} needs it",
             config.population,
         )
+    if algorithm.objective == "examples" and config.round.max_client_share:
+        raise InvalidInput(
+            "round.max_client_share",
+            '0 with objective = "examples", for clients weigh their own steps by their examples',
+            config.round.max_client_share,
+        )
     if algorithm.objective == "examples" and not config.population_examples:
         raise InvalidInput(
             "population_examples", 'the examples of all clients together, for objective = "examples"', "nothing"
@@ -207,6 +235,10 @@ def complete(config: RunConfig) -> RunConfig:
     parameters = dict(fl.build(config.algorithm.name, **config.algorithm.parameters).parameters)
     algorithm = config.algorithm.model_copy(update={"parameters": parameters})
     return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
+
+
+def _lighter(cohort: Sequence[fl.UpdateInfo], before: Sequence[float], after: Sequence[float]) -> tuple[str, ...]:
+    return tuple(info.client_id for info, was, now in zip(cohort, before, after, strict=True) if now < was)
 
 
 def _missing(cohort: Sequence[fl.UpdateInfo], taken: Sequence[fl.UpdateInfo]) -> tuple[str, ...]:

@@ -70,6 +70,14 @@ class ExchangeReduced:
 
 
 @dataclass(frozen=True, slots=True)
+class CulpritsFound:
+    """Accepted updates spoil what the exchange comes to: it must be reduced without them."""
+
+    culprits: tuple[tuple[str, str], ...]
+    """(client, why)."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatesLost:
     """A client's state is gone: all clients' states, and what the server keeps of them, must start anew."""
 
@@ -120,7 +128,8 @@ class EndRequested:
 
 Event = (
     RosterChanged | UpdateAdmitted | ClientOut | ClientBack | DeadlinePassed | PickedUp | RetryDue | ExchangeReduced
-    | StatesLost | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended | EndRequested
+    | CulpritsFound | StatesLost | Stepped | Committed | Evaluated | PauseRequested | ResumeRequested | Extended
+    | EndRequested
 )  # fmt: skip
 
 
@@ -195,6 +204,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class DropCulprits:
+    """Refuse accepted updates, and forget the list that they are on; what follows closes the exchange without them."""
+
+    round: int
+    exchange: int
+    culprits: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Make the new model durable."""
 
@@ -219,5 +237,5 @@ class End:
 
 Command = (
     OpenAttempt | QuorumMissed | AwaitClients | RetryLater | Cancel | RestartRound | ReduceExchange | Step | Commit
-    | Announce | End
+    | DropCulprits | Announce | End
 )  # fmt: skip

@@ -13,6 +13,8 @@ import structlog
 from fl_server import events as ev
 from fl_server.admission import Gate
 from fl_server.progress import Progress
+from fl_server.runs.gates import Collecting, gate_of
+from fl_server.runs.ordered import registered_examples
 from fl_server.store.base import StoreFull, UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 
@@ -30,7 +32,9 @@ class Intake:
         self.refused: set[str] = set()
         """Clients whose update of this round was refused: the refusal stands, so they are not drawn for it again."""
         self.not_finite: set[str] = set()
-        """Clients that came to a NaN or an infinity in this round."""
+        """Clients that came to a NaN or an infinity in this round, or whose update made a sum overflow by itself."""
+        self.too_long: set[str] = set()
+        """Clients whose update of this round was refused for its length."""
 
     def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
         """Why an update of the client for the key would not be taken; None if it would."""
@@ -58,16 +62,16 @@ class Intake:
             return False
         return client not in self.refused and all(client != other for other, _ in state.admitted)
 
-    def gate(self) -> Gate:
-        """What an update of the round under way must be."""
+    def gate(self, client: str) -> Gate:
+        """What a client's update of the round under way must be."""
         run = self._run
-        limit = run.parts.config.limits.max_update_mib << 20
-        norms = run.config.round
-        shape = run.model.engine.shape(run.state.exchange)
-        return Gate(
-            shape, limit, norms.max_update_norm, norms.clip_update_norm, run.record.state_epoch,
-            run.norms.limit(norms),
-        )  # fmt: skip
+        registered = registered_examples(run.parts.fleet.known(client), run.task)
+        return gate_of(
+            run.model.engine,
+            Collecting(run.model.snapshot, run.state.exchange, run.record.state_epoch, run.norms),
+            registered,
+            run.parts.config.limits.max_update_mib << 20,
+        )
 
     async def enter(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
         """Write the first word on an update down and act on it, with nothing in between; None if it came too late.
@@ -116,7 +120,22 @@ class Intake:
         round_ = self._run.state.round
         self._run.fail(
             f"{len(self.not_finite)} clients came to values that are not finite in round {round_}, and none "
-            f"to others; the model of round {round_ - 1} stays. Lower the learning rate"
+            f"to others; the model of round {round_ - 1} stays. Lower the learning rate; `{self._run.remedy}` goes on "
+            "from there"
+        )
+
+    def all_too_long(self) -> bool:
+        """Whether no update of the round is left and several clients were refused for length: then it is no culprit."""
+        state, late = self._run.state, self.too_long | self.not_finite
+        return len(self.too_long) >= max(2, state.goal) and state.drawn <= late and not state.admitted
+
+    def fail_as_too_long(self) -> None:
+        """Norms have grown as those of one bad client would: training diverges, or the limit is too tight."""
+        round_ = self._run.state.round
+        self._run.fail(
+            f"the updates of all {len(self.too_long)} clients of round {round_} were longer than the run allows; the "
+            f"model of round {round_ - 1} stays. Lower the learning rate; `{self._run.remedy}` goes on from there. "
+            "Where such norms are right, make a run with another round.max_relative_norm or max_relative_payload"
         )
 
     def forget_failures(self) -> None:
@@ -125,3 +144,4 @@ class Intake:
             self._run.look_again()
         self.refused.clear()
         self.not_finite.clear()
+        self.too_long.clear()

@@ -21,9 +21,11 @@ from fl_server.round_work import let_go, start_evaluation
 from fl_server.run import Run
 from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, StoreAway, StoreError, StoreFull, UpdateRecord
+from protos.fl.v1.training_pb2 import RefusalReason
 
 log = structlog.get_logger()
 
+_NORM = RefusalReason.Name(RefusalReason.REFUSAL_REASON_NORM)
 _ENDED = ("completed", "stopped", "failed")
 
 
@@ -68,14 +70,13 @@ async def _tell(run: Run) -> None:
 
 async def _read_norms(run: Run) -> None:
     """How long updates were, where a limit looks at it."""
-    if run.config.round.max_relative_norm:
+    if run.config.round.max_relative_norm or run.config.round.max_relative_payload:
         commits = [run.log.commits[round_] for round_ in sorted(run.log.commits)]
         await run.parts.ledger.do(run.norms.read_back, run.parts.ledger.store, commits)
 
 
 async def _read_back_ended(run: Run) -> None:
     """An ended run keeps no tensors; of a round that the end cut short it remembers that it was drawn."""
-    await _read_norms(run)
     done, ending = len(run.log.commits), (run.record.state, run.record.reason)
     attempts = await run.parts.ledger.do(run.parts.ledger.store.attempts, run.id, done)
     run.state = replace(
@@ -96,7 +97,7 @@ async def _read_back_ended(run: Run) -> None:
 async def _load(run: Run) -> None:
     """Tensors, the round under way, evaluations that are missing. Raises StoreError."""
     store = run.parts.ledger.store
-    await _load_model(run)
+    await load_model(run)
     await _read_norms(run)
     await _sweep(run)
     if run.behaviour.algorithm.keeps_client_state:
@@ -110,7 +111,18 @@ async def _load(run: Run) -> None:
     await _make_up_evaluation(run)
 
 
-async def _load_model(run: Run) -> None:
+async def load_again(run: Run) -> None:
+    """What an ended run needs to go on: its models, checked against the ledger as after a restart, and its norms.
+
+    Raises StoreError where what was committed cannot be read.
+    """
+    async with run.turn:  # not before our turn: the end itself lets go of the model
+        if run.ended and not run.model.loaded:
+            await load_model(run)
+            await _read_norms(run)
+
+
+async def load_model(run: Run) -> None:
     """The newest checkpoint; the ledger must have as many commits, but for one."""
     store = run.parts.ledger.store
     done = await run.model.load(run.record.state_epoch)
@@ -151,6 +163,7 @@ async def _load_round(run: Run) -> None:
     if state.phase is Phase.COLLECTING:
         await _count_again(run)
     run.intake.refused = {update.client_id for update in updates if not update.admitted}
+    run.intake.too_long = {update.client_id for update in updates if not update.admitted and update.reason == _NORM}
     # Who was lost before the restart, or refused, is not waited for.
     run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
 

@@ -7,7 +7,10 @@ from dataclasses import replace
 from fl_server.events import (
     ClientBack,
     ClientOut,
+    CulpritsFound,
     DeadlinePassed,
+    DropCulprits,
+    End,
     ExchangeReduced,
     OpenAttempt,
     PickedUp,
@@ -149,15 +152,35 @@ def learn(state: RoundState) -> RoundState:
     """What the closing exchange says of drop-outs, where more clients than wanted were drawn for it.
 
     Whoever is still at work when the goal is reached at the first attempt was only slower. A list that was fixed before
-    a restart says nothing: who was out is forgotten.
+    a restart says nothing: who was out is forgotten. Nor does an exchange that is closed again: it was learned from.
     """
-    if state.policy.close == "cohort" or state.exchange or state.fixed:
+    if state.policy.close == "cohort" or state.exchange or state.fixed or state.repeated:
         return state
     quick = len(state.admitted) >= state.goal and state.attempt == state.first_attempt
     dropped = len(state.out) + (0 if quick else len(state.outstanding))
     start = state.policy.over_selection
     factor = adapted(state.draws_per_update, start, len(state.admitted), dropped)
     return replace(state, over_selection=factor)
+
+
+def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
+    """The exchange is open again as if these updates had been refused: it closes without them, or others are drawn."""
+    gone = {client for client, _ in event.culprits}
+    if unknown := gone - {client for client, _ in state.accepted}:
+        raise UnexpectedEvent(event, state, f"{min(unknown)} is not on the accepted list")
+    drop = DropCulprits(state.round, state.exchange, event.culprits)
+    admitted = tuple(entry for entry in state.admitted if entry[0] not in gone)
+    state = replace(
+        state, phase=Phase.COLLECTING, admitted=admitted, accepted=(), out=state.out | gone, repeated=True
+    )  # fmt: skip
+    if state.ending is not None:
+        return replace(state, phase=Phase.ENDED), (drop, End(*state.ending))
+    if state.states_lost:
+        lost, state = state.states_lost, replace(state, states_lost="")
+        state, commands = restart_round(state, lost, states=True)
+    else:
+        state, commands = close_if_done(state)
+    return state, (drop, *commands)
 
 
 def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
@@ -169,6 +192,6 @@ def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
     cohort = tuple(client for client, _ in state.accepted)
     state = replace(
         state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
-        out=frozenset(), admitted=(),
+        out=frozenset(), admitted=(), repeated=False,
     )  # fmt: skip
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)

@@ -11,8 +11,10 @@ import structlog
 
 from fl_server import events as ev
 from fl_server.client_states import RoundUpdates
+from fl_server.norms import norms_of
+from fl_server.runs.culprits import Culprits, Measured, of_overflow, outliers
 from fl_server.spool import SpoolKey
-from fl_server.step import Diverged
+from fl_server.step import Diverged, StepNorms
 from fl_server.store.base import CommitRecord, HistoryRecord, UpdateRecord
 
 if TYPE_CHECKING:
@@ -29,8 +31,32 @@ async def reduce_exchange(run: Run, command: ev.ReduceExchange) -> None:
 
 async def _compute_sums(run: Run, accepted: ev.Accepted) -> None:
     updates = await accepted_updates(run, run.state.exchange, accepted)
-    await run.model.reduce(run.state.exchange, updates, update_paths(run, updates))
+    if _found(run, outliers(run.config.round, run.norms, _measured(updates))):
+        return
+    try:
+        await run.model.reduce(run.state.exchange, updates, update_paths(run, updates))
+    except Diverged as error:
+        _diverged(run, updates, error)
+        return
     run.post(ev.ExchangeReduced())
+
+
+def _measured(updates: Iterable[UpdateRecord]) -> list[Measured]:
+    return [Measured(each.client_id, norms_of(each), each.clip_factor) for each in updates]
+
+
+def _found(run: Run, culprits: Culprits) -> bool:
+    """Whether updates have to be dropped; then that is under way."""
+    if culprits:
+        run.post(ev.CulpritsFound(culprits))
+    return bool(culprits)
+
+
+def _diverged(run: Run, updates: Iterable[UpdateRecord], error: Diverged) -> None:
+    """Without the update that did it, if one did; else the run ends, and can be resumed."""
+    if not _found(run, of_overflow(_measured(updates))):
+        log.error("run_diverged", run=run.id, round=run.state.round, error=str(error))
+        run.fail(f"{error}; `{run.remedy}` goes on from there")
 
 
 async def step(run: Run, command: ev.Step) -> None:
@@ -46,16 +72,34 @@ async def _fix(run: Run, accepted: ev.Accepted) -> None:
 
 async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
     updates = await accepted_updates(run, run.state.exchange, accepted)
+    if _found(run, outliers(run.config.round, run.norms, _measured(updates))):
+        return
     try:
         norms = await run.model.step(updates, update_paths(run, updates))
     except Diverged as error:
-        log.error("run_diverged", run=run.id, round=run.state.round, error=str(error))
-        run.fail(str(error))
+        _diverged(run, updates, error)
         return
     if norms.left_out:
         log.info("updates_left_out", run=run.id, round=run.state.round, clients=norms.left_out)
+    _look_at_weights(run, norms, len(updates))
     run.tally.stepped(norms, [update.norm for update in updates])
     run.post(ev.Stepped())
+
+
+def _look_at_weights(run: Run, norms: StepNorms, updates: int) -> None:
+    """Say whose examples were capped; and who had more weight than all others together, where nothing caps it."""
+    if norms.capped:
+        run.tally.capped(len(norms.capped))
+        log.info("weights_capped", run=run.id, round=run.state.round, clients=norms.capped)
+    client, weight = norms.largest
+    if weight > _MOST and updates > _FEW and not run.config.round.max_client_share:
+        log.warning(
+            "client_outweighs", run=run.id, round=run.state.round, client=client, share=round(weight, 4),
+            why="it has more weight than all others together; round.max_client_share limits it",
+        )  # fmt: skip
+
+
+_MOST, _FEW = 0.5, 2
 
 
 async def accepted_updates(run: Run, exchange: int, accepted: ev.Accepted) -> list[UpdateRecord]:
@@ -105,7 +149,10 @@ async def _write_commit(run: Run) -> None:
     run.round_began = 0.0
     run.intake.forget_failures()
     run.log.add(record)
-    run.norms.add(state.round, [update.norm for update in updates])
+    if state.exchange:
+        await run.parts.ledger.insist(run.no_room, run.norms.read_back, run.parts.ledger.store, [record])
+    else:
+        run.norms.add(state.round, [norms_of(update) for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
     run.post(ev.Committed())

@@ -55,7 +55,7 @@ def next_round(state: RoundState) -> RoundState:
     """Nothing is drawn yet."""
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
-        drawn=frozenset(), out=frozenset(), admitted=(), accepted=(), fixed=(),
+        drawn=frozenset(), out=frozenset(), admitted=(), accepted=(), fixed=(), repeated=False,
     )  # fmt: skip
 
 

@@ -91,6 +91,8 @@ class RoundState:
     """What closed the last exchange, in the order of id bytes."""
     fixed: Accepted = ()
     """After a restart: the list that was fixed for this exchange. These updates close it, and no others can."""
+    repeated: bool = False
+    """Whether this exchange was closed before, with an update that had to be dropped."""
     awaited: frozenset[Source] = frozenset()
     """Whose evaluations of the round before are waited for, in EVALUATING."""
     states_lost: str = ""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fl_server.events import End, EndRequested, Extended, PauseRequested, ResumeRequested, RosterChanged
+from fl_server.events import (
+    End,
+    EndRequested,
+    Extended,
+    PauseRequested,
+    RestartRound,
+    ResumeRequested,
+    RosterChanged,
+)
 from fl_server.round_committing import go_on
 from fl_server.round_drawing import anew, cancel, select
 from fl_server.round_rule import Result, UnexpectedEvent
@@ -43,8 +51,23 @@ def reopen(state: RoundState, event: Extended) -> Result:
     if state.ending is None or state.ending[0] != "completed":
         raise UnexpectedEvent(event, state, "only a completed run can be extended")
     state, _ = extend(state, event)
-    # A round that the end cut short had its clients cancelled: it is drawn anew.
-    return go_on(replace(anew(state) if state.goal else state, ending=None))
+    return _opened_again(state)
+
+
+def go_on_after_failure(state: RoundState, event: ResumeRequested) -> Result:
+    """A failed run goes on from its last committed model."""
+    if state.ending is None or state.ending[0] != "failed":
+        raise UnexpectedEvent(event, state, "only a failed run can go on as it is")
+    return _opened_again(replace(state, paused=False))
+
+
+def _opened_again(state: RoundState) -> Result:
+    """An ended run goes on. A round that the end cut short had its clients cancelled: it is drawn anew."""
+    if not state.goal:
+        return go_on(replace(state, ending=None))
+    restart = RestartRound(state.round, "the run had ended in it", states=False)
+    state, commands = go_on(replace(anew(state), ending=None))
+    return state, (restart, *commands)
 
 
 def end_now(state: RoundState, event: EndRequested) -> Result:

@@ -20,6 +20,7 @@ from fl_server.outcomes import tell_outcomes
 from fl_server.progress import Progress
 from fl_server.round_compute import commit, reduce_exchange, step
 from fl_server.round_state import Phase
+from fl_server.runs.dropping import drop_culprits
 from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -139,6 +140,9 @@ async def retry_later(run: Run, command: ev.RetryLater) -> None:
     del command
     if run.state.drawn <= run.intake.not_finite and not run.state.admitted:
         run.intake.fail_as_diverged()
+        return
+    if run.intake.all_too_long():
+        run.intake.fail_as_too_long()
         return
     run.set_timer(RETRY_S, ev.RetryDue())
 
@@ -260,6 +264,7 @@ CARRY_OUT: Mapping[type, Callable[[Run, Any], Awaitable[None]]] = {
     ev.RestartRound: restart_round,
     ev.ReduceExchange: reduce_exchange,
     ev.Step: step,
+    ev.DropCulprits: drop_culprits,
     ev.Commit: commit,
     ev.Announce: announce,
     ev.End: end,

@@ -5,6 +5,8 @@
                           |    '--reduced-- REDUCING <--closes, and the method has another exchange--.
                           '--------------------------------------------------------------------------'
 
+    REDUCING, STEPPING --an update spoils the result--> COLLECTING, without that update
+
 Two rules. All that decides what happens next in a run lives in `RoundState`; whoever drives it keeps no flags of its
 own. And neither this file nor those with the rules knows a clock, store, network or tensor: what must be done is
 returned as commands, in the order in which to do them, and what happened comes back as events.
@@ -20,6 +22,7 @@ from fl_server.events import (
     ClientBack,
     ClientOut,
     Committed,
+    CulpritsFound,
     DeadlinePassed,
     EndRequested,
     Evaluated,
@@ -42,6 +45,7 @@ from fl_server.round_collecting import (
     client_out,
     client_returns,
     deadline,
+    drop_culprits,
     next_exchange,
     picked_up,
     retry,
@@ -50,7 +54,7 @@ from fl_server.round_committing import committed, evaluated, stepped
 from fl_server.round_drawing import restart_states, restart_states_alone, restart_states_later
 from fl_server.round_rule import Result, Rule, UnexpectedEvent
 from fl_server.round_state import Phase, RoundState
-from fl_server.round_steering import end_later, end_now, extend, pause, reopen, resume, roster
+from fl_server.round_steering import end_later, end_now, extend, go_on_after_failure, pause, reopen, resume, roster
 
 
 def advance(state: RoundState, event: Event) -> Result:
@@ -79,6 +83,9 @@ RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.COMMITTING, Committed): committed,
     (Phase.EVALUATING, Evaluated): evaluated,
     (Phase.ENDED, Extended): reopen,
+    (Phase.ENDED, ResumeRequested): go_on_after_failure,
+    (Phase.REDUCING, CulpritsFound): drop_culprits,
+    (Phase.STEPPING, CulpritsFound): drop_culprits,
     **{(phase, RosterChanged): roster for phase in Phase},
     **{(phase, PauseRequested): pause for phase in _OPEN},
     **{(phase, ResumeRequested): resume for phase in _OPEN},

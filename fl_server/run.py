@@ -50,7 +50,7 @@ class Behaviour:
     fingerprint: tuple[str, str]
     """(version, source) of the task that clients must have."""
     algorithm: fl.Algorithm
-    make_engine: Callable[[], Engine]
+    make_engine: Callable[[RunConfig], Engine]
     carry_out: Mapping[type, Callable[[Run, Any], Awaitable[None]]]
     """Command -> what does it."""
 
@@ -66,7 +66,7 @@ class Run:
         self.watchers = Watchers()
         self.log = RoundLog(config.stop.metric)
         self.tally = Tally(parts.metrics, record.run_id, self.log)
-        self.model = ModelLine(parts, record.run_id, behaviour.make_engine)
+        self.model = ModelLine(parts, record.run_id, lambda: behaviour.make_engine(self.config))
         algorithm = behaviour.algorithm
         population = config.population if algorithm.needs_population else 0
         self.state = RoundState(config.policy(len(algorithm.exchanges), population), config.stop.rounds)
@@ -116,6 +116,11 @@ class Run:
         """Name, version and source of the task that clients must have."""
         version, source = self.behaviour.fingerprint
         return {"name": self.config.task.name, "version": version, "source": source}
+
+    @property
+    def remedy(self) -> str:
+        """The command with which a run goes on whose training has led nowhere."""
+        return f"fl run resume {self.id} --learning-rate {self.config.local.learning_rate_in(self.state.round) / 2:g}"
 
     @property
     def ended(self) -> bool:
@@ -178,10 +183,6 @@ class Run:
         Raises WrongState where the run has just come to its end, or to another state that has no rule for it.
         """
         async with self.turn:
-            if isinstance(event, ev.Extended) and self.ended and not self.model.loaded:
-                await self.model.load(
-                    self.record.state_epoch
-                )  # not before our turn: the end itself lets go of the model
             await self._look_at_fleet()
             try:
                 advance(self.state, event)

@@ -6,6 +6,7 @@ The same names stand in a run's TOML file, on the wire and here; RunSpec carries
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -60,6 +61,13 @@ class AlgorithmSection(_Section):
         return parameters
 
 
+class RateChange(_Section):
+    """From which round on another learning rate holds."""
+
+    round: int = Field(ge=0, le=MAX_COUNT)
+    learning_rate: float = Field(gt=0, le=MAX_NUMBER)
+
+
 class LocalSection(_Section):
     """A client's work in a round."""
 
@@ -70,6 +78,15 @@ class LocalSection(_Section):
     batch_size: int = Field(default=32, ge=1, le=MAX_COUNT)
     weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    learning_rate_changes: tuple[RateChange, ...] = ()
+
+    @field_validator("learning_rate_changes")
+    @classmethod
+    def _in_order(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
+        rounds = [change.round for change in changes]
+        if rounds != sorted(set(rounds)):
+            raise ValueError(f"expected each change in a later round than the one before, got the rounds {rounds}")
+        return changes
 
     @model_validator(mode="before")
     @classmethod
@@ -80,8 +97,18 @@ class LocalSection(_Section):
         return values if given else {**values, "epochs": 1}
 
     def learning_rate_in(self, round: int) -> float:
-        """eta_l(t) = eta_l * r^t, constant inside a round."""
-        return self.learning_rate * self.learning_rate_decay**round
+        """eta_l(t) = eta_l * r^t, constant inside a round; t counts from the latest change, if there was one."""
+        rate, since = self.learning_rate, 0
+        for change in self.learning_rate_changes:
+            if change.round <= round:
+                rate, since = change.learning_rate, change.round
+        return rate * self.learning_rate_decay ** (round - since)
+
+    def with_rate(self, learning_rate: float, round: int) -> LocalSection:
+        """The same, with this learning rate from a round on."""
+        earlier = tuple(change for change in self.learning_rate_changes if change.round < round)
+        change = RateChange(round=round, learning_rate=learning_rate)
+        return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
 
 
 class RoundSection(_Section):
@@ -97,8 +124,10 @@ class RoundSection(_Section):
     over_selection: float = Field(default=1.3, ge=1, le=4)
     max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     clip_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    max_relative_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_relative_norm: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
     over_relative_norm: Literal["refuse", "clip"] = "refuse"
+    max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
+    max_client_share: float = Field(default=0.0, ge=0, le=1)
     reducer: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
     trim: float = Field(default=0.2, gt=0, lt=0.5)
     krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
@@ -115,11 +144,12 @@ class RoundSection(_Section):
                 f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
                 f"got {self.min_clients}"
             )
-        if 0 < self.max_relative_norm < 1:
-            raise ValueError(
-                "expected max_relative_norm to be 0 or at least 1, for half of all updates reach the median, "
-                f"got {self.max_relative_norm:g}"
-            )
+        for key in ("max_relative_norm", "max_relative_payload"):
+            if 0 < getattr(self, key) < 1:
+                raise ValueError(
+                    f"expected {key} to be 0 or at least 1, for half of all updates reach the median, "
+                    f"got {getattr(self, key):g}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -249,11 +279,16 @@ def from_values(values: dict[str, Any]) -> RunConfig:
         raise InvalidInput(field, expected(first), shown(first["input"])) from None
 
 
+_LATER_LIMITS = {"max_relative_norm": 0.0, "max_relative_payload": 0.0, "max_client_share": 0.0}
+"""Of `round`: what they are for a run whose program did not know them. What counted under it must count in a replay."""
+
+
 def from_stored(spec: object) -> RunConfig:
     """A row of the ledger -> checked configuration. Raises InvalidInput, also for one that is no JSON object."""
-    if not isinstance(spec, dict):
+    if not isinstance(spec, Mapping):
         raise InvalidInput("spec", "a JSON object in the run's row of the ledger", shown(spec))
-    return from_values(spec)
+    section = spec.get("round", {})
+    return from_values({**spec, "round": {**_LATER_LIMITS, **section} if isinstance(section, Mapping) else section})
 
 
 def expected(error: Any) -> str:

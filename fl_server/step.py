@@ -36,6 +36,10 @@ class StepNorms:
     """Between the movement and minus the direction (both point downhill then); 0 where one of them is zero."""
     left_out: tuple[str, ...] = ()
     """Clients whose accepted updates a choosing reducer did not take."""
+    capped: tuple[str, ...] = ()
+    """Clients whose examples weighed less than they are, for `round.max_client_share`."""
+    largest: tuple[str, float] = ("", 0.0)
+    """The client with the largest weight of the round, and that weight."""
 
 
 class Diverged(Exception):

@@ -33,6 +33,10 @@ class Tally:
         self._metrics.staleness.labels(self._id).observe(rounds)
         self._log.account.staleness[min(rounds, MOST_STALE)] += 1
 
+    def capped(self, clients: int) -> None:
+        """So many clients' examples weighed less than they are."""
+        self._metrics.weights_capped.labels(self._id).inc(clients)
+
     def quorum_missed(self) -> None:
         """An attempt closed with fewer updates than the quorum."""
         self._metrics.quorum_missed.labels(self._id).inc()

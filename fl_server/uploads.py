@@ -76,7 +76,7 @@ class Uploads:
         reason = run.intake.refusal_of(header, client)
         if reason is not None:
             return await self._not_taken(run, header, client, reason)
-        gate = run.intake.gate()
+        gate = run.intake.gate(client)
         try:
             gate.check_header(header)
         except Refused as refusal:
@@ -104,7 +104,8 @@ class Uploads:
         return await self._callers.of(client).in_share(lambda: self._parts.in_io(function, *args, **kwargs))
 
     async def _take(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
-        client, gate = transfer.client_id, run.intake.gate()
+        client = transfer.client_id
+        gate = run.intake.gate(client)
         part = await self._open(header, client)
         upload = _Upload(run, header, client, gate, part)
         gauge = self._parts.metrics.uploads_in_flight
@@ -196,7 +197,7 @@ class Uploads:
         """Check the whole, seal it, enter it, acknowledge it. Raises Refused, UploadBroken."""
         digest = digest_bytes(upload.header.digest)
         try:
-            norm = await self._in_io(upload.client, upload.gate.check_file, upload.part.path, digest)
+            norms = await self._in_io(upload.client, upload.gate.check_file, upload.part.path, digest)
         except WrongDigest:
             # Once it may be a torn prefix from before a restart: sent anew, it is right. Twice, it is the client.
             work = upload.key.SerializeToString(deterministic=True)
@@ -210,8 +211,11 @@ class Uploads:
             raise Refused(reason, _WORDS[reason])
         await self._parts.in_io(upload.part.seal)
         upload.run.log.delivers(upload.client)
-        record = _record(upload.header, upload.client, norm=norm)
-        return await self._enter(upload.run, upload.header, replace(record, clip_factor=upload.gate.clip_factor(norm)))
+        norm = next(iter(norms.values()))
+        record = replace(
+            _record(upload.header, upload.client, norm=norm), norms=norms, clip_factor=upload.gate.clip_factor(norm)
+        )
+        return await self._enter(upload.run, upload.header, record)
 
     async def _refuse(self, run: Run, header: UpdateHeader, client: str, refusal: Refused) -> Receipt:
         """Enter a refusal, unless the update would not be taken whatever it is, and stop waiting for the client."""
@@ -226,6 +230,8 @@ class Uploads:
         receipt = await self._enter(run, header, record)
         if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
             run.intake.not_finite_from(client)
+        if refusal.reason == RefusalReason.REFUSAL_REASON_NORM:
+            run.intake.too_long.add(client)
         await self._parts.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 

@@ -30,6 +30,7 @@ _WORDS = {
     SecretStr: "text",
     dict: "table",
     list: "list",
+    tuple: "list of tables",
 }
 _BOUNDS = {Ge: "{} or more", Gt: "over {}", Le: "at most {}", Lt: "under {}"}
 
@@ -57,6 +58,8 @@ def model_rows(model: type[BaseModel], extra: dict[str, str] | None = None) -> l
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """The model of a field that is a section."""
+    if get_origin(field.annotation) is tuple:
+        return None
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, BaseModel)), None)
 
@@ -109,7 +112,7 @@ def default_of(field: FieldInfo) -> str:
 
 def shown(value: Any) -> str:
     """A value as TOML has it."""
-    if value is None or value == {}:
+    if value is None or value in ({}, ()):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

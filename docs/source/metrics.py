@@ -29,6 +29,7 @@ WORRY = {
     "fl_assignments_total": "`failed` and `lost` are a large share: FlDropOutHigh.",
     "fl_updates_refused_total": "A large share of what comes: FlUpdatesRefusedHigh. `not_finite`: the learning rate.",
     "fl_update_conflicts_total": "It grows: two devices share an identity, or one lost its disk.",
+    "fl_weights_capped_total": "It grows: one client has more examples than `round.max_client_share` lets count.",
     "fl_evaluations_not_finite_total": "It grows: FlEvaluationNotFinite.",
     "fl_phase_seconds": "`collecting` near the deadline: slow clients. `committing` grows: the disk.",
     "fl_round_seconds": "It grows while `fl_clients_eligible` does not fall: links, or devices that are throttled.",

@@ -55,6 +55,7 @@ _EVENTS: tuple[e.Event, ...] = (
         for kind in (e.DeadlinePassed, e.PickedUp, e.RetryDue, e.ExchangeReduced, e.Stepped, e.Committed, e.Evaluated)
     ),
     *(e.Evaluated("clients"), e.StatesLost(""), e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
+    e.CulpritsFound((("a", ""),)),
     *(e.EndRequested("completed", ""), e.EndRequested("failed", "")),
 )
 _LAST_ATTEMPT = 2

@@ -23,12 +23,13 @@ from fl_client.next_state import NextState
 from fl_client.training import Trained, Trainer
 from fl_client.updates import Update
 from fl_ops.simulate.wire import Wire
-from fl_server.admission import Gate
 from fl_server.assignments import Order, Place, assignment
 from fl_server.client_metrics import ClientMetrics
 from fl_server.engine import Engine, Snapshot
 from fl_server.norms import NormHistory
 from fl_server.run_config import RunConfig
+from fl_server.runs.culprits import Culprits, Measured, of_overflow, outliers
+from fl_server.runs.gates import Collecting, gate_of
 from protos.codec import digest_bytes, digest_text, pack
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, ResourceKind
 from protos.fl.v1.training_pb2 import EvaluationAssignment
@@ -48,8 +49,13 @@ class Contribution:
     training_loss: float | None
     """None from an exchange without training."""
     path: Path
-    norm: float
-    """Of its first payload's trainable part, as it came."""
+    norms: Mapping[str, float]
+    """Of its payloads' trainable parts and of its buffers' distance, as they came."""
+
+    @property
+    def measured(self) -> Measured:
+        """How long its vectors are."""
+        return Measured(self.info.client_id, self.norms, self.info.clip_factor)
 
 
 class Federation:
@@ -74,6 +80,7 @@ class Federation:
         self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
         self._sums: dict[str, fl.Tensors] = {}
+        self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
         self._spool = tempfile.TemporaryDirectory(prefix="fl-simulate-", dir=self._disk())
         self._bundles: dict[ResourceKind, Bundle] = {}
@@ -120,27 +127,26 @@ class Federation:
     def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
         """Through the coordinator's gate into the spool. Raises Refused."""
         header, digest = update.header, digest_bytes(update.header.digest)
-        shape, limits = self.engine.shape(exchange), self.config.round
-        gate = Gate(
-            shape, shape.size_bytes, limits.max_update_norm, limits.clip_update_norm, self.state_epoch,
-            self._norms.limit(limits),
-        )  # fmt: skip
+        collecting = Collecting(self.snapshot, exchange, self.state_epoch, self._norms)
+        gate = gate_of(self.engine, collecting, len(self.clients[client].train))
         gate.check_header(header)
         self.wire.up(header.size_bytes)
         path = Path(self._spool.name) / f"{exchange}-{client}"
         with path.open("wb") as file:
             file.writelines(update.pieces)
-        norm = gate.check_file(path, digest)
-        info = fl.UpdateInfo(client, header.num_examples, header.num_steps, gate.clip_factor(norm))
+        norms = gate.check_file(path, digest)
+        clipped = gate.clip_factor(next(iter(norms.values())))
+        info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clipped)
         loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path, norm)
+        return Contribution(info, digest, loss, path, norms)
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
-        """Sum up an exchange that is not the last, and make what the next one sends."""
+        """Sum up an exchange that is not the last, and make what the next one sends. Raises Diverged."""
         done = self._accepted(exchange, accepted)
         with one_thread():
             sums = self.engine.reduce(self.snapshot, exchange, [one.info for one in done], [one.path for one in done])
         self._sums |= sums
+        self._reduced += [(exchange, one.info.client_id) for one in done]
         self._send(exchange + 1)
 
     def step(self, accepted: Iterable[str]) -> None:
@@ -159,7 +165,8 @@ class Federation:
             if one.info.client_id in self._next_states:
                 self._states[one.info.client_id] = self._next_states[one.info.client_id].at(one.info.clip_factor)
         self.snapshot, self._stepped = self._stepped, None
-        self._norms.add(self.snapshot.round, [one.norm for one in done])
+        counted = [self._contributions[key] for key in self._reduced] + done
+        self._norms.add(self.snapshot.round, [one.norms for one in counted])
         self.give_up()
         return done
 
@@ -170,7 +177,13 @@ class Federation:
         self._contributions.clear()
         self._next_states.clear()
         self._sums = {}
+        self._reduced.clear()
         self._send(0)
+
+    def culprits(self, exchange: int, accepted: Iterable[str], *, overflow: bool = False) -> Culprits:
+        """Accepted updates that spoil the exchange. overflow: its sum was not finite; else before it is reduced."""
+        measured = [one.measured for one in self._accepted(exchange, accepted)]
+        return of_overflow(measured) if overflow else outliers(self.config.round, self._norms, measured)
 
     def restart_states(self, state_epoch: int) -> None:
         """What clients keep is void from now on, and what the server keeps of it starts anew."""

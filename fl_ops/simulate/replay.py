@@ -15,7 +15,7 @@ from fl_ops.errors import Misused, NotFound, Refused
 from fl_ops.simulate.federation import Federation
 from fl_server.admission import Refused as NotAdmitted
 from fl_server.assignments import Place
-from fl_server.run_config import RunConfig, from_values
+from fl_server.run_config import RunConfig, from_stored
 from fl_server.step import Diverged
 from fl_server.store.base import CommitRecord, RunRecord, Store, StoreError
 from fl_server.store.sql import LEDGER, look_at_postgres, open_read_only
@@ -60,7 +60,7 @@ def find_run(ledger: Store, run_id: str) -> RunRecord:
 
 def config_of(run: RunRecord) -> RunConfig:
     """The configuration that a run was created with."""
-    return from_values(dict(run.spec))
+    return from_stored(run.spec)
 
 
 class Replay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -86,6 +86,7 @@ class Simulation:
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
         self._refused: set[str] = set()
+        self._roster_changed = False
         self._began = self._round_began = time.monotonic()
         self.failures: list[str] = []
         """Why clients did not deliver, the latest last; the oldest are forgotten."""
@@ -125,10 +126,15 @@ class Simulation:
         self._state, commands = advance(self._state, event)
         for command in commands:
             match command:
+                case ev.DropCulprits():
+                    self._drop(command)
                 case ev.RestartRound():
                     self.federation.give_up()
                 case ev.Announce():
                     self._announce(command)
+        if self._roster_changed:
+            self._roster_changed = False
+            self._tell_roster()
 
     def _go_on(self) -> ev.Event:
         """Do what the phase is for; what came of it."""
@@ -137,10 +143,9 @@ class Simulation:
             case Phase.COLLECTING:
                 return self._collect()
             case Phase.REDUCING:
-                self.federation.reduce(state.exchange, accepted)
-                return ev.ExchangeReduced()
+                return self._compute(accepted, lambda: self.federation.reduce(state.exchange, accepted))
             case Phase.STEPPING:
-                return self._step(accepted)
+                return self._compute(accepted, lambda: self.federation.step(accepted))
             case Phase.COMMITTING:
                 self._commit(accepted)
                 return ev.Committed()
@@ -164,19 +169,34 @@ class Simulation:
             why = str(refusal)
         except WorkFailed as failure:
             why = str(failure)
-        self.failures = [*self.failures, f"round {state.round}, {client}: {why}"][-FAILURES_KEPT:]
+        self._failed(state.round, client, why)
         return ev.ClientOut(client)
 
     def _tell_roster(self) -> None:
         eligible = tuple(client for client in self._members if client not in self._refused)
         self._take(ev.RosterChanged(eligible, settled=True))
 
-    def _step(self, accepted: list[str]) -> ev.Event:
+    def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
+        """Reduce or step, if no update spoils it."""
+        exchange = self._state.exchange
+        if found := self.federation.culprits(exchange, accepted):
+            return ev.CulpritsFound(found)
         try:
-            self.federation.step(accepted)
+            compute()
         except Diverged as error:
-            return ev.EndRequested("failed", str(error))
-        return ev.Stepped()
+            found = self.federation.culprits(exchange, accepted, overflow=True)
+            return ev.CulpritsFound(found) if found else ev.EndRequested("failed", str(error))
+        return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.Stepped()
+
+    def _drop(self, command: ev.DropCulprits) -> None:
+        """Who spoiled the round is not drawn for it again, as after a refusal."""
+        for client, why in command.culprits:
+            self._refused.add(client)
+            self._failed(command.round, client, why)
+        self._roster_changed = True
+
+    def _failed(self, round_: int, client: str, why: str) -> None:
+        self.failures = [*self.failures, f"round {round_}, {client}: {why}"][-FAILURES_KEPT:]
 
     def _commit(self, accepted: list[str]) -> None:
         self._counted, self._closed = self.federation.commit(accepted), self._state

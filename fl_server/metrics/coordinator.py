@@ -53,6 +53,9 @@ class Metrics:
         self.update_conflicts = counter(
             "fl_update_conflicts", "Repeats of an update with another digest than the first."
         )
+        self.weights_capped = counter(
+            "fl_weights_capped", "Accepted updates whose examples weighed less, for round.max_client_share."
+        )
         self.not_finite = counter("fl_evaluations_not_finite", "Evaluations with a value that is not finite.")
         self.phase_seconds = histogram("fl_phase_seconds", "Time spent in a phase of a round.", _SECONDS, phase=PHASES)
         self.round_seconds = histogram("fl_round_seconds", "From the first draw to the commit.", _SECONDS)

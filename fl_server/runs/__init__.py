@@ -1,1 +1,1 @@
-"""One run's life, and what a coordinator keeps of all its runs."""
+"""One run's life: its loading and extension, what is checked of its updates, and what operators did with it."""

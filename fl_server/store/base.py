@@ -70,7 +70,10 @@ class UpdateRecord:
     num_steps: int = 0
     training_loss: float | None = None
     norm: float = 0.0
-    """L2 norm of the trainable part of the delta as it came."""
+    """L2 norm of the trainable part of its first payload, a delta in most exchanges, as it came."""
+    norms: Mapping[str, float] | None = None
+    """The same of each payload by name, and how far its buffers lie from those sent ("buffers"); None where an older
+    version wrote the line, or nothing was admitted."""
     clip_factor: float = 1.0
     attempt: int = 0
     received_at: float = 0.0
@@ -251,6 +254,16 @@ class Store(Protocol):
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Take back the line of an update whose file is torn or gone, so that it can be sent again."""
+        ...
+
+    def refuse_accepted(
+        self, refused: Sequence[UpdateRecord], standings: Sequence[Standing], whys: Sequence[HistoryRecord]
+    ) -> None:
+        """Take updates out of the accepted list that one exchange was closed with, and forget that list.
+
+        All in one transaction, with what it means for their clients as in `record_update`. refused: the lines as they
+        are to be, of one exchange. The same again changes nothing.
+        """
         ...
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:

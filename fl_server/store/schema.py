@@ -38,10 +38,10 @@ class JsonText(TypeDecorator[Any]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
-        """Python value -> text."""
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Python value -> text; None -> NULL."""
         del dialect
-        return json.dumps(value, separators=(",", ":"))
+        return None if value is None else json.dumps(value, separators=(",", ":"))
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         """Text -> Python value."""
@@ -148,6 +148,7 @@ updates = Table(
     Column("num_steps", BigInteger, nullable=False),
     Column("training_loss", Measured),
     Column("norm", Measured),
+    Column("norms", JsonText),
     Column("clip_factor", Double, nullable=False),
     _number("attempt"),
     Column("received_at", Double, nullable=False),

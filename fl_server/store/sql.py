@@ -191,9 +191,7 @@ class SqlStore:
             db.execute(insert(schema.updates), rows.to_row(update))
             if not update.admitted:
                 _count(db, [update.client_id], "updates_refused")
-            if standing is not None and db.execute(_of(schema.clients, client_id=standing.client_id)).first():
-                db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
-                db.execute(insert(schema.standings), rows.to_row(standing))
+            if standing is not None and _stand(db, standing):
                 _explain(db, why)
             return update
 
@@ -215,6 +213,30 @@ class SqlStore:
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
         with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
             if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
+                _explain(db, why)
+
+    def refuse_accepted(
+        self, refused: Sequence[UpdateRecord], standings: Sequence[Standing], whys: Sequence[HistoryRecord]
+    ) -> None:
+        """Take updates out of the accepted list that one exchange was closed with, and forget that list.
+
+        All in one transaction, with what it means for their clients as in `record_update`. refused: the lines as they
+        are to be, of one exchange. The same again changes nothing; a committed round is a StoreError.
+        """
+        first = refused[0]
+        of_round = {"run_id": first.run_id, "round": first.round}
+        with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
+            if db.execute(_of(schema.commits, **of_round)).first():
+                raise StoreError(f"round {first.round} of run {first.run_id!r} is committed: its list stands")
+            if not db.execute(delete(schema.accepted).filter_by(**of_round, exchange=first.exchange)).rowcount:
+                return
+            for update in refused:
+                key = {**of_round, "exchange": update.exchange, "client_id": update.client_id}
+                db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
+            _count(db, [update.client_id for update in refused], "updates_refused")
+            for standing in standings:
+                _stand(db, standing)
+            for why in whys:
                 _explain(db, why)
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
@@ -395,6 +417,15 @@ def _explain(db: Connection, why: HistoryRecord | None) -> None:
     """Write the line of history that goes with a change."""
     if why is not None:
         db.execute(insert(schema.history), rows.to_row(why))
+
+
+def _stand(db: Connection, standing: Standing) -> bool:
+    """Replace what stands against a client; False if the roster does not know it."""
+    known = db.execute(_of(schema.clients, client_id=standing.client_id)).first() is not None
+    if known:
+        db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
+        db.execute(insert(schema.standings), rows.to_row(standing))
+    return known
 
 
 def _count(db: Connection, client_ids: Sequence[str], counter: str) -> None:

@@ -60,6 +60,9 @@ AT_THE_END = (Write("run's end", f"{STORE}.update_run"), Write("run's spool", f"
 NEW_EPOCH = (Write("new epoch", f"{STORE}.restart_round"),)
 """Only where client states are lost."""
 
+CULPRITS = (Write("culprit's refusal", f"{STORE}.refuse_accepted"),)
+"""Only where an accepted update spoils what its round comes to."""
+
 
 def points(*writes: Write) -> dict[str, Write]:
     """Each side of these writes by its name, such as "before commit"."""
@@ -90,7 +93,7 @@ class Deaths:
 
     def install(self) -> None:
         """Put the points around all writes."""
-        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH):
+        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *CULPRITS):
             module, _, path = write.where.partition(":")
             *owners, name = path.split(".")
             owner = functools.reduce(getattr, owners, importlib.import_module(module))

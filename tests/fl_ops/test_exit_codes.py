@@ -90,7 +90,27 @@ def test_nobody_listens(fl: Any) -> None:
     assert "fl-server --config" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["run", "nonsense"], ["run", "show"], ["run", "extend", "x"], ["--nonsense"]])
+@pytest.mark.parametrize(("given", "rate"), [([], None), (["--learning-rate", "0.05"], 0.05)])
+def test_a_run_is_resumed_with_the_rate_that_is_given(
+    admin: Any, fl: Any, given: list[str], rate: float | None
+) -> None:
+    """Without one the request has none, so that the run keeps its own."""
+    admin.answers["ResumeRun"] = admin_pb2.ResumeRunResponse(run=RUN)
+    assert fl("run", "resume", "digits-1", *given).exit_code == 0
+    assert admin.requests == [admin_pb2.ResumeRunRequest(run_id="digits-1", learning_rate=rate)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "nonsense"],
+        ["run", "show"],
+        ["run", "extend", "x"],
+        ["run", "resume", "x", "--learning-rate", "0"],
+        ["run", "resume", "x", "--learning-rate", "inf"],
+        ["--nonsense"],
+    ],
+)
 def test_misuse(admin: Any, fl: Any, arguments: list[str]) -> None:
     """A wrong command line exits with 2 and calls nobody."""
     assert fl(*arguments).exit_code == Exit.MISUSED

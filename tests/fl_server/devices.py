@@ -62,7 +62,7 @@ class Device:
         offer = pb.TaskOffer(
             name=TASK,
             fingerprint=TaskFingerprint(version=version, source=source),
-            train_examples=10,
+            train_examples=10 + len(self.name),
             eval_examples=self.eval_examples,
         )
         keys = self.kept.keys() - self.outcomes.keys()

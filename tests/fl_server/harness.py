@@ -93,9 +93,9 @@ class Journal:
 
 
 WRITES = {
-    "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "restart_round",
-    "commit", "set_metrics", "set_seconds_left", "set_clients_seconds_left", "record_evaluation", "put_clients",
-    "add_history", "clear_standing", "seal", "save",
+    "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "refuse_accepted",
+    "restart_round", "commit", "set_metrics", "set_seconds_left", "set_clients_seconds_left", "record_evaluation",
+    "put_clients", "add_history", "clear_standing", "seal", "save",
 }  # fmt: skip
 """What leaves something on the disk: of the ledger, of the spool, and of the checkpoints."""
 

@@ -99,12 +99,12 @@ def written(tmp_path, **changes):
 def test_the_norm_is_of_what_is_trained(tmp_path, monkeypatch, block):
     """|(3, 4)| = 5, whatever the buffers are, and however the file is cut."""
     monkeypatch.setattr(file_look, "READ_BYTES", block)
-    assert gate().check_file(*written(tmp_path)) == 5.0
+    assert gate().check_file(*written(tmp_path))["delta"] == 5.0
 
 
 def test_a_limit_of_the_norm_includes_itself(tmp_path):
     """5 passes where 5 is allowed, and not where 4.9 is."""
-    assert gate(max_norm=5.0).check_file(*written(tmp_path)) == 5.0
+    assert gate(max_norm=5.0).check_file(*written(tmp_path))["delta"] == 5.0
     with pytest.raises(Refused, match="expected an update of norm 4.9 at most, got 5") as refused:
         gate(max_norm=4.9).check_file(*written(tmp_path))
     assert refused.value.reason == pb.REFUSAL_REASON_NORM
@@ -124,7 +124,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path, name, value):
 def test_the_largest_float32_is_finite(tmp_path):
     """Its square overflows float32, and the sum is made in float64."""
     largest = torch.full((2,), torch.finfo(torch.float32).max)
-    norm = gate().check_file(*written(tmp_path, w=largest))
+    norm = gate().check_file(*written(tmp_path, w=largest))["delta"]
     assert norm == pytest.approx(math.sqrt(2) * torch.finfo(torch.float32).max)
 
 

@@ -17,6 +17,7 @@ from fl_server.events import (
     OpenAttempt,
     PauseRequested,
     QuorumMissed,
+    RestartRound,
     ResumeRequested,
     RosterChanged,
 )
@@ -69,7 +70,25 @@ def test_a_run_that_ended_in_mid_round_reopens_it_anew() -> None:
     assert commands == [Cancel(("b",), 0), End("completed", "time is up")]
     assert ended.outstanding == frozenset()
     state, commands = play(ended, Extended(9))
-    assert (state.admitted, commands) == ((), [OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b"))])
+    forgets = RestartRound(0, "the run had ended in it", states=False)
+    assert (state.admitted, commands) == ((), [forgets, OpenAttempt(0, 0, 1, ("a", "b"))])
+
+
+def test_a_failed_run_goes_on_from_its_last_model() -> None:
+    """The round in which it failed is drawn anew; what the ledger has of it is forgotten first."""
+    failed = play(collecting("ab", rounds=9), *arrive("ab"), EndRequested("failed", "diverged"))[0]
+    state, commands = play(failed, ResumeRequested())
+    assert (state.phase, state.round, state.ending) == (Phase.COLLECTING, 0, None)
+    forgets = RestartRound(0, "the run had ended in it", states=False)
+    assert commands == [forgets, OpenAttempt(0, 0, 1, ("a", "b"))]
+
+
+@pytest.mark.parametrize("status", ["stopped", "completed"])
+def test_only_a_failed_run_goes_on_as_it_is(status: Any) -> None:
+    """A run that was stopped stays so, and a completed one needs more rounds."""
+    ended = play(collecting(), EndRequested(status, "why"))[0]
+    with pytest.raises(UnexpectedEvent, match="only a failed run"):
+        advance(ended, ResumeRequested())
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])

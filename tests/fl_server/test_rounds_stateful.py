@@ -19,6 +19,7 @@ from fl_server.events import (
     Command,
     Commit,
     Committed,
+    CulpritsFound,
     DeadlinePassed,
     EndRequested,
     Evaluated,
@@ -49,8 +50,8 @@ P = Phase
 MOVES = {
     P.SELECTING: {P.SELECTING, P.COLLECTING, P.REDUCING, P.STEPPING, P.ENDED},
     P.COLLECTING: {P.SELECTING, P.COLLECTING, P.REDUCING, P.STEPPING, P.ENDED},
-    P.REDUCING: {P.REDUCING, P.SELECTING, P.COLLECTING, P.ENDED},
-    P.STEPPING: {P.STEPPING, P.COMMITTING, P.ENDED},
+    P.REDUCING: {P.REDUCING, P.SELECTING, P.COLLECTING, P.STEPPING, P.ENDED},
+    P.STEPPING: {P.STEPPING, P.COMMITTING, P.SELECTING, P.COLLECTING, P.REDUCING, P.ENDED},
     P.COMMITTING: {P.COMMITTING, P.SELECTING, P.COLLECTING, P.EVALUATING, P.ENDED},
     P.EVALUATING: {P.EVALUATING, P.SELECTING, P.COLLECTING, P.ENDED},
     P.ENDED: {P.ENDED, P.SELECTING, P.COLLECTING},
@@ -146,6 +147,17 @@ class AnyOrder(RuleBasedStateMachine):
             out=frozenset(out), admitted=whole, accepted=(), fixed=fixed, states_lost="", ending=None,
         )  # fmt: skip
         self.tell(PickedUp())
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.state.phase in (Phase.REDUCING, Phase.STEPPING))
+    def updates_spoil_the_exchange(self, data: st.DataObject) -> None:
+        """Some of the accepted are dropped, all of them perhaps; the exchange is closed again by what is left."""
+        gone = data.draw(st.lists(st.sampled_from(self.state.accepted), unique=True, min_size=1))
+        place = (self.state.round, self.state.exchange)
+        self.tell(CulpritsFound(tuple((client, "too long") for client, _ in gone)))
+        if (self.state.round, self.state.exchange) == place:
+            self.forget_words({client for client, _ in gone})
+            assert not {client for client, _ in gone} & {client for client, _ in self.state.accepted}
 
     @rule(data=st.data())
     @precondition(lambda self: self.state.collects)

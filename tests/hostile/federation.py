@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fl_ops.settings import Certificates
 from tests.hostile.certificates import Pki, credentials, section
@@ -39,11 +39,13 @@ class SecureCoordinator(Coordinator):
 class Federation:
     """One coordinator and SIZE honest daemons, as real processes; started when it is made."""
 
+    server_class: ClassVar[type[SecureCoordinator]] = SecureCoordinator
+
     def __init__(self, place: Place, **settings: Any) -> None:
         """settings: keys of server.toml beside or in place of the tests' own."""
         self.place = place
         self.pki = Pki(place.folder / "pki")
-        self.server = SecureCoordinator(place, self.pki, {"health_listen": "127.0.0.1:0", **settings}).serve()
+        self.server = self.server_class(place, self.pki, {"health_listen": "127.0.0.1:0", **settings}).serve()
         self.daemons = {f"honest-{index}": self._daemon(index).start() for index in range(SIZE)}
         for name in self.daemons:
             eventually(lambda name=name: self.server.client(name).state == PRESENT, f"{name} attends")

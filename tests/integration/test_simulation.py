@@ -68,6 +68,10 @@ def test_a_simulated_run_is_the_networked_run(fleet, method):
         ),
         pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="out-of-patience"),
         pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
+        pytest.param({"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default"),
+        pytest.param(
+            {"algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "max_client_share": 0.3}}, id="shares"
+        ),
     ],
 )
 def test_so_it_is_with_other_settings(fleet, request, sections):

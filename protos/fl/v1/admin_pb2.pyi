@@ -51,7 +51,7 @@ class TaskSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class LocalSpec(_message.Message):
-    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm")
+    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm", "learning_rate_changes")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_DECAY_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class LocalSpec(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     MAX_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     learning_rate_decay: float
     epochs: int
@@ -66,10 +67,19 @@ class LocalSpec(_message.Message):
     batch_size: int
     weight_decay: float
     max_gradient_norm: float
-    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ...) -> None: ...
+    learning_rate_changes: _containers.RepeatedCompositeFieldContainer[LearningRateChange]
+    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., learning_rate_changes: _Optional[_Iterable[_Union[LearningRateChange, _Mapping]]] = ...) -> None: ...
+
+class LearningRateChange(_message.Message):
+    __slots__ = ("round", "learning_rate")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    learning_rate: float
+    def __init__(self, round: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class RoundSpec(_message.Message):
-    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep")
+    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +96,8 @@ class RoundSpec(_message.Message):
     TRIM_FIELD_NUMBER: _ClassVar[int]
     KRUM_BYZANTINE_FIELD_NUMBER: _ClassVar[int]
     KRUM_KEEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_RELATIVE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    MAX_CLIENT_SHARE_FIELD_NUMBER: _ClassVar[int]
     sampling: str
     clients_per_round: int
     rate: float
@@ -102,7 +114,9 @@ class RoundSpec(_message.Message):
     trim: float
     krum_byzantine: int
     krum_keep: int
-    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ...) -> None: ...
+    max_relative_payload: float
+    max_client_share: float
+    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ...) -> None: ...
 
 class StopSpec(_message.Message):
     __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s")
@@ -388,10 +402,12 @@ class PauseRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "learning_rate")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, run_id: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class ResumeRunResponse(_message.Message):
     __slots__ = ("run",)

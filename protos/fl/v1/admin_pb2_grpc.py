@@ -162,7 +162,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Undoes PauseRun.
+        """Undoes PauseRun; a run that has failed goes on from its last committed model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+
+from tasks import Examples
 
 MODEL_BYTES = (4 * 3 + 3) * 4
 
@@ -114,6 +118,29 @@ def test_updates_over_the_limit_are_refused(simulated):
     with simulated(round={"max_update_norm": 1e-9}) as simulation:
         assert list(simulation.rounds()) == []
         assert "expected an update of norm 1e-09 at most" in simulation.ending[1]
+
+
+@pytest.mark.parametrize(
+    ("scale", "limits"),
+    [(1e6, {}), (1e30, {}), (1e30, {"max_relative_norm": 0.0})],
+    ids=["too-long", "overflow", "overflow-without-limits"],
+)
+def test_who_spoils_a_round_is_left_out_of_it(simulated, scale, limits):
+    """A client whose data are that much larger: with the models of a run in which it cannot train at all."""
+
+    def lived(scale):
+        round_ = {"clients_per_round": 4, "quorum": 2, **limits}
+        with simulated(algorithm={"name": "fedavg"}, round=round_, local={"steps": 1}) as simulation:
+            clients = dict(simulation.federation.clients)
+            train = clients["c3"].train
+            scaled = Examples(train.inputs * scale, train.targets)
+            simulation.federation.clients = {**clients, "c3": replace(clients["c3"], train=scaled)}
+            return [(done.accepted, done.digest) for done in simulation.rounds()], simulation.failures
+
+    rounds, failures = lived(scale)
+    assert [accepted for accepted, _ in rounds] == [("c0", "c1", "c2")] * 3
+    assert rounds == lived(float("nan"))[0]
+    assert "norm" in failures[0]
 
 
 def test_too_few_clients(simulated):

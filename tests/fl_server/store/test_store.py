@@ -209,6 +209,38 @@ def test_an_accepted_list_is_kept_as_it_was_fixed(store: Store) -> None:
     assert store.accepted("r1", 0, 0) == [("b", b"\xff"), ("a", b"\0")]
 
 
+def test_an_accepted_update_can_be_refused_after_all(store: Store) -> None:
+    """Its line says so, and the list is forgotten and can be fixed anew; a second time nothing changes."""
+    taken, bad = [store.record_update(an_update(name, norms={"delta": 2.5})) for name in "ab"]
+    store.fix_accepted("r1", 0, 0, [("a", b"\1"), ("b", b"\1")])
+    refused = replace(bad, admitted=False, reason="REFUSAL_REASON_NORM", detail="too long")
+    for _ in range(2):
+        store.refuse_accepted([refused], [a_standing("b")], [why("dropped"), why("quarantined", "b")])
+        assert store.updates("r1", 0, 0) == [taken, refused]
+    assert (store.accepted("r1", 0, 0), store.standings()) == (None, [a_standing("b")])
+    assert (counters(store, "a"), counters(store, "b")) == ((0, 0), (0, 1))
+    assert (events(store, "r1"), events(store, "b")) == (["created", "dropped"], ["quarantined"])
+    store.fix_accepted("r1", 0, 0, [("a", b"\1")])
+
+
+def test_a_committed_list_stands(store: Store) -> None:
+    """What is part of a model cannot be taken out of it."""
+    bad = store.record_update(an_update())
+    store.fix_accepted("r1", 0, 0, [("a", b"\1")])
+    store.commit(a_commit(), why("committed"))
+    with pytest.raises(StoreError, match="is committed: its list stands"):
+        store.refuse_accepted([replace(bad, admitted=False)], [], [])
+    assert store.updates("r1", 0, 0) == [bad]
+
+
+def test_norms_by_vector_come_back(store: Store) -> None:
+    """All of them, bit for bit; of a line that an older version wrote they are not known."""
+    norms = {"delta": 0.1 + 0.2, "full_gradient": 1e30, "buffers": 0.0}
+    store.record_update(an_update("a", norms=norms))
+    store.record_update(an_update("b"))
+    assert [update.norms for update in store.updates("r1", 0, 0)] == [norms, None]
+
+
 def test_an_empty_accepted_list_is_a_list(store: Store) -> None:
     """A cohort nobody was drawn into is fixed too, and told from one not yet fixed."""
     store.fix_accepted("r1", 0, 0, [])
