@@ -47,7 +47,7 @@ class ClientStates:
         self._standings: dict[str, StateStanding] = {}
         self._may_cross: set[str] = set()
         """Clients whose report of a lost state may have crossed the restart of the states: it means an assignment that
-        was cancelled, so it is nobody's fault. Until the next commit, once for each."""
+        was cancelled, so it is nobody's fault. Until the next commit."""
         self.missing: frozenset[str] = frozenset()
         """Members that have not taken part for many rounds and cannot be drawn, as of the latest commit."""
 
@@ -79,11 +79,13 @@ class ClientStates:
 
     # Lost states.
 
-    def crossed(self, client: str) -> bool:
-        """Whether a report of the client may be about a state of before the restart; the next one cannot be."""
-        found = client in self._may_cross
+    def may_cross(self, client: str) -> bool:
+        """Whether a report of the client may be about a state of before the restart."""
+        return client in self._may_cross
+
+    def has_crossed(self, client: str) -> None:
+        """It was taken as that; the next one is about the work that the client has now."""
         self._may_cross.discard(client)
-        return found
 
     def lost(self, lost: Lost) -> StateStanding:
         """What is to be entered for a report of a lost state; a repeat changes nothing."""
@@ -146,6 +148,10 @@ class ClientStates:
     def missed(self, rounds: int) -> dict[str, int]:
         """Members by how many of `rounds` committed rounds came after their last that counted."""
         return {client: rounds - 1 - counted.key.round for client, counted in self._counted.items()}
+
+    def warn(self, client: str, round_: int) -> StateStanding:
+        """What is to be entered when operators are warned that the client is missing, behind a round."""
+        return replace(self.standing(client), warned_round=round_)
 
     def warned(self, client: str) -> bool:
         """Whether operators were warned since the client took part last."""

@@ -17,12 +17,14 @@ from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists,
 from fl_server.outcomes import OutcomeLookup, uncounted_outcome
 from fl_server.parts import Parts
 from fl_server.read_back import read_back
+from fl_server.round_state import Phase
 from fl_server.round_work import (
     CARRY_OUT,
     reattached,
 )
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_values
+from fl_server.runs.due_restarts import restart_if_due
 from fl_server.store.base import HistoryRecord, RunRecord, StoreError
 from fl_server.store.checkpoints import INITIAL
 from protos.codec import digest_text
@@ -262,6 +264,7 @@ class Coordinator:
         for run in self._runs.values():
             run.client_states.release(client_id)
             run.look_again()
+            restart_if_due(run, at_once=run.state.phase is Phase.SELECTING)
 
     def fleet_changed(self) -> None:
         """Who may be drawn may have changed."""

@@ -180,13 +180,15 @@ class Fleet:
         stream = session.stream = Stream()
         stream.push(pb.AttendResponse(attached=pb.Attached()))
         client_id = session.client_id
+        before = (self._roster.settled, client_id in self._roster)
         self._roster.attached(client_id, time.monotonic())
+        drawable = before != (self._roster.settled, True)
         log.debug("client_attached", client=client_id)
         try:
             await self._set_present(client_id, True)
             if self.listener is not None:
                 self.listener.client_attached(client_id)
-            self._changed()
+            self._changed(drawable=drawable)
             async for message in stream:
                 yield message
         finally:
@@ -198,7 +200,7 @@ class Fleet:
 
     def _stream_lost(self, client_id: str) -> None:
         self._roster.stream_lost(client_id, time.monotonic())
-        self._changed()
+        self._changed(drawable=False)
         self._tick_later()
 
     def _tick_later(self) -> None:
@@ -369,8 +371,9 @@ class Fleet:
         """Whether everybody who is told of changes knows of the latest."""
         return self._telling is None
 
-    def _changed(self) -> None:
-        self.version += 1
+    def _changed(self, *, drawable: bool = True) -> None:
+        """drawable: who may be drawn may have changed, for which every run looks at all clients."""
+        self.version += drawable
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(self._pause_s, self._tell)
 

@@ -20,6 +20,7 @@ from fl_server.round_state import Phase
 from fl_server.round_work import let_go, start_evaluation
 from fl_server.run import Run
 from fl_server.runs.due_restarts import restart_if_due
+from fl_server.runs.missing_members import missing_members
 from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, StoreAway, StoreError, StoreFull, UpdateRecord
 
@@ -54,6 +55,7 @@ async def read_back(run: Run) -> None:
         run.deadline.take_up(attempts[-1].seconds_left)
         run.post(ev.PickedUp())
     restart_if_due(run)
+    run.client_states.missing = frozenset(missing_members(run))
 
 
 async def _tell(run: Run) -> None:

@@ -21,6 +21,7 @@ from fl_server.progress import Progress
 from fl_server.round_compute import commit, reduce_exchange, step
 from fl_server.round_state import Phase
 from fl_server.runs.due_restarts import restart_if_due
+from fl_server.runs.missing_members import look_for_missing
 from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -182,6 +183,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
         bytes_down=record.bytes_down, bytes_up=record.bytes_up, model=record.model_digest,
     )  # fmt: skip
     await tell_outcomes(run, command.round)
+    await look_for_missing(run)
     run.watchers.tell(Progress("committed", commit=record))
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await prune(run)
@@ -223,6 +225,7 @@ async def end(run: Run, command: ev.End) -> None:
         await prune(run)
     run.parts.metrics.told.over(run.id, run.record.ended_at or time.time())
     run.model.unload()
+    run.client_states.missing = frozenset()
     if run.behaviour.algorithm.keeps_client_state:
         for client in run.parts.fleet.present():
             run.parts.fleet.push(client, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))

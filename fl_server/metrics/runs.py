@@ -115,6 +115,21 @@ def _best(run: Run) -> Found:
     return {(metric,): best.value for metric, best in run.log.bests().items()}
 
 
+def _members(run: Run) -> Found:
+    keeps = run.behaviour.algorithm.needs_population
+    return _one(float(len(run.client_states.members)) if keeps else None)
+
+
+def _missing(run: Run) -> Found:
+    keeps = run.behaviour.algorithm.needs_population
+    return _one(float(len(run.client_states.missing)) if keeps else None)
+
+
+def _left_out(run: Run) -> Found:
+    keeps = run.behaviour.algorithm.keeps_client_state
+    return _one(float(len(run.client_states.left_out)) if keeps else None)
+
+
 def _norm(run: Run) -> Found:
     account = run.log.latest_account
     return {(of,): account.norms[of] for of in NORMS if of in account.norms}
@@ -152,6 +167,15 @@ LOOKS = (
     _look(
         "fl_norm", "L2 norms of the last round: its updates' mean, smallest and largest; the step; the direction.",
         _norm, of=NORMS,
+    ),
+    _look("fl_state_members", "Clients whose states the run's sum is made of, where its method keeps one.", _members),
+    _look(
+        "fl_state_members_missing",
+        "Those of them that have taken no part for many rounds and cannot be drawn, as of the last commit.", _missing,
+    ),
+    _look(
+        "fl_clients_left_out", "Clients that are left out of the run, for they lost their states too often.",
+        _left_out,
     ),
     _look(
         "fl_update_direction_cosine", "Cosine between the last round's step and the direction that was sent for it.",

@@ -36,7 +36,8 @@ async def state_lost(run: Run, client: str, key: ExchangeKey, why: str) -> None:
         if not await _is_at_work(run, client, key, why):
             return
         if run.client_states.of(client) is None:
-            if run.client_states.crossed(client):
+            if run.client_states.may_cross(client):
+                run.client_states.has_crossed(client)
                 return  # the assignment that it has by now named no state, and it will answer that one too
             await _fault(run, client, why)
             await run.intake.failed_now(client, f"state_lost, and its assignment named no state: {why}")
@@ -55,7 +56,7 @@ async def _is_at_work(run: Run, client: str, key: ExchangeKey, why: str) -> bool
         return False
     if reason is None and client in state.outstanding:
         return True
-    if client in state.out or run.client_states.crossed(client):
+    if client in state.out or run.client_states.may_cross(client):
         return False  # the report came twice, or the work was cancelled meanwhile
     await _fault(run, client, why)
     raise NoSuchLoss("the client to be at work for that round")
