@@ -49,8 +49,8 @@ def member_rows(run: admin_pb2.RunStatus) -> list[tuple[str, str]]:
     rows = []
     if states.missing:
         words = (
-            f"{states.missing} of {states.members}: {missing}; their states keep the model from its optimum: if they do "
-            f"not come back, `fl clients forget {states.first_missing[0]}` begins the states anew"
+            f"{states.missing} of {states.members}: {missing}; their states keep the model from its optimum: if they "
+            f"do not come back, `fl clients forget {states.first_missing[0]}` begins the states anew"
         )
         rows.append(("missing members", words))
     if states.left_out:
