@@ -121,13 +121,11 @@ def _members(run: Run) -> Found:
 
 
 def _missing(run: Run) -> Found:
-    keeps = run.behaviour.algorithm.needs_population
-    return _one(float(len(run.client_states.missing)) if keeps else None)
+    return _one(len(run.client_states.missing))
 
 
 def _left_out(run: Run) -> Found:
-    keeps = run.behaviour.algorithm.keeps_client_state
-    return _one(float(len(run.client_states.left_out)) if keeps else None)
+    return _one(len(run.client_states.left_out))
 
 
 def _norm(run: Run) -> Found:
