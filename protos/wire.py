@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import cast
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
@@ -97,7 +97,7 @@ def payload_kind(payload: str) -> PayloadKind:
     return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))
 
 
-def known_name(enum: EnumTypeWrapper[Any], number: int) -> str:
+def known_name(enum: EnumTypeWrapper, number: int) -> str:
     """An enum value's name. A number that only a newer peer knows is taken as the unspecified value, 0."""
     names = {value: name for name, value in enum.items()}
     return names.get(number, names[0])

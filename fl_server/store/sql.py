@@ -197,13 +197,18 @@ class SqlStore:
 
     def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
         """The ledger's line, if there is one."""
+        if max(round, exchange) > _LARGEST:
+            return None
         query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange, client_id=client_id)
         return next((rows.update(row) for row in self._read("an update", query)), None)
 
     def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
         """The ledger's lines on one client in an exchange of these rounds; by the primary key, so no other is read."""
+        possible = [round_ for round_ in rounds if round_ <= _LARGEST]
+        if not possible or exchange > _LARGEST:
+            return []
         query = _of(schema.updates, run_id=run_id, exchange=exchange, client_id=client_id)
-        return [rows.update(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(rounds)))]
+        return [rows.update(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The ledger's lines of an exchange, in the order of client id bytes."""
@@ -429,6 +434,8 @@ def _replace_standing(db: Connection, standing: Standing | None, why: HistoryRec
         _explain(db, why)
 
 
+_LARGEST = 2**31 - 1
+"""Number of a round or exchange that a ledger can have; clients name larger ones, for which PostgreSQL has no type."""
 _NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
 
 

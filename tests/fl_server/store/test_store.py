@@ -457,3 +457,5 @@ def test_updates_of_one_client(store: Store) -> None:
     found = store.updates_of("r1", 0, [0, 1, 9, 2**32 - 1], "a")
     assert {(each.client_id, each.round, each.exchange) for each in found} == {("a", 0, 0), ("a", 1, 0)}
     assert store.updates_of("r1", 0, [], "a") == []
+    assert store.updates_of("r1", 2**32 - 1, [0], "a") == []
+    assert store.update_of("r1", 2**32 - 1, 2**32 - 1, "a") is None
