@@ -116,8 +116,8 @@ def _best(run: Run) -> Found:
 
 
 def _members(run: Run) -> Found:
-    keeps = run.behaviour.algorithm.needs_population
-    return _one(float(len(run.client_states.members)) if keeps else None)
+    summed = run.behaviour.algorithm.needs_population and not run.ended
+    return _one(len(run.client_states.members) if summed else 0)
 
 
 def _missing(run: Run) -> Found:
@@ -125,7 +125,7 @@ def _missing(run: Run) -> Found:
 
 
 def _left_out(run: Run) -> Found:
-    return _one(len(run.client_states.left_out))
+    return _one(0 if run.ended else len(run.client_states.left_out))
 
 
 def _norm(run: Run) -> Found:
@@ -166,7 +166,7 @@ LOOKS = (
         "fl_norm", "L2 norms of the last round: its updates' mean, smallest and largest; the step; the direction.",
         _norm, of=NORMS,
     ),
-    _look("fl_state_members", "Clients whose states the run's sum is made of, where its method keeps one.", _members),
+    _look("fl_state_members", "Clients whose states the run's sum is made of; 0 without one, and once it is over.", _members),
     _look(
         "fl_state_members_missing",
         "Those of them that have taken no part for many rounds and cannot be drawn, as of the last commit.", _missing,
