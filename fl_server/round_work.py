@@ -96,12 +96,19 @@ def reattached(run: Run, client: str) -> None:
     """
     if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.intake.refused:
         return
-    if client in run.state.out and not _may_come_back(run, client):
-        return
-    if client in run.state.out:
-        run.post(ev.ClientBack(client))
-    if client in run.state.outstanding | run.state.out:
+    if client in run.state.outstanding:
         push_assignment(run, client)
+    elif client in run.state.out and _may_come_back(run, client):
+        run.spawn(_come_back(run, client))
+
+
+async def _come_back(run: Run, client: str) -> None:
+    """Reckon with the client before it is asked, or a failure that it reports at once would be about no work of its."""
+    async with run.turn:
+        event = ev.ClientBack(client)
+        if run.applies(event):
+            await run.take(event)
+            push_assignment(run, client)
 
 
 def _may_come_back(run: Run, client: str) -> bool:

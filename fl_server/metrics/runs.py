@@ -166,7 +166,9 @@ LOOKS = (
         "fl_norm", "L2 norms of the last round: its updates' mean, smallest and largest; the step; the direction.",
         _norm, of=NORMS,
     ),
-    _look("fl_state_members", "Clients whose states the run's sum is made of; 0 without one, and once it is over.", _members),
+    _look(
+        "fl_state_members", "Clients whose states the run's sum is made of; 0 without a sum or once it is over.", _members
+    ),
     _look(
         "fl_state_members_missing",
         "Those of them that have taken no part for many rounds and cannot be drawn, as of the last commit.", _missing,
