@@ -167,7 +167,7 @@ LOOKS = (
         _norm, of=NORMS,
     ),
     _look(
-        "fl_state_members", "Clients whose states the run's sum is made of; 0 without one or once it is over.", _members,
+        "fl_state_members", "Clients whose states a run's sum is made of; 0 without one, or once it ends.", _members,
     ),
     _look(
         "fl_state_members_missing",
