@@ -43,7 +43,7 @@ def unban(context: Context, name: Client) -> None:
 @app.command()
 @admin_command
 def release(context: Context, name: Client) -> None:
-    """End the quarantine of a client whose updates were refused again and again."""
+    """End a client's quarantine, and let it back into runs that left it out for lost states."""
     with context.connect() as client:
         _show_client(context, client.release_client(name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fl_ops import units
@@ -41,3 +42,24 @@ def _resting(said: coordinator_pb2.Availability) -> str:
     until = f" until {units.moment(said.until)}" if said.HasField("until") else ""
     why = state_name(coordinator_pb2.UnavailableReason, said.reason).replace("_", " ") if said.reason else ""
     return f"may not train{until}" + (f" ({why})" if why else "")
+
+
+def member_rows(run: admin_pb2.RunStatus) -> list[tuple[str, str]]:
+    """Clients whose states are missing from a run, and clients that it leaves out, in words that say what to do."""
+    states = run.states
+    missing, left_out = _first(states.first_missing, states.missing), _first(states.first_left_out, states.left_out)
+    rows = []
+    if states.missing:
+        words = (
+            f"{states.missing} of {states.members}: {missing}; their states keep the model from its optimum: if they "
+            f"do not come back, `fl clients forget {states.first_missing[0]}` begins the states anew"
+        )
+        rows.append(("missing members", words))
+    if states.left_out:
+        back = f"`fl clients release {states.first_left_out[0]}` lets it back"
+        rows.append(("left out", f"{left_out}, for lost client states: {back}"))
+    return rows
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    return ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")

@@ -12,7 +12,7 @@ from rich.text import Text
 from fl_ops import units
 from fl_ops.accounts import health_rows, lowest_loss, short, updates_norms
 from fl_ops.reaching import Reaching
-from fl_ops.states import client_state, run_state
+from fl_ops.states import client_state, member_rows, run_state
 from fl_ops.units import NOTHING
 from fl_ops.watch import Row, RunProgress
 from protos.fl.v1 import admin_pb2
@@ -74,6 +74,7 @@ def run_summary(run: admin_pb2.RunStatus, reaching: Reaching | None = None) -> R
         ("cohort", _text(cohort)),
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
+        *((name, _text(words)) for name, words in member_rows(run)),
         ("best", best_of(run)),
         ("target", _text(reaching.words() if reaching else "")),
         *((name, _text(words)) for name, words in health_rows(run)),

@@ -204,10 +204,13 @@ class ClientEvaluations:
         for one in self._under_way.values():
             one.out(client)
 
-    def failed(self, key: ExchangeKey, client: str) -> None:
-        """A client gave its evaluation of a round up."""
-        if key.round in self._under_way and not key.exchange:
-            self._under_way[key.round].out(client)
+    def failed(self, key: ExchangeKey, client: str) -> bool:
+        """A client gave its evaluation of a round up. False: it was not waited for."""
+        one = self._under_way.get(key.round)
+        if one is None or key.exchange or client not in one.outstanding:
+            return False
+        one.out(client)
+        return True
 
 
 def _check(request: pb.ReportEvaluationRequest) -> None:

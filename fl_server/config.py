@@ -69,6 +69,9 @@ class LimitsConfig(Section):
     registrations_per_s: float = Field(default=300.0, gt=0)
     """So many clients are let in; when more come, each has a time of its own: it waits for the next ten seconds in its
     call, and is told to come again for a later time. Two seconds' worth may come at once."""
+    comebacks_per_min: float = Field(default=10.0, gt=0)
+    """Times a minute that the coordinator acts on a client's report that it may train again. A report beyond that takes
+    effect when its time comes; that a client may not train takes effect at once."""
 
 
 class TransfersConfig(Section):
@@ -102,14 +105,33 @@ class TransfersConfig(Section):
 
 
 class QuarantineConfig(Section):
-    """Clients whose updates are refused again and again."""
+    """Clients whose updates are refused, or whose work fails, again and again."""
 
     after: int = Field(default=3, ge=0)
-    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. 0: never."""
+    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. A client state that is
+    reported as lost counts as one. 0: never."""
+    failures: int = Field(default=10, ge=0)
+    """Failures in a row that a client reports of its work, with no update that counted in between, from which on it is
+    not drawn for a while. 0: never."""
     first_s: float = Field(default=600.0, gt=0)
     """How long at first; each further refusal, with no update that counted in between, costs twice the time."""
     longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
     """How long at most."""
+
+
+class StatesConfig(Section):
+    """Client states of methods whose clients keep one (SCAFFOLD, FedDyn, FedRobust): how often they may be lost."""
+
+    losses: int = Field(default=3, ge=0)
+    """Times that a client may lose its state in one run. With the last of them it is left out of that run, until
+    `fl clients release`. 0: any number of times."""
+    rounds_between_restarts: int = Field(default=10, ge=1)
+    """Committed rounds between two restarts of a run's states for lost ones. A client that loses its state before takes
+    no part until then, and one restart does for all of them. A run that has too few clients without them does not
+    wait."""
+    missing_after: int = Field(default=20, ge=1)
+    """Committed rounds after which operators are warned that a client which can not be drawn is still part of the
+    states' sum; at least three times the rounds between two draws of one client."""
 
 
 class ServerConfig(Section):
@@ -140,6 +162,7 @@ class ServerConfig(Section):
     limits: LimitsConfig = LimitsConfig()
     transfers: TransfersConfig = TransfersConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
+    states: StatesConfig = StatesConfig()
     durability: Literal["process", "power"] = "process"
     """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -13,9 +14,10 @@ from fl_server import events as ev
 from fl_server.broadcast import Broadcast
 from fl_server.engine import Engine, build_algorithm, complete
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState, one_line
-from fl_server.outcomes import not_needed, outcomes_of, uncounted_outcome
+from fl_server.outcomes import OutcomeLookup, uncounted_outcome
 from fl_server.parts import Parts
 from fl_server.read_back import load_again, read_back
+from fl_server.round_state import Phase
 from fl_server.round_work import (
     CARRY_OUT,
     reattached,
@@ -23,6 +25,7 @@ from fl_server.round_work import (
 from fl_server.run import Behaviour, Run
 from fl_server.run_config import RunConfig, from_stored
 from fl_server.runs.audit import Audit
+from fl_server.runs.due_restarts import restart_if_due
 from fl_server.runs.extension import extended
 from fl_server.runs.not_loaded import NotLoadedRuns
 from fl_server.runs.task_loading import LoadedTask, load_allowed, not_loadable
@@ -37,6 +40,8 @@ log = structlog.get_logger()
 
 _STOP_S = 10.0
 """How long an operator who stops a run waits for a step under way to be committed."""
+MOST_LOOKED_UP = 256
+"""Updates of a client that are looked up for one registration; daemons keep one or two for each run."""
 _FOR_GOOD = ("banned", "forgotten")
 
 
@@ -50,6 +55,7 @@ class Coordinator:
         self.audit = Audit(parts.ledger)
         self._creating = asyncio.Lock()
         self._reopening = asyncio.Lock()
+        self._outcomes = OutcomeLookup(parts.ledger)
         parts.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
@@ -215,17 +221,29 @@ class Coordinator:
 
     # For clients.
 
-    async def outcome(self, key: ExchangeKey, client: str) -> Outcome | None:
-        """What became of a client's update, once that is decided."""
-        if key.run_id in self.not_loaded:
-            return None
-        run = self._runs.get(key.run_id)
-        if run is None or (run.ended and key.round not in run.log.commits):
-            epoch = run.record.state_epoch if run else 0
-            return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_ABANDONED, epoch)
-        if key.round not in run.log.commits:
-            return None
-        return (await outcomes_of(run, key)).get(client) or not_needed(run, key)
+    async def outcomes(self, keys: Iterable[ExchangeKey], client: str) -> list[Outcome]:
+        """What became of a client's updates, of those that are decided.
+
+        Of keys that are asked about twice one is answered, and MOST_LOOKED_UP at most are looked up in the ledger: the
+        client asks about the others when it registers again.
+        """
+        outcomes: list[Outcome] = []
+        wanted: dict[tuple[str, int], list[int]] = {}
+        unique = dict.fromkeys((key.run_id, key.exchange, key.round) for key in keys)
+        looked_up = 0
+        for run_id, exchange, round_ in unique:
+            run = self._runs.get(run_id)
+            if run is not None and round_ in run.log.commits:
+                looked_up += 1
+                if looked_up <= MOST_LOOKED_UP:
+                    wanted.setdefault((run_id, exchange), []).append(round_)
+            elif run_id not in self.not_loaded and (run is None or run.ended):
+                key = ExchangeKey(run_id=run_id, round=round_, exchange=exchange)
+                epoch = run.record.state_epoch if run else 0
+                outcomes.append(uncounted_outcome(key, RefusalReason.REFUSAL_REASON_ABANDONED, epoch))
+        for (run_id, exchange), rounds in wanted.items():
+            outcomes += await self._outcomes.of(self._runs[run_id], exchange, rounds, client)
+        return outcomes
 
     def forgets(self, run_id: str) -> bool:
         """Whether what a client keeps for a run is of no use any more: the run is over, or none of this coordinator."""
@@ -265,6 +283,8 @@ class Coordinator:
         for run in self._runs.values():
             run.intake.client_out(client_id, "lost", reason)
             run.client_evaluations.gone(client_id)
+            if reason == "forgotten":
+                run.client_states.drop(client_id)
             if reason in _FOR_GOOD and not run.ended and client_id in run.state.members:
                 run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
         if reason in _FOR_GOOD:
@@ -276,6 +296,13 @@ class Coordinator:
             self._parts.spool.remove_unfinished(client_id)
         except StoreError as error:
             log.warning("not_removed", client=client_id, error=str(error))
+
+    def client_released(self, client_id: str) -> None:
+        """An operator lets a client take part again: also in runs that it was left out of."""
+        for run in self._runs.values():
+            run.client_states.release(client_id)
+            run.look_again()
+            restart_if_due(run, at_once=run.state.phase is Phase.SELECTING)
 
     def fleet_changed(self) -> None:
         """Who may be drawn may have changed."""

@@ -82,6 +82,8 @@ class StatesLost:
     """A client's state is gone: all clients' states, and what the server keeps of them, must start anew."""
 
     why: str
+    state_epoch: int | None = None
+    """In which it was lost; nothing is left to do in a later one. None: in whichever it is taken."""
 
 
 @dataclass(frozen=True, slots=True)

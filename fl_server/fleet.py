@@ -19,6 +19,7 @@ import structlog
 
 from fl_server.clients.allowance import Excess
 from fl_server.clients.callers import Callers
+from fl_server.clients.per_minute import PerMinute
 from fl_server.config import ServerConfig
 from fl_server.door import Door
 from fl_server.errors import (
@@ -37,7 +38,7 @@ from fl_server.roster import Roster
 from fl_server.sessions import Session, Sessions, Stream
 from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError
 from fl_server.transfers import Transfer, Transfers
-from fl_server.workforce import Workforce
+from fl_server.workforce import Calls, Workforce
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -55,6 +56,12 @@ class FleetListener(Protocol):
 
     def client_attached(self, client_id: str) -> None:
         """The client can be reached; push what it still has to do."""
+
+    def client_available(self, client_id: str) -> None:
+        """The client may train again: ask it once more for what it gave up and is still wanted."""
+
+    def client_released(self, client_id: str) -> None:
+        """An operator lets the client take part again."""
 
     def client_gone(self, client_id: str, reason: str) -> None:
         """The client is lost, banned or forgotten: do not wait for it."""
@@ -78,7 +85,8 @@ class Fleet:
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
         self._records: dict[str, ClientRecord] = {}
-        self.workforce = Workforce(self._records, self._roster, self.quarantine, self._changed)
+        calls = Calls(self._changed, self._came_back, PerMinute(config.limits.comebacks_per_min))
+        self.workforce = Workforce(self._records, self._roster, self.quarantine, calls)
         self.listener: FleetListener | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -176,13 +184,15 @@ class Fleet:
         stream = session.stream = Stream()
         stream.push(pb.AttendResponse(attached=pb.Attached()))
         client_id = session.client_id
+        before = (self._roster.settled, client_id in self._roster)
         self._roster.attached(client_id, time.monotonic())
+        drawable = before != (self._roster.settled, True)
         log.debug("client_attached", client=client_id)
         try:
             await self._set_present(client_id, True)
             if self.listener is not None:
                 self.listener.client_attached(client_id)
-            self._changed()
+            self._changed(drawable=drawable)
             async for message in stream:
                 yield message
         finally:
@@ -194,7 +204,7 @@ class Fleet:
 
     def _stream_lost(self, client_id: str) -> None:
         self._roster.stream_lost(client_id, time.monotonic())
-        self._changed()
+        self._changed(drawable=False)
         self._tick_later()
 
     def _tick_later(self) -> None:
@@ -298,10 +308,14 @@ class Fleet:
         """Keep a word on a client for operators to see: its last failure."""
         record = self.known(client_id)
         if record is not None and record.note != text:
-            await self.remember(replace(record, note=text), None)
+            await self._write(replace(record, note=text), None)  # nobody may be drawn, or not be drawn, for a note
 
     async def remember(self, record: ClientRecord, why: HistoryRecord | None) -> None:
         """Know this of a client from now on, here and in the ledger. Raises StoreError, and then nothing is changed."""
+        await self._write(record, why)
+        self._changed()
+
+    async def _write(self, record: ClientRecord, why: HistoryRecord | None) -> None:
         before = self._records.get(record.client_id)
         self._records[record.client_id] = record
         try:
@@ -309,7 +323,6 @@ class Fleet:
         except StoreError:
             self._take_back(record, before)
             raise
-        self._changed()
 
     def _take_back(self, record: ClientRecord, before: ClientRecord | None) -> None:
         """What could not be written does not hold here either: a restart would not know of it."""
@@ -330,6 +343,12 @@ class Fleet:
         text = f"the coordinator gives this client no work {why.detail}"
         self.push(standing.client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
         self.workforce.wait_out(standing.client_id)
+
+    def release(self, client_id: str) -> None:
+        """Nothing stands against the client any more, in the ledger and here, and no run leaves it out."""
+        if self.listener is not None:
+            self.listener.client_released(client_id)
+        self.workforce.release(client_id)
 
     def expel(self, client_id: str, needed: str, reason: str) -> None:
         """Nobody waits for the client any more; what it needs to come back stands in the errors that it gets."""
@@ -364,6 +383,10 @@ class Fleet:
         if record is not None and record.present != present:
             await self.remember(replace(record, present=present, last_seen=time.time()), why)
 
+    def _came_back(self, client_id: str) -> None:
+        if self.listener is not None:
+            self.listener.client_available(client_id)
+
     def _gone(self, client_id: str, reason: str) -> None:
         if self.listener is not None:
             self.listener.client_gone(client_id, reason)
@@ -374,8 +397,9 @@ class Fleet:
         """Whether everybody who is told of changes knows of the latest."""
         return self._telling is None
 
-    def _changed(self) -> None:
-        self.version += 1
+    def _changed(self, *, drawable: bool = True) -> None:
+        """drawable: who may be drawn may have changed, for which every run looks at all clients."""
+        self.version += drawable
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(self._pause_s, self._tell)
 

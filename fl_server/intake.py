@@ -6,6 +6,7 @@ that the round cannot change in between.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import structlog
@@ -35,6 +36,8 @@ class Intake:
         """Clients that came to a NaN or an infinity in this round, or whose update made a sum overflow by itself."""
         self.too_long: set[str] = set()
         """Clients whose update of this round was refused for its length."""
+        self.gave_up: Counter[str] = Counter()
+        """Times that clients failed in this round, since the coordinator's start."""
 
     def refusal(self, key: ExchangeKey, client: str) -> RefusalReason | None:
         """Why an update of the client for the key would not be taken; None if it would."""
@@ -104,10 +107,35 @@ class Intake:
             self.refused.add(client)
             run.look_again()
         if client in run.state.outstanding:
-            run.tally.assignment(state)
-            log.info("client_out", run=run.id, round=run.state.round, client=client, state=state, why=why)
-            run.watchers.tell(Progress("client_out", f"{client}: {why}"))
+            self._tell_out(client, state, why)
             run.post(ev.ClientOut(client))
+
+    async def client_failed(self, key: ExchangeKey, client: str, why: str, *, finite: bool) -> bool:
+        """A client says that it cannot do its work. False: it has none of that name that is wanted.
+
+        finite: it did not come to a NaN or an infinity. Taken at once, so that a repeat finds nothing to give up.
+        """
+        async with self._run.turn:
+            if self.refusal(key, client) is not None or client not in self._run.state.outstanding:
+                return False
+            if not finite:
+                self.not_finite_from(client)
+            await self.failed_now(client, why)
+            return True
+
+    async def failed_now(self, client: str, why: str) -> None:
+        """An outstanding client will not deliver; the caller has the run's turn."""
+        event = ev.ClientOut(client)
+        if self._run.applies(event):
+            self.gave_up[client] += 1
+            self._tell_out(client, "failed", why)
+            await self._run.take(event)
+
+    def _tell_out(self, client: str, state: str, why: str) -> None:
+        run = self._run
+        run.tally.assignment(state)
+        log.info("client_out", run=run.id, round=run.state.round, client=client, state=state, why=why)
+        run.watchers.tell(Progress("client_out", f"{client}: {why}"))
 
     def not_finite_from(self, client: str) -> None:
         """A client came to a NaN or an infinity. Where as many did as are wanted, and none to better, the run ends."""
@@ -145,3 +173,4 @@ class Intake:
         self.refused.clear()
         self.not_finite.clear()
         self.too_long.clear()
+        self.gave_up.clear()

@@ -33,14 +33,16 @@ class Operators:
         await self._fleet.remember(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
 
     async def release(self, client_id: str, actor: str) -> None:
-        """End a quarantine, and count refusals from zero again; where there is nothing to end, nothing happens.
+        """End a quarantine, let the client back into runs that left it out, and count from zero again.
+
+        Where there is nothing to end, nothing happens.
 
         Raises NoSuchClient.
         """
         self._fleet.record(client_id)
         why = HistoryRecord(time.time(), actor, "client_released", client_id)
         await self._ledger.do(self._ledger.store.clear_standing, client_id, why)
-        self._fleet.workforce.release(client_id)
+        self._fleet.release(client_id)
 
     async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
         """The client gets nothing new, or takes work again. Raises NoSuchClient."""

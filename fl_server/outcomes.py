@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fl_server.ledger import until_room
+from fl_server.ledger import Ledger, until_room
 from fl_server.store.base import UpdateRecord
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -13,6 +16,10 @@ from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
 
 if TYPE_CHECKING:
     from fl_server.run import Run
+
+
+LISTS_KEPT = 16
+"""Accepted lists in memory: a fleet that comes back after a restart asks about the same few."""
 
 
 def counted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
@@ -51,10 +58,54 @@ async def outcomes_of(run: Run, key: ExchangeKey) -> dict[str, Outcome]:
     fixed = set(await run.parts.ledger.do(store.accepted, run.id, key.round, key.exchange) or ())
     updates = await run.parts.ledger.do(store.updates, run.id, key.round, key.exchange)
     return {
-        update.client_id: _left_out(update, epoch) if update.left_out else counted_outcome(update, epoch)
+        update.client_id: _accepted_outcome(update, epoch)
         for update in updates
         if (update.client_id, update.digest) in fixed
     }
+
+
+class OutcomeLookup:
+    """Outcomes of single clients, read from the ledger: so many lines as were asked for, however large the rounds were.
+
+    Of an accepted list, which is one line for the whole cohort, the latest are kept; they never change.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lists: OrderedDict[tuple[str, int, int], Mapping[str, bytes]] = OrderedDict()
+        self._reading = asyncio.Lock()
+        """Held by whoever reads a list: those that want the same one wait for it."""
+
+    async def of(self, run: Run, exchange: int, rounds: Sequence[int], client: str) -> list[Outcome]:
+        """What became of a client's updates of an exchange of committed rounds."""
+        found: dict[int, UpdateRecord] = {}
+        if exchange < run.state.policy.exchanges:
+            store = self._ledger.store
+            lines = await self._ledger.do(store.updates_of, run.id, exchange, rounds, client)
+            found = {line.round: line for line in lines if line.admitted}
+        outcomes = []
+        for round_ in rounds:
+            update = found.get(round_)
+            if update is not None and await self._is_accepted(update):
+                outcomes.append(_accepted_outcome(update, run.log.commits[round_].state_epoch))
+            else:
+                outcomes.append(not_needed(run, ExchangeKey(run_id=run.id, round=round_, exchange=exchange)))
+        return outcomes
+
+    async def _is_accepted(self, update: UpdateRecord) -> bool:
+        key = (update.run_id, update.round, update.exchange)
+        async with self._reading:
+            if key not in self._lists:
+                self._lists[key] = dict(await self._ledger.do(self._ledger.store.accepted, *key) or ())
+            self._lists.move_to_end(key)
+            while len(self._lists) > LISTS_KEPT:
+                self._lists.popitem(last=False)
+            return self._lists[key].get(update.client_id) == update.digest
+
+
+def _accepted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
+    """Part of the committed model, or left out of it by the reducer."""
+    return _left_out(update, state_epoch) if update.left_out else counted_outcome(update, state_epoch)
 
 
 def _left_out(update: UpdateRecord, state_epoch: int) -> Outcome:

@@ -19,6 +19,8 @@ from fl_server.round_compute import accepted_updates, update_paths
 from fl_server.round_state import Phase
 from fl_server.round_work import let_go, start_evaluation
 from fl_server.run import Run
+from fl_server.runs.due_restarts import restart_if_due
+from fl_server.runs.missing_members import missing_members
 from fl_server.spool import SpoolKey
 from fl_server.store.base import HistoryRecord, StoreAway, StoreError, StoreFull, UpdateRecord
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -54,6 +56,8 @@ async def read_back(run: Run) -> None:
         run.round_began = attempts[0].opened_at
         run.deadline.take_up(attempts[-1].seconds_left)
         run.post(ev.PickedUp())
+    restart_if_due(run)
+    run.client_states.missing = frozenset(missing_members(run))
 
 
 async def _tell(run: Run) -> None:
@@ -164,8 +168,9 @@ async def _load_round(run: Run) -> None:
         await _count_again(run)
     run.intake.refused = {update.client_id for update in updates if not update.admitted}
     run.intake.too_long = {update.client_id for update in updates if not update.admitted and update.reason == _NORM}
-    # Who was lost before the restart, or refused, is not waited for.
-    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - run.intake.refused))
+    # Who was lost before the restart, or refused, is not waited for; nor is who must not be drawn.
+    never = run.intake.refused | run.client_states.kept_out(run.record.state_epoch)
+    run.state = replace(state, out=state.outstanding - (set(run.parts.fleet.present()) - never))
 
 
 async def _count_again(run: Run) -> None:

@@ -83,6 +83,10 @@ class Roster:
             self._present = by_id(client for client, state in self._presence.items() if state is not Presence.LOST)
         return self._present
 
+    def __contains__(self, client: object) -> bool:
+        """Whether the client is one of `present`."""
+        return self._presence.get(client, Presence.LOST) is not Presence.LOST  # type: ignore[call-overload]
+
     def state_of(self, client: str) -> Presence | None:
         """What is known of a client; None if it never came, or was forgotten."""
         return self._presence.get(client)

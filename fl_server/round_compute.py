@@ -13,6 +13,7 @@ from fl_server import events as ev
 from fl_server.client_states import RoundUpdates
 from fl_server.norms import norms_of
 from fl_server.runs.culprits import Culprits, Measured, of_overflow, outliers
+from fl_server.runs.due_restarts import restart_if_due
 from fl_server.spool import SpoolKey
 from fl_server.step import Diverged, StepNorms
 from fl_server.store.base import CommitRecord, HistoryRecord, UpdateRecord
@@ -155,6 +156,7 @@ async def _write_commit(run: Run) -> None:
         run.norms.add(state.round, [norms_of(update) for update in updates])
     if run.behaviour.algorithm.keeps_client_state:
         run.client_states.count(RoundUpdates(record.state_epoch, updates))
+        restart_if_due(run)
     run.post(ev.Committed())
     # The ledger takes one thing after the other: this is known before the next round's first update can be refused.
     standings = await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.standings)

@@ -21,6 +21,8 @@ from fl_server.progress import Progress
 from fl_server.round_compute import commit, reduce_exchange, step
 from fl_server.round_state import Phase
 from fl_server.runs.dropping import drop_culprits
+from fl_server.runs.due_restarts import restart_if_due
+from fl_server.runs.missing_members import look_for_missing
 from fl_server.store.base import AttemptRecord, HistoryRecord, StoreError
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -35,6 +37,9 @@ P = ParamSpec("P")
 
 RETRY_S = 10.0
 """Wait before clients that failed in a round are drawn for it again."""
+MOST_COMEBACKS = 3
+"""Failures of a client in one round, after which it is not asked again because it says that it may train: each time
+would give the attempt its whole deadline anew. It may still be drawn again at a retry."""
 
 
 async def open_attempt(run: Run, command: ev.OpenAttempt) -> None:
@@ -96,25 +101,32 @@ def reattached(run: Run, client: str) -> None:
     """
     if run.state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in run.state.drawn - run.intake.refused:
         return
-    if client in run.state.out and not run.parts.fleet.workforce.availability(client).may_train:
-        return
-    if client in run.state.out:
-        run.post(ev.ClientBack(client))
-    if client in run.state.outstanding | run.state.out:
-        push_assignment(run, client)
-
-
-async def state_lost(run: Run, client: str, why: str) -> None:
-    """A client has not got the state that its work must be done from: it starts anew, alone if the method allows it."""
-    if run.behaviour.algorithm.needs_population:
-        run.post(ev.StatesLost(f"{client}: {why}"))
-        return
-    run.client_states.forget(client)
-    entry = HistoryRecord(time.time(), f"client:{client}", "state_lost", run.id, why)
-    await run.parts.ledger.insist(run.no_room, run.parts.ledger.store.add_history, entry)
-    log.warning("state_lost", run=run.id, client=client, why=why)
     if client in run.state.outstanding:
         push_assignment(run, client)
+    elif client in run.state.out and _may_come_back(run, client):
+        run.spawn(_come_back(run, client))
+
+
+async def _come_back(run: Run, client: str) -> None:
+    """Reckon with the client before it is asked, or a failure that it reports at once would be about no work of its."""
+    async with run.turn:
+        event = ev.ClientBack(client)
+        if run.applies(event):
+            collecting = run.state.phase is Phase.COLLECTING
+            await run.take(event)
+            if collecting:  # else the attempt that begins now has asked it
+                push_assignment(run, client)
+
+
+def _may_come_back(run: Run, client: str) -> bool:
+    """Whether a client that gave its work up is asked for it once more."""
+    fleet = run.parts.fleet
+    return (
+        fleet.workforce.availability(client).may_train
+        and fleet.quarantine.of(client) is None
+        and client not in run.client_states.kept_out(run.record.state_epoch)
+        and run.intake.gave_up[client] < MOST_COMEBACKS
+    )
 
 
 async def quorum_missed(run: Run, command: ev.QuorumMissed) -> None:
@@ -133,6 +145,7 @@ async def await_clients(run: Run, command: ev.AwaitClients) -> None:
         run.waiting_for = waiting
         log.info("run_waits", run=run.id, why=why_waiting(run, waiting))
         await run.save_status("run_waits")
+    restart_if_due(run, at_once=True)
 
 
 async def retry_later(run: Run, command: ev.RetryLater) -> None:
@@ -168,6 +181,8 @@ async def restart_round(run: Run, command: ev.RestartRound) -> None:
     run.intake.forget_failures()
     if command.states:
         run.client_states.restart()
+        run.look_again()  # who waited for this may be drawn again
+        run.fleet_changed()
         await run.model.restart()
     if run.model.loaded:
         await run.model.prepare(0)
@@ -185,6 +200,7 @@ async def announce(run: Run, command: ev.Announce) -> None:
         bytes_down=record.bytes_down, bytes_up=record.bytes_up, model=record.model_digest,
     )  # fmt: skip
     await tell_outcomes(run, command.round)
+    await look_for_missing(run)
     run.watchers.tell(Progress("committed", commit=record))
     await _tidy(run, run.parts.spool.remove_round, run.id, command.round)
     await prune(run)
@@ -226,6 +242,7 @@ async def end(run: Run, command: ev.End) -> None:
         await prune(run)
     run.parts.metrics.told.over(run.id, run.record.ended_at or time.time())
     run.model.unload()
+    run.client_states.missing = frozenset()
     if run.behaviour.algorithm.keeps_client_state:
         for client in run.parts.fleet.present():
             run.parts.fleet.push(client, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))

@@ -70,7 +70,7 @@ class Run:
         algorithm = behaviour.algorithm
         population = config.population if algorithm.needs_population else 0
         self.state = RoundState(config.policy(len(algorithm.exchanges), population), config.stop.rounds)
-        self.client_states = ClientStates()
+        self.client_states = ClientStates(record.run_id, parts.config.states, summed=algorithm.needs_population)
         self.norms = NormHistory()
         self.waiting_for = ""
         """Why nothing goes on, in words; empty while something does."""
@@ -253,6 +253,8 @@ class Run:
                 return state.phase is Phase.SELECTING and state.goal > 0
             case ev.Evaluated():
                 return state.phase is Phase.EVALUATING
+            case ev.StatesLost(_, epoch):
+                return not self.ended and epoch in (None, self.record.state_epoch)
         return not self.ended
 
     async def _look_at_fleet(self) -> None:
@@ -263,6 +265,11 @@ class Run:
             eligible, settled = self.eligible(), fleet.settled and not self.held
             if (eligible, settled) != (self.state.eligible, self.state.settled):
                 await self._take(ev.RosterChanged(eligible, settled))
+
+    async def look(self) -> None:
+        """Look at the roster at once, and at who may be drawn from it: the caller has the turn."""
+        self.look_again()
+        await self._look_at_fleet()
 
     async def take(self, event: ev.Event) -> None:
         """Take an event that applies at once: the caller has the turn. A failure ends the run."""
@@ -370,8 +377,8 @@ class Run:
     def eligible(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
         eligible = self.parts.fleet.workforce.eligible(self.id, self.task, self.config.labels)
-        refused = self.intake.refused
-        return tuple(client for client in eligible if client not in refused) if refused else eligible
+        never = self.intake.refused | self.client_states.kept_out(self.record.state_epoch)
+        return tuple(client for client in eligible if client not in never) if never else eligible
 
     def resource(self, digest: bytes) -> Broadcast | None:
         """What is being sent out under that digest."""

@@ -11,13 +11,12 @@ import grpc.aio
 import structlog
 
 from fl_server.broadcast import Broadcast
+from fl_server.clients.reports import Reports
 from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun, NotNow
 from fl_server.fleet import Fleet
 from fl_server.identity import ANYBODY, caller
 from fl_server.parts import Parts
-from fl_server.registration import check_availability
-from fl_server.round_work import state_lost
 from fl_server.run import Run
 from fl_server.transfers import Transfer
 from fl_server.upload_parts import Requests, part_of, request_of
@@ -25,14 +24,12 @@ from fl_server.uploads import BUSY_WAIT_S, Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
-from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import Receipt, RefusalReason, UpdateHeader
 from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
 Context = grpc.aio.ServicerContext
 SERVICE = "fl.v1.Coordinator"
-MAX_FAILURES = 64
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -44,6 +41,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._coordinator = coordinator
         self._uploads = uploads
         self._callers = parts.fleet.callers
+        self._reports = Reports(parts, coordinator)
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Open a session, and tell what was decided since the client was last here."""
@@ -54,10 +52,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             coordinator_id=self._parts.ledger.store.coordinator_id,
             limits=self._limits(),
         )
-        for key in request.pending:
-            if outcome := await self._coordinator.outcome(key, session.client_id):
-                response.outcomes.append(outcome)
-        response.ended_runs.extend(held.run_id for held in request.states if self._coordinator.forgets(held.run_id))
+        response.outcomes.extend(await self._coordinator.outcomes(request.pending, session.client_id))
+        held = dict.fromkeys(held.run_id for held in request.states)
+        response.ended_runs.extend(filter(self._coordinator.forgets, held))
         return response
 
     def _limits(self) -> pb.Limits:
@@ -161,27 +158,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
         """Availability, and work that was given up."""
-        client_id = self._fleet.session(request.session_id).client_id
-        if len(request.failures) > MAX_FAILURES:
-            raise InvalidInput("failures", f"{MAX_FAILURES} at most", f"{len(request.failures)}")
-        check_availability(request.availability)
-        if request.HasField("availability") and self._fleet.workforce.set_availability(client_id, request.availability):
-            self._coordinator.client_available(client_id)
-        for failure in request.failures:
-            reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
-            words = f"{reason}: {failure.message[:1000]}"
-            log.warning("client_failed", run=failure.key.run_id, round=failure.key.round, client=client_id, why=words)
-            await self._fleet.note(client_id, words[:300])
-            run = self._coordinator.run(failure.key.run_id)
-            run.client_evaluations.failed(failure.key, client_id)
-            if run.intake.refusal(failure.key, client_id) is not None:
-                continue
-            if failure.reason == pb.FAILURE_REASON_STATE_LOST:
-                await state_lost(run, client_id, failure.message[:1000])
-                continue
-            if failure.reason == pb.FAILURE_REASON_NOT_FINITE:
-                run.intake.not_finite_from(client_id)
-            run.intake.client_out(client_id, "failed", words)
+        await self._reports.take(self._fleet.session(request.session_id).client_id, request)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(

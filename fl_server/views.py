@@ -14,6 +14,7 @@ from fl_server.round_state import Phase
 from fl_server.run import Run
 from fl_server.run_config import to_spec
 from fl_server.runs.not_loaded import NotLoaded
+from fl_server.sampling import by_id
 from fl_server.store.base import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from fl_server.waiting import why_waiting
 from protos.fl.v1 import admin_pb2 as pb
@@ -55,6 +56,8 @@ def run_status(run: Run) -> pb.RunStatus:
         status.latest.CopyFrom(round_summary(log.latest))
     if log.best is not None:
         status.best.CopyFrom(round_summary(log.commits[log.best.round]))
+    if run.behaviour.algorithm.keeps_client_state:
+        status.states.CopyFrom(_states(run))
     return status
 
 
@@ -103,6 +106,22 @@ def _shorten(status: pb.RunStatus) -> None:
     status.spec.CopyFrom(kept)
     for field in ("account", "cohort", "latest"):
         status.ClearField(field)
+
+
+SHOWN = 10
+"""Of missing clients."""
+
+
+def _states(run: Run) -> pb.StateMembers:
+    states = run.client_states
+    missing, left_out = by_id(states.missing), by_id(states.left_out)
+    return pb.StateMembers(
+        members=len(states.members),
+        missing=len(missing),
+        first_missing=missing[:SHOWN],
+        left_out=len(left_out),
+        first_left_out=left_out[:SHOWN],
+    )
 
 
 def _reason(run: Run) -> str:

@@ -28,6 +28,11 @@ def why_waiting(run: Run, waiting: str) -> str:
             f"; {len(quarantined)} in quarantine, first {client}, for {left:.0f} s more: `fl clients list` says why, "
             f"`fl clients release {client}` ends it"
         )
+    if left_out := _left_out(run):
+        waiting += (
+            f"; {len(left_out)} left out for lost client states, first {left_out[0]}: `fl clients release "
+            f"{left_out[0]}` lets it back"
+        )
     if resting := _resting(run):
         waiting += _told_of_resting(resting)
     if differing := _differing(run):
@@ -46,6 +51,12 @@ def _quarantined(run: Run) -> list[str]:
     fleet = run.parts.fleet
     here = (client for client in fleet.quarantine.clients() if client in fleet.present())
     return sorted(client for client in here if fits(fleet.record(client), run.task, run.config.labels))
+
+
+def _left_out(run: Run) -> list[str]:
+    """Present clients that the run draws no more."""
+    here = set(run.parts.fleet.present())
+    return sorted(client for client in run.client_states.left_out if client in here)
 
 
 def _resting(run: Run) -> dict[str, pb.Availability]:

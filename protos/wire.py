@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import cast
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
 from protos.fl.v1.training_pb2 import PayloadKind
 
 PROTOCOL_MIN = 1
@@ -93,3 +95,9 @@ def check_id(kind: str, value: str) -> str:
 def payload_kind(payload: str) -> PayloadKind:
     """The wire's name for a payload of a method, such as "delta". Raises ValueError when it has none."""
     return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))
+
+
+def known_name(enum: EnumTypeWrapper, number: int) -> str:
+    """An enum value's name. A number that only a newer peer knows is taken as the unspecified value, 0."""
+    names = {value: name for name, value in enum.items()}
+    return names.get(number, names[0])

@@ -1,1 +1,1 @@
-"""What one client may cost: limits on its calls, streams, bytes and files."""
+"""Clients as the coordinator deals with them: what they report, what each may cost, and how often it may call."""

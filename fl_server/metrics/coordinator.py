@@ -20,6 +20,8 @@ STATES = ("admitted", "refused", "failed", "lost", "cancelled")
 """How an assignment can end."""
 REASONS = ("layout", "size", "digest", "not_finite", "norm", "state_epoch", "header")
 """Why an update can be refused that would have been taken: the gate's RefusalReasons."""
+REPORTS = ("unknown_run", "late", "not_assigned", "no_state")
+"""Why a failure that a client reports can be refused."""
 PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
 CALL_KINDS = ("uploads", "downloads", "queries", "attends")
 """Calls of clients that have a limit of calls at once."""
@@ -56,6 +58,7 @@ class Metrics:
         self.weights_capped = counter(
             "fl_weights_capped", "Accepted updates whose examples weighed less, for round.max_client_share."
         )
+        self.states_lost = counter("fl_states_lost", "Client states that clients reported as lost, rightly.")
         self.not_finite = counter("fl_evaluations_not_finite", "Evaluations with a value that is not finite.")
         self.phase_seconds = histogram("fl_phase_seconds", "Time spent in a phase of a round.", _SECONDS, phase=PHASES)
         self.round_seconds = histogram("fl_round_seconds", "From the first draw to the commit.", _SECONDS)
@@ -70,6 +73,9 @@ class Metrics:
         self.clients = kit.gauge("fl_clients", "Clients, by whether they are attached.", state=("present", "suspect"))
         self.quarantined = kit.gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
         self.quarantines = kit.counter("fl_quarantines", "Times that a client was quarantined.")
+        self.reports_refused = kit.counter(
+            "fl_reports_refused", "Failures that clients reported and that changed nothing, by why.", reason=REPORTS
+        )
         self.sessions = kit.gauge("fl_sessions", "Open sessions.")
         self.uploads_resumed = kit.counter("fl_uploads_resumed", "Uploads that went on where one had stopped.")
         self.bytes = kit.counter(

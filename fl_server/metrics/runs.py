@@ -115,6 +115,19 @@ def _best(run: Run) -> Found:
     return {(metric,): best.value for metric, best in run.log.bests().items()}
 
 
+def _members(run: Run) -> Found:
+    summed = run.behaviour.algorithm.needs_population and not run.ended
+    return _one(len(run.client_states.members) if summed else 0)
+
+
+def _missing(run: Run) -> Found:
+    return _one(len(run.client_states.missing))
+
+
+def _left_out(run: Run) -> Found:
+    return _one(0 if run.ended else len(run.client_states.left_out))
+
+
 def _norm(run: Run) -> Found:
     account = run.log.latest_account
     return {(of,): account.norms[of] for of in NORMS if of in account.norms}
@@ -152,6 +165,17 @@ LOOKS = (
     _look(
         "fl_norm", "L2 norms of the last round: its updates' mean, smallest and largest; the step; the direction.",
         _norm, of=NORMS,
+    ),
+    _look(
+        "fl_state_members", "Clients whose states a run's sum is made of; 0 without one, or once it ends.", _members,
+    ),
+    _look(
+        "fl_state_members_missing",
+        "Those of them that have taken no part for many rounds and cannot be drawn, as of the last commit.", _missing,
+    ),
+    _look(
+        "fl_clients_left_out", "Clients that are left out of the run, for they lost their states too often.",
+        _left_out,
     ),
     _look(
         "fl_update_direction_cosine", "Cosine between the last round's step and the direction that was sent for it.",

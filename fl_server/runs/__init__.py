@@ -1,1 +1,1 @@
-"""One run's life: its loading and extension, what is checked of its updates, and what operators did with it."""
+"""One run's life: its loading and extension, the checks of its updates, its client states, and its audit rows."""

@@ -151,14 +151,34 @@ class ClientRecord:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What stands against a client: its updates refused in a row. None for most."""
+    """What stands against a client: its updates refused, and its work failed, in a row. None for most."""
 
     client_id: str
     refusals: int
     until: float
     """Unix seconds; it is not drawn before. 0: it has not come to that."""
     reason: str
-    """The last refusal, in words."""
+    """The last refusal or failure, in words."""
+    failures: int = 0
+    """Failures of its work in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateStanding:
+    """What the ledger has on a client's state in one run, beside the updates that the state is made of."""
+
+    run_id: str
+    client_id: str
+    losses: int = 0
+    """Times that the client reported the state as lost, since it was last released."""
+    lost_epoch: int = -1
+    """State epoch in which it was last reported as lost; the state counts again in a later one. -1: never."""
+    lost_round: int = -1
+    """Round of that report."""
+    warned_round: int = -1
+    """Round behind which operators were warned that the client is missing. -1: never."""
+    reason: str = ""
+    """The last loss, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +268,10 @@ class Store(Protocol):
         """The ledger's line, if there is one."""
         ...
 
+    def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
+        """The ledger's lines on one client in an exchange of these rounds, in no order; no other line is read."""
+        ...
+
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The ledger's lines of an exchange, in the order of client id bytes."""
         ...
@@ -323,9 +347,9 @@ class Store(Protocol):
         ...
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster, with what stands against it; False if there was none.
+        """Remove a client from the roster, with what stands against it and is known of its states.
 
-        History and ledger stay.
+        False if there was none. History and ledger stay.
         """
         ...
 
@@ -337,8 +361,29 @@ class Store(Protocol):
         """What stands against clients, in the order of id bytes."""
         ...
 
+    def put_standing(self, standing: Standing, why: HistoryRecord | None = None) -> None:
+        """Replace what stands against a client, where it is known; an unknown client is passed over."""
+        ...
+
     def clear_standing(self, client_id: str, why: HistoryRecord) -> bool:
-        """Take back what stands against a client; False if nothing did, and then nothing is explained."""
+        """Take back what stands against a client, and count its lost states from zero in every run.
+
+        False if nothing did, and then nothing is explained.
+        """
+        ...
+
+    # client states
+    def state_standings(self, run_id: str) -> list[StateStanding]:
+        """What is known of clients' states in a run, in the order of id bytes."""
+        ...
+
+    def put_state_standings(
+        self, states: Sequence[StateStanding], standing: Standing | None = None, whys: Sequence[HistoryRecord] = ()
+    ) -> None:
+        """Add or replace these, with what stands against one of the clients and lines of history, in one transaction.
+
+        A client that is not known is passed over.
+        """
         ...
 
     # history

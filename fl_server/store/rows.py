@@ -17,12 +17,14 @@ from fl_server.store.base import (
     HistoryRecord,
     RunRecord,
     Standing,
+    StateStanding,
     UpdateRecord,
 )
 
 Record = (
-    RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientEvaluation | ClientRecord | Standing | HistoryRecord
-)
+    RunRecord | AttemptRecord | UpdateRecord | CommitRecord | ClientEvaluation | ClientRecord | Standing
+    | StateStanding | HistoryRecord
+)  # fmt: skip
 Row = RowMapping
 
 
@@ -72,6 +74,11 @@ def client(row: Row) -> ClientRecord:
 def standing(row: Row) -> Standing:
     """Row of `standings` -> record."""
     return Standing(**row)
+
+
+def state_standing(row: Row) -> StateStanding:
+    """Row of `state_standings` -> record."""
+    return StateStanding(**row)
 
 
 def history(row: Row) -> HistoryRecord:

@@ -221,6 +221,19 @@ standings = Table(
     _number("refusals"),
     Column("until", Double, nullable=False),
     _text("reason"),
+    Column("failures", Integer, autoincrement=False, nullable=False, server_default="0"),
+)
+
+state_standings = Table(
+    "state_standings",
+    metadata,
+    _run_id(),
+    Column("client_id", String(64), primary_key=True),
+    _number("losses"),
+    _number("lost_epoch"),
+    _number("lost_round"),
+    _number("warned_round"),
+    _text("reason"),
 )
 
 history = Table(

@@ -20,6 +20,7 @@ from fl_server.store.base import (
     HistoryRecord,
     RunRecord,
     Standing,
+    StateStanding,
     StoreError,
     UpdateRecord,
 )
@@ -191,14 +192,23 @@ class SqlStore:
             db.execute(insert(schema.updates), rows.to_row(update))
             if not update.admitted:
                 _count(db, [update.client_id], "updates_refused")
-            if standing is not None and _stand(db, standing):
-                _explain(db, why)
+            _replace_standing(db, standing, why)
             return update
 
     def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
         """The ledger's line, if there is one."""
+        if max(round, exchange) > _LARGEST:
+            return None
         query = _of(schema.updates, run_id=run_id, round=round, exchange=exchange, client_id=client_id)
         return next((rows.update(row) for row in self._read("an update", query)), None)
+
+    def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
+        """The ledger's lines on one client in an exchange of these rounds; by the primary key, so no other is read."""
+        possible = [round_ for round_ in rounds if round_ <= _LARGEST]
+        if not possible or exchange > _LARGEST:
+            return []
+        query = _of(schema.updates, run_id=run_id, exchange=exchange, client_id=client_id)
+        return [rows.update(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The ledger's lines of an exchange, in the order of client id bytes."""
@@ -235,7 +245,7 @@ class SqlStore:
                 db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
             _count(db, [update.client_id for update in refused], "updates_refused")
             for standing in standings:
-                _stand(db, standing)
+                _replace_standing(db, standing, None)
             for why in whys:
                 _explain(db, why)
 
@@ -360,7 +370,8 @@ class SqlStore:
         with self._transaction(f"forget client {client_id!r}") as db:
             found = db.execute(delete(schema.clients).filter_by(client_id=client_id)).rowcount > 0
             if found:
-                db.execute(delete(schema.standings).filter_by(client_id=client_id))
+                for table in (schema.standings, schema.state_standings):
+                    db.execute(delete(table).filter_by(client_id=client_id))
                 _explain(db, why)
             return found
 
@@ -374,13 +385,46 @@ class SqlStore:
         found = map(rows.standing, self._read("standings", select(schema.standings)))
         return sorted(found, key=lambda standing: standing.client_id.encode())
 
+    def put_standing(self, standing: Standing, why: HistoryRecord | None = None) -> None:
+        """Replace what stands against a client, where it is known; an unknown client is passed over."""
+        with self._transaction(f"write down what stands against {standing.client_id!r}") as db:
+            _replace_standing(db, standing, why)
+
     def clear_standing(self, client_id: str, why: HistoryRecord) -> bool:
-        """Take back what stands against a client; False if nothing did, and then nothing is explained."""
+        """Take back what stands against a client, and count its lost states from zero in every run.
+
+        False if nothing did, and then nothing is explained.
+        """
+        states = schema.state_standings
+        lost = change(states).where(states.c.client_id == client_id, states.c.losses > 0)
         with self._transaction(f"clear what stands against {client_id!r}") as db:
             found = db.execute(delete(schema.standings).filter_by(client_id=client_id)).rowcount > 0
+            found = db.execute(lost.values(losses=0)).rowcount > 0 or found
             if found:
                 _explain(db, why)
             return found
+
+    # client states
+    def state_standings(self, run_id: str) -> list[StateStanding]:
+        """What is known of clients' states in a run, in the order of id bytes."""
+        found = map(rows.state_standing, self._read("client states", _of(schema.state_standings, run_id=run_id)))
+        return sorted(found, key=lambda state: state.client_id.encode())
+
+    def put_state_standings(
+        self, states: Sequence[StateStanding], standing: Standing | None = None, whys: Sequence[HistoryRecord] = ()
+    ) -> None:
+        """Add or replace these, with what stands against one of the clients and lines of history, in one transaction.
+
+        A client that is not known is passed over.
+        """
+        with self._transaction("write down what is known of client states") as db:
+            for state in states:
+                if db.execute(_of(schema.clients, client_id=state.client_id)).first():
+                    db.execute(delete(schema.state_standings).filter_by(run_id=state.run_id, client_id=state.client_id))
+                    db.execute(insert(schema.state_standings), rows.to_row(state))
+            _replace_standing(db, standing, None)
+            for why in whys:
+                _explain(db, why)
 
     # history
     def add_history(self, entry: HistoryRecord) -> None:
@@ -406,6 +450,16 @@ def _replace_run(db: Connection, run: RunRecord) -> None:
         raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
 
 
+def _replace_standing(db: Connection, standing: Standing | None, why: HistoryRecord | None) -> None:
+    """Of a client that is known; of any other nothing is written."""
+    if standing is not None and db.execute(_of(schema.clients, client_id=standing.client_id)).first():
+        db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
+        db.execute(insert(schema.standings), rows.to_row(standing))
+        _explain(db, why)
+
+
+_LARGEST = 2**31 - 1
+"""Number of a round or exchange that a ledger can have; clients name larger ones, for which PostgreSQL has no type."""
 _NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
 
 
@@ -417,15 +471,6 @@ def _explain(db: Connection, why: HistoryRecord | None) -> None:
     """Write the line of history that goes with a change."""
     if why is not None:
         db.execute(insert(schema.history), rows.to_row(why))
-
-
-def _stand(db: Connection, standing: Standing) -> bool:
-    """Replace what stands against a client; False if the roster does not know it."""
-    known = db.execute(_of(schema.clients, client_id=standing.client_id)).first() is not None
-    if known:
-        db.execute(delete(schema.standings).filter_by(client_id=standing.client_id))
-        db.execute(insert(schema.standings), rows.to_row(standing))
-    return known
 
 
 def _count(db: Connection, client_ids: Sequence[str], counter: str) -> None:

@@ -74,6 +74,8 @@ def changed(message: Message, prefix: str = "") -> Iterator[tuple[str, Any, Mess
         elif field.message_type is not None and field.message_type.full_name == Struct.DESCRIPTOR.full_name:
             for struct in structs():
                 yield name, str(struct)[:40], _with(message, field.name, struct)
+        elif field.message_type is not None and not isinstance(getattr(message, field.name), Message):
+            yield from _lists(message, field, name)
         elif field.message_type is not None:
             for path, value, part in changed(getattr(message, field.name), f"{name}."):
                 yield path, value, _with(message, field.name, part)
@@ -82,6 +84,18 @@ def changed(message: Message, prefix: str = "") -> Iterator[tuple[str, Any, Mess
                 copy = _copy(message)
                 setattr(copy, field.name, value)
                 yield name, str(value)[:40], copy
+
+
+def _lists(message: Message, field: FieldDescriptor, name: str) -> Iterator[tuple[str, Any, Message]]:
+    """One odd entry, and many empty ones."""
+    whole = _copy(message)
+    entry = getattr(whole, field.name).add()
+    for path, value, part in changed(entry, f"{name}."):
+        copy = _copy(message)
+        getattr(copy, field.name).append(part)
+        yield path, value, copy
+    getattr(whole, field.name).extend(type(entry)() for _ in range(5000))
+    yield name, "5001 empty entries", whole
 
 
 def _maps(message: Message, field: FieldDescriptor, name: str) -> Iterator[tuple[str, Any, Message]]:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, TransfersConfig
+from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, StatesConfig, TransfersConfig
 from fl_server.coordinator import Coordinator
 from fl_server.fleet import Fleet
 from fl_server.ledger import Ledger
@@ -95,7 +95,7 @@ class Journal:
 WRITES = {
     "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "refuse_accepted",
     "restart_round", "commit", "set_metrics", "set_seconds_left", "set_clients_seconds_left", "record_evaluation",
-    "put_clients", "add_history", "clear_standing", "seal", "save",
+    "put_clients", "add_history", "clear_standing", "put_standing", "put_state_standings", "seal", "save",
 }  # fmt: skip
 """What leaves something on the disk: of the ledger, of the spool, and of the checkpoints."""
 
@@ -141,6 +141,7 @@ class World:
         *,
         quarantine: Mapping[str, float] | None = None,
         transfers: Mapping[str, float] | None = None,
+        states: Mapping[str, int] | None = None,
         durability: Durability = "process",
         tasks: Sequence[str] = (TASK,),
         **limits: Any,
@@ -154,6 +155,7 @@ class World:
             limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
             quarantine=QuarantineConfig(**(quarantine or {})),
             transfers=TransfersConfig(**(transfers or {})),
+            states=StatesConfig(**(states or {})),
             durability=durability,
         )
         metrics = Metrics(CollectorRegistry())

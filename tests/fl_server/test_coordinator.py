@@ -64,7 +64,7 @@ async def test_an_outcome_names_the_update_that_counted(world):
     (a,) = await fleet(world, "a", works=True)
     await world.create(round={"clients_per_round": 1}, **ONE_ROUND)
     await world.completed()
-    outcome = await world.coordinator.outcome(ExchangeKey(run_id="r", round=0), "a")
+    (outcome,) = await world.coordinator.outcomes([ExchangeKey(run_id="r", round=0)], "a")
     assert outcome == a.outcomes["r", 0, 0]
     assert (outcome.digest, outcome.clip_factor) == (a.kept["r", 0, 0][1].digest, 1.0)
 
@@ -172,7 +172,7 @@ async def test_a_stop_gives_the_open_round_up(world):
     assert run.state.ending == ("stopped", "an operator stopped it")
     await until(lambda: not world.parts.spool.sweep(), "the spool is empty")
     assert world.store.updates("r", 0, 0) == []
-    outcome = await world.coordinator.outcome(ExchangeKey(run_id="r", round=0), "a")
+    (outcome,) = await world.coordinator.outcomes([ExchangeKey(run_id="r", round=0)], "a")
     assert (outcome.counted, outcome.reason) == (False, REFUSAL_REASON_ABANDONED)
 
 
@@ -347,7 +347,7 @@ async def test_a_run_that_cannot_be_loaded_keeps_its_id_and_its_models(tmp_path)
         with pytest.raises(RunExists):
             await world.create(name="r")
         assert world.parts.checkpoints.rounds("r") == kept
-        assert await world.coordinator.outcome(ExchangeKey(run_id="r"), "a") is None
+        assert await world.coordinator.outcomes([ExchangeKey(run_id="r")], "a") == []
 
 
 async def test_a_run_whose_state_is_damaged_fails_alone(tmp_path):

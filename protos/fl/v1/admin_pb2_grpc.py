@@ -211,7 +211,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseClient(self, request, context):
-        """Ends the client's quarantine, if it has one; refusals in a row are counted from zero again.
+        """Ends the client's quarantine, if it has one, and lets it back into runs that it was left out of; refusals, failures
+        and lost states are counted from zero again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -118,7 +118,8 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportStatus(self, request, context):
-        """Availability, and failures of assigned work.
+        """Availability, and failures of assigned work. Each failure is acted on by itself; INVALID_ARGUMENT names the first
+        that is refused. A reason that the coordinator does not know is taken as unspecified.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.store.base import Store, StoreError
+from fl_server.store.base import StateStanding, Store, StoreError
 from tests.fl_server.store.records import a_client, a_commit, a_run, a_standing, an_attempt, an_update, why
 
 
@@ -441,3 +441,53 @@ def test_another_thread_may_use_the_store(store: Store) -> None:
     worker.start()
     worker.join()
     assert store.updates("r1", 0, 0) == [an_update()]
+
+
+def test_what_stands_against_a_client_can_be_written_by_itself(store: Store) -> None:
+    """Without an update, with its line of history; an unknown client is passed over."""
+    store.put_standing(a_standing("a", failures=4), why("one", "a"))
+    store.put_standing(a_standing("gone"), why("two", "gone"))
+    assert store.standings() == [a_standing("a", failures=4)]
+    assert (events(store, "a"), events(store, "gone")) == (["one"], [])
+
+
+def test_client_states_come_back_as_they_were_written(store: Store) -> None:
+    """By id, the later word on each, with what stands against a client; an unknown client is passed over."""
+    first = StateStanding("r1", "a", losses=1, lost_epoch=0, lost_round=3, reason="gone")
+    then = replace(first, losses=2, lost_epoch=1, warned_round=7)
+    other = StateStanding("r1", "b", warned_round=2**31 - 1)
+    store.put_state_standings([first])
+    store.put_state_standings([other, then, replace(first, client_id="gone")], a_standing("a"), [why("lost")])
+    assert store.state_standings("r1") == [then, other]
+    assert store.state_standings("r2") == []
+    assert (store.standings(), events(store)) == ([a_standing("a")], ["created", "lost"])
+
+
+def test_a_released_client_has_lost_nothing(store: Store) -> None:
+    """Its losses are counted from zero in every run; what else is known of its states stays. Once is enough."""
+    store.create_run(a_run("r2"), why("created", "r2"))
+    lost = [StateStanding(run, "a", losses=3, lost_epoch=1, lost_round=4) for run in ("r1", "r2")]
+    store.put_state_standings([*lost, StateStanding("r1", "b", losses=1)])
+    assert [store.clear_standing("a", why("released", "a")) for _ in range(2)] == [True, False]
+    assert store.state_standings("r1") == [replace(lost[0], losses=0), StateStanding("r1", "b", losses=1)]
+    assert store.state_standings("r2") == [replace(lost[1], losses=0)]
+    assert events(store, "a") == ["released"]
+
+
+def test_a_forgotten_client_leaves_no_word_on_its_states(store: Store) -> None:
+    """It begins at zero when it registers again."""
+    store.put_state_standings([StateStanding("r1", "a", losses=3), StateStanding("r1", "b", losses=1)])
+    store.forget_client("a", why("forgotten", "a"))
+    assert [each.client_id for each in store.state_standings("r1")] == ["b"]
+
+
+def test_updates_of_one_client(store: Store) -> None:
+    """Of the rounds and the exchange that are asked for, and of nobody else."""
+    for client_id in ("a", "b"):
+        for round_, exchange in ((0, 0), (1, 0), (1, 1), (2, 0)):
+            store.record_update(replace(an_update(client_id), round=round_, exchange=exchange))
+    found = store.updates_of("r1", 0, [0, 1, 9, 2**32 - 1], "a")
+    assert {(each.client_id, each.round, each.exchange) for each in found} == {("a", 0, 0), ("a", 1, 0)}
+    assert store.updates_of("r1", 0, [], "a") == []
+    assert store.updates_of("r1", 2**32 - 1, [0], "a") == []
+    assert store.update_of("r1", 2**32 - 1, 2**32 - 1, "a") is None

@@ -1,0 +1,162 @@
+"""A cohort member that reports lost client states: the honest go on, it is left out, and what is committed is right."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fl_ops.cli import app
+from protos.codec import unpack
+from protos.fl.v1 import coordinator_pb2 as pb
+from tests.hostile.attacks.client_states import attack
+from tests.hostile.federation import HONEST, SIZE, Federation
+from tests.hostile.target import target, under
+from tests.integration.harness import TASK
+from tests.integration.processes import PATIENCE_S, Place, eventually
+from tests.integration.raw_client import RawClient
+
+TWICE = 2
+"""Lost states after which the tests' coordinator leaves a client out of a run."""
+SCAFFOLD = {
+    "algorithm": {"name": "scaffold"},
+    "population": SIZE + 1,
+    "round": {"sampling": "bernoulli", "rate": 1.0, "clients_per_round": None, "min_clients": SIZE, "deadline_s": 60.0},
+}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory) -> Iterator[Federation]:
+    """A coordinator that restarts states for one client twice, with five committed rounds between; three daemons."""
+    with Place(tmp_path_factory.mktemp("hostile-states")) as place:
+        yield Federation(place, states={"losses": TWICE, "rounds_between_restarts": 5})
+
+
+class Member(threading.Thread):
+    """A client by hand that takes part in every round: it delivers zeros, or reports its state as lost."""
+
+    def __init__(self, client: RawClient, *, always: bool) -> None:
+        """always: it reports a lost state for every assignment, else only where one names a state."""
+        super().__init__(daemon=True)
+        self.client, self.always = client, always
+        self.honest = threading.Event()
+        """Set: it reports nothing any more, and only delivers."""
+        self.reports = self.refused = self.delivered = 0
+        self.client.register(labels=HONEST)
+        self.events = self.client.attend()
+
+    def run(self) -> None:
+        """Answer assignments until the connection ends."""
+        try:
+            for event in self.events:
+                if event.HasField("assignment"):
+                    self._answer(event.assignment)
+        except (grpc.RpcError, ValueError):  # the coordinator died, or the test is over
+            return
+
+    def _answer(self, assignment) -> None:
+        if not self.honest.is_set() and (self.always or assignment.HasField("counted")):
+            self._report(assignment)
+            return
+        layout, data = self.client.fetch(assignment.resources[0])
+        zeros = {name: torch.zeros_like(value) for name, value in unpack(data, layout).items()}
+        self.delivered += self.client.submit(self.client.update_of(assignment, zeros)).admitted
+
+    def _report(self, assignment) -> None:
+        self.reports += 1
+        lost = pb.WorkFailure(key=assignment.key, reason=pb.FAILURE_REASON_STATE_LOST, message="so it is")
+        request = pb.ReportStatusRequest(session_id=self.client.session_id, failures=[lost])
+        try:
+            self.client.stub.ReportStatus(request, timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            self.refused += 1
+
+
+@contextmanager
+def member(federation: Federation, name: str, *, always: bool = False) -> Iterator[Member]:
+    """A hostile client that is here."""
+    with federation.raw(name) as client:
+        one = Member(client, always=always)
+        one.start()
+        yield one
+    one.join(PATIENCE_S)
+
+
+def forget(federation: Federation, name: str) -> None:
+    """The next test's rounds do not wait for it."""
+    with federation.server.admin() as admin:
+        admin.forget_client(name)
+
+
+def replayed(federation: Federation, run: str, folder: Path):
+    """`fl simulate --replay` of a run of the honest daemons alone, whoever else was there."""
+    config = folder / "clients.toml"
+    config.write_text(
+        f'[task]\nname = "{TASK}"\n[simulation]\nclients = {SIZE}\nnames = "honest-{{index}}"\n'
+        'partition = { method = "iid", seed = 1 }\n'
+    )
+    state = federation.server.settings["state_dir"]
+    return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state])
+
+
+def test_reports_without_end_change_nothing_for_the_honest(federation, undisturbed):
+    """Beside a client that reports all that can be reported, the honest run ends with its own bits."""
+    with under(attack, target(federation)):
+        run = federation.begin_run()
+        federation.still_works(undisturbed, run)
+    assert {"states_restarted", "state_lost"}.isdisjoint(federation.server.history(run))
+    lines = [event for event in federation.server.history("mallory") if event == "client_quarantined"]
+    assert len(lines) <= 1
+
+
+def test_a_client_that_reports_a_lost_state_for_every_assignment(federation, tmp_path, monkeypatch):
+    """It never restarts a state, for none was named; it is quarantined, and the bits are those of a replay."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "integration")
+    server = federation.server
+    with member(federation, "liar", always=True) as liar:
+        run = server.create("lied-to", **SCAFFOLD, labels=HONEST, stop={"rounds": 12})
+        server.completed(run)
+        assert "states_restarted" not in server.history(run)
+        assert (liar.refused, liar.delivered) == (liar.reports, 0)
+        assert server.client("liar").HasField("quarantine")
+        assert server.client("liar").quarantine.refusals == liar.reports == 3
+    forget(federation, "liar")
+    result = replayed(federation, run, tmp_path)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_client_that_loses_its_state_again_and_again(federation):
+    """It restarts the states twice, over a SIGKILL in between, and is left out until an operator releases it."""
+    server = federation.server
+    with member(federation, "forgetful") as forgetful:
+        run = server.create("restarted", **SCAFFOLD, labels=HONEST, stop={"rounds": 400})
+        eventually(lambda: "states_restarted" in server.history(run), "the states restart")
+        server.kill()
+        assert forgetful.reports >= 1
+    server.serve()
+    with member(federation, "forgetful") as forgetful:
+        eventually(lambda: "client_left_out" in server.history("forgetful"), "it is left out")
+        eventually(lambda: server.history(run).count("states_restarted") == TWICE, "the states restart once more")
+        done = server.run(run).rounds_done
+        status = server.until(run, lambda status: status.rounds_done > done + 3, "the honest go on")
+        assert list(status.states.first_left_out) == ["forgetful"]
+        assert status.states.members == SIZE
+        delivered = forgetful.delivered
+        forgetful.honest.set()
+        with server.admin() as admin:
+            admin.release_client("forgetful")
+        eventually(lambda: forgetful.delivered > delivered, "it takes part again")
+        server.until(run, lambda status: status.states.members == SIZE + 1, "its state is part of the sum")
+        assert server.history(run).count("states_restarted") == TWICE
+        with server.admin() as admin:
+            admin.stop_run(run, "the test has seen enough")
+    forget(federation, "forgetful")
+    assert all(daemon.exit_code is None for daemon in federation.daemons.values())
