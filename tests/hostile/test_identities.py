@@ -1,0 +1,106 @@
+"""Certificates that are not what they seem, or not any more, beside an honest run."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from cryptography import x509
+
+from fl_ops.admin_client import AdminClient
+from fl_ops.errors import NotAllowed
+from fl_ops.settings import Connection
+from protos.fl.v1 import admin_pb2, admin_pb2_grpc
+from protos.fl.v1 import coordinator_pb2 as pb
+from tests.hostile.certificates import credentials, section
+from tests.integration.harness import PRESENT, Daemon
+from tests.integration.processes import PATIENCE_S, eventually
+from tests.integration.raw_client import RawClient
+
+URI = x509.UniformResourceIdentifier
+FORGED = {
+    "dns": [x509.DNSName("fl://admin/x")],
+    "mail": [x509.RFC822Name("fl://admin/x")],
+    "first-of-two": [URI("fl://admin/x"), URI("fl://client/mallory")],
+    "nul": [URI("fl://admin/x\0.example.org")],
+}
+"""Names that were an admin's, though no authority that looks at URIs would have granted one."""
+
+
+@pytest.mark.parametrize("names", FORGED.values(), ids=FORGED)
+def test_a_name_of_another_kind_makes_no_admin(federation, names):
+    """The admin port answers PERMISSION_DENIED with one line, and so does the clients' port."""
+    files = federation.pki.forge("forged", names)
+    with AdminClient(Connection(str(federation.server.settings["admin_listen"]), files)) as admin:
+        with pytest.raises(NotAllowed, match="a certificate without an fl:// name is not allowed to do this"):
+            admin.list_runs()
+    with RawClient(federation.server.address, "mallory", credentials(files)) as client:
+        with pytest.raises(grpc.RpcError) as refused:
+            client.register()
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@contextmanager
+def until_it_ends(stream):
+    """The status of a stream is in the list once the block is left; the stream is read in a thread."""
+    ended = []
+
+    def read():
+        try:
+            for _ in stream:
+                pass
+        except grpc.RpcError as error:
+            ended.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    yield ended
+    reading.join(PATIENCE_S)
+    assert ended, "the stream did not end"
+
+
+def test_what_is_open_ends_with_the_certificate(federation, undisturbed):
+    """Attend and WatchRun of short-lived certificates end in words while others train; nobody gets in again with them."""
+    run_id = federation.begin_run()
+    ends = datetime.now(UTC) + timedelta(seconds=4)
+    client = federation.pki.forge("brief-client", [URI("fl://client/brief")], ends)
+    admin = federation.pki.forge("brief-admin", [URI("fl://admin/brief")], ends)
+    other = federation.server.create("waits-for-ever", labels={"site": "nowhere"})
+    operators = str(federation.server.settings["admin_listen"])
+    with (
+        RawClient(federation.server.address, "brief", credentials(client)) as brief,
+        grpc.secure_channel(operators, credentials(admin)) as channel,
+    ):
+        brief.register(tasks=[pb.TaskOffer(name="none")])
+        watching = admin_pb2_grpc.AdminStub(channel).WatchRun(admin_pb2.WatchRunRequest(run_id=other))
+        with until_it_ends(brief.attend()) as attended, until_it_ends(watching) as watched:
+            pass
+        for error in (*attended, *watched):
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert ":brief ended on" in error.details()
+        with pytest.raises(grpc.RpcError, match="the certificate of client:brief ended on"):
+            brief.register()
+    with RawClient(federation.server.address, "brief", credentials(client)) as brief:
+        with pytest.raises(grpc.RpcError) as refused:
+            brief.register()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    federation.still_works(undisturbed, run_id)
+
+
+def test_a_daemon_goes_on_with_the_renewed_certificate(federation):
+    """Its first certificate ends on an open connection; it comes back by itself, with the one that lies there then."""
+    brief = federation.pki.forge(
+        "client-renewed", [URI("fl://client/renewed")], datetime.now(UTC) + timedelta(seconds=8)
+    )
+    daemon = Daemon(
+        federation.place, federation.server, "renewed", insecure=False, tls=section(brief), labels={"site": "elsewhere"}
+    ).start()
+    eventually(lambda: federation.server.client("renewed").state == PRESENT, "it attends")
+    refused = daemon.logged("disconnected")
+    assert "the certificate of client:renewed ended on" in refused["reason"]
+    federation.pki.forge("client-renewed", [URI("fl://client/renewed")])
+    eventually(lambda: federation.server.client("renewed").state == PRESENT, "it attends again")
+    assert daemon.terminate() == 0
