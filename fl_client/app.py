@@ -22,7 +22,7 @@ from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
 from fl_client.disk import Disk
-from fl_client.errors import Fenced, StartError
+from fl_client.errors import StartError
 from fl_client.gatekeeper import Gatekeeper
 from fl_client.gates.make import Surroundings, gates_of
 from fl_client.gates.panel import Panel
@@ -51,7 +51,6 @@ def run(config: ClientConfig, progress: Progress) -> bool:
 
     Raises:
         StartError: it cannot start.
-        Fenced: another daemon uses its identity.
     """
     client_id, metrics = identity_of(config), Metrics()
     with ExitStack() as held:
@@ -67,15 +66,8 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         local = load_local_task(config, state, device)
         metrics.about(device, len(local.train), config.state_dir)
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
-        try:
-            instruments = Instruments(metrics, progress, traces=traces)
-            return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
-        except Fenced as error:
-            raise Fenced(
-                f"another daemon uses the identity {client_id}: end one of them (a copied device needs a client_id, a"
-                " state_dir and a certificate of its own)",
-                by_other_instance=True,
-            ) from error
+        instruments = Instruments(metrics, progress, traces=traces)
+        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
 
 
 @dataclass(frozen=True, slots=True)

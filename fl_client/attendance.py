@@ -7,6 +7,7 @@ that nothing is missed and nobody is lost. Calls under way end where they began.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import structlog
 from fl_client.desk import Desk
 from fl_client.errors import (
     ClientError,
+    Contested,
     Fenced,
     NotAllowed,
     ProtocolMismatch,
@@ -66,6 +68,8 @@ class Attendance:
         self._link = link
         self._session: pb.RegisterResponse | None = None
         self._backoff = Backoff(link.waits)
+        self._fenced_waits = replace(link.waits, first=link.waits.longest, longest=10 * link.waits.blocked)
+        self._fenced = Backoff(self._fenced_waits)
         self._leaving: set[asyncio.Task[None]] = set()
         """Connections that the session has moved away from, while calls are under way there."""
         self._wait: float | None = None
@@ -73,11 +77,7 @@ class Attendance:
         """What the coordinator wants us to wait before the next connection, and why it ended this one."""
 
     async def keep(self, desk: Desk) -> None:
-        """Attend for ever, handing every event to `desk`.
-
-        Raises:
-            Fenced: another daemon uses this identity; going on would be a fight without end.
-        """
+        """Attend for ever, handing every event to `desk`."""
         try:
             while True:
                 wait, why = await self._attend_once(desk)
@@ -91,13 +91,13 @@ class Attendance:
 
     async def _attend_once(self, desk: Desk) -> tuple[float, str]:
         """A session for as long as it can be attended: the seconds before the next try, and why it ended."""
-        known, backoff = self._session, self._backoff
+        known, backoff, began = self._session, self._backoff, time.monotonic()
         try:
             await self._attend(desk)
         except (SessionLost, Fenced) as error:
-            if isinstance(error, Fenced) and error.by_other_instance:
-                raise
             self._session = None
+            if isinstance(error, Fenced) and error.by_other_instance:
+                return self._wait_as_fenced(time.monotonic() - began, error), str(error)
             if known is not None:
                 backoff.reset()  # the coordinator is back and only wants to be told who this is
             return backoff.next(), str(error)
@@ -106,8 +106,20 @@ class Attendance:
             log.error("refused", reason=str(error), todo=_TODO[type(error)])
             return self._link.waits.blocked, str(error)
         except TransportError as error:
+            if isinstance(error, Contested):
+                log.error("identity_in_use", reason=str(error), todo=_TWO_DAEMONS)
             return (backoff.next() if error.wait is None else error.wait), str(error)
         return (backoff.next() if self._wait is None else self._wait), self._why
+
+    def _wait_as_fenced(self, attended_s: float, error: Fenced) -> float:
+        """Seconds to wait when another daemon took this one's place: coming back at once would be an endless fight.
+
+        attended_s: how long this daemon had the place; where that was long, the waits begin anew.
+        """
+        if attended_s > self._fenced_waits.longest:
+            self._fenced.reset()
+        log.error("fenced", reason=str(error), todo=_TWO_DAEMONS)
+        return self._fenced.next()
 
     async def _attend(self, desk: Desk) -> None:
         """One connection from beginning to end, or several, one behind the other."""
@@ -235,6 +247,10 @@ def _session_of(response: pb.RegisterResponse, connection: Connection) -> Sessio
     return Session(response.session_id, connection, best, largest)
 
 
+_TWO_DAEMONS = (
+    "two daemons use one identity: end one of them; a copied device needs a client_id, a state_dir and a certificate of "
+    "its own. This one tries again meanwhile, with growing waits"
+)
 _TODO: dict[type[ClientError], str] = {
     ProtocolMismatch: "upgrade the older side; this daemon tries again meanwhile",
     NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from fl_client.errors import (
     BrokenTransfer,
+    Contested,
     Fenced,
     NotAllowed,
     ProtocolMismatch,
@@ -190,7 +191,8 @@ def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
     if isinstance(detail, errors_pb2.ProtocolMismatch):
         return ProtocolMismatch(said, (detail.server.min, detail.server.max))
     if isinstance(detail, errors_pb2.RetryLater):
-        return Unreachable(said, detail.wait.ToTimedelta().total_seconds())
+        later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
+        return later(said, detail.wait.ToTimedelta().total_seconds())
     if (kind := _BY_DETAIL.get(type(detail))) is not None:
         return kind(said)
     if error.code() in _PERMANENT:

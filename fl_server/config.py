@@ -55,6 +55,13 @@ class LimitsConfig(Section):
     """So many clients are let in; when more come, each has a time of its own: it waits for the next ten seconds in its
     call, and is told to come again for a later time. Two seconds' worth may come at once."""
 
+    history_per_minute: int = Field(default=5, ge=0)
+    """Lines of history that one client's coming, or two daemons under its name, may leave in a minute for each kind of
+    event; those above are counted, and one line tells how many. 0: all are written."""
+    log_lines_per_minute: int = Field(default=20, ge=0)
+    """Lines of the log of one event about one client or caller in a minute; those above are counted, and one line has
+    how many as `repeated`. 0: all are written."""
+
 
 class QuarantineConfig(Section):
     """Clients whose updates are refused again and again."""

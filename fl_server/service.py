@@ -101,7 +101,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if not isinstance(first, pb.SubmitUpdateRequest) or not first.HasField("header"):
             raise InvalidInput("part", "a header first", part_of(first))
         with self._fleet.transfer(first.header.session_id) as transfer:
-            return pb.SubmitUpdateResponse(receipt=await self._submit(transfer, first.header, requests))
+            receipt = await self._submit(transfer, first.header, requests)
+            if receipt.admitted:
+                self._fleet.proved(first.header.session_id)
+            return pb.SubmitUpdateResponse(receipt=receipt)
 
     async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:
         try:

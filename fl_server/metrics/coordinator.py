@@ -64,6 +64,14 @@ class Metrics:
         self.quarantined = kit.gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
         self.quarantines = kit.counter("fl_quarantines", "Times that a client was quarantined.")
         self.sessions = kit.gauge("fl_sessions", "Open sessions.")
+        self.identity_conflicts = kit.counter(
+            "fl_identity_conflicts",
+            "Two daemons under one identity: the newcomer was sent away, or took the other one's place.",
+            outcome=("refused", "fenced"),
+        )
+        self.contested = kit.gauge(
+            "fl_clients_contested", "Identities that two daemons have been using for longer than a restart takes."
+        )
         self.uploads_resumed = kit.counter("fl_uploads_resumed", "Uploads that went on where one had stopped.")
         self.bytes = kit.counter(
             "fl_transfer_bytes",
