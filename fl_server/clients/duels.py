@@ -196,7 +196,7 @@ class Duels:
     def _contest(self, client_id: str) -> Contest:
         """The conflict that is going on, or a new one."""
         now, known = time.monotonic(), self._contests.get(client_id)
-        if known is None or (now - known.last > QUIET_S and not known.held):
+        if known is None or (now - known.last >= QUIET_S and not known.held):
             before = known
             known = self._contests[client_id] = Contest(now, now)
             if before is not None:

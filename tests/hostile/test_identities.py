@@ -34,12 +34,12 @@ FORGED = {
 def test_a_name_of_another_kind_makes_no_admin(federation, names):
     """The admin port answers PERMISSION_DENIED with one line, and so does the clients' port."""
     files = federation.pki.forge("forged", names)
-    with AdminClient(Connection(str(federation.server.settings["admin_listen"]), files)) as admin:
-        with pytest.raises(NotAllowed, match="a certificate without an fl:// name is not allowed to do this"):
-            admin.list_runs()
-    with RawClient(federation.server.address, "mallory", credentials(files)) as client:
-        with pytest.raises(grpc.RpcError) as refused:
-            client.register()
+    operators = Connection(str(federation.server.settings["admin_listen"]), files)
+    with AdminClient(operators) as admin, pytest.raises(NotAllowed, match="a certificate without an fl:// name"):
+        admin.list_runs()
+    client = RawClient(federation.server.address, "mallory", credentials(files))
+    with client, pytest.raises(grpc.RpcError) as refused:
+        client.register()
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -63,7 +63,7 @@ def until_it_ends(stream):
 
 
 def test_what_is_open_ends_with_the_certificate(federation, undisturbed):
-    """Attend and WatchRun of short-lived certificates end in words while others train; nobody gets in again with them."""
+    """Attend and WatchRun of short-lived certificates end in words while others train; with them nobody gets in again."""
     run_id = federation.begin_run()
     ends = datetime.now(UTC) + timedelta(seconds=4)
     client = federation.pki.forge("brief-client", [URI("fl://client/brief")], ends)
@@ -104,3 +104,64 @@ def test_a_daemon_goes_on_with_the_renewed_certificate(federation):
     federation.pki.forge("client-renewed", [URI("fl://client/renewed")])
     eventually(lambda: federation.server.client("renewed").state == PRESENT, "it attends again")
     assert daemon.terminate() == 0
+
+
+def test_a_copied_daemon_does_not_end_the_working_one(federation, undisturbed):
+    """Started in mid-round with a copied key, it is sent away, both addresses are shown, and the bits are the same."""
+    server, daemons = federation.server, federation.daemons
+    for daemon in daemons.values():
+        daemon.hold.touch()
+    run_id = federation.begin_run()
+    name = server.until(run_id, lambda run: run.cohort, "it draws").cohort[0]
+    working = daemons[name]
+    working.logged("assignment", run=run_id)
+    settings = {key: working.settings[key] for key in ("tls", "shard", "labels", "task")}
+    copy = Daemon(federation.place, server, name, process="copy", insecure=False, **settings).start()
+    said = copy.logged("identity_in_use")
+    assert f"another daemon is at work as '{name}': end one of the two" in said["reason"]
+    assert said["todo"].startswith("two daemons use one identity")
+    assert "wants to be" in working.logged("notice")["text"]
+    line = server.logged("client_contested", client=name)
+    with server.admin() as admin:
+        shown = admin.get_client(name)
+    assert (shown.session.address, shown.refused.address) == (line["address_at_work"], line["address_refused"])
+    assert shown.session.address != shown.refused.address
+    assert shown.session.certificate_serial == shown.refused.certificate_serial != ""
+    assert shown.conflicts >= 1
+    assert shown.work.startswith(f"run {run_id}, round 0, collecting")
+    assert "client_contested" in server.history(name)
+    for daemon in daemons.values():
+        daemon.hold.unlink()
+    federation.still_works(undisturbed, run_id)
+    assert (copy.exit_code, copy.terminate()) == (None, 0)
+    assert not working.events("fenced")
+
+
+def test_a_killed_daemon_is_back_at_once(federation):
+    """Its connection closed with it: the next process of the identity is no rival."""
+    name, daemon = next(iter(federation.daemons.items()))
+    before = len(daemon.events("registered"))
+    daemon.kill()
+    daemon.start()
+    daemon.logged("registered", count=before + 1)
+    eventually(lambda: federation.server.client(name).state == PRESENT, "it attends")
+    assert not daemon.events("identity_in_use")
+
+
+def test_a_banned_client_that_is_forgotten_stays_out(federation):
+    """Over a restart too, until it is unbanned."""
+    server = federation.server
+    with federation.raw("liar") as liar:
+        liar.register()
+        with server.admin() as admin:
+            admin.ban_client("liar", "it lies")
+            assert admin.forget_client("liar") is True
+        with pytest.raises(grpc.RpcError, match="to be unbanned \\(banned: it lies\\)"):
+            liar.register()
+        server.kill()
+        server.serve()
+        with pytest.raises(grpc.RpcError, match="to be unbanned \\(banned: it lies\\)"):
+            liar.register()
+        with server.admin() as admin:
+            admin.unban_client("liar")
+        assert liar.register().session_id
