@@ -13,6 +13,12 @@ from rich.markup import escape
 from rich.status import Status
 from structlog.types import Processor
 
+from protos.logs import Folder, for_people, processors
+from protos.text import escaped
+
+LINES_PER_MINUTE = 60
+"""Of one event about one client or address; those above are counted in one line."""
+
 
 class Progress:
     """What the daemon is doing, as one line that is rewritten in place; silent where there is no terminal."""
@@ -23,30 +29,25 @@ class Progress:
     def say(self, state: str) -> None:
         """Show a state: "waiting for work", "round 3: step 4 of 40, loss 0.31"."""
         if self._status is not None:
-            self._status.update(escape(state))
+            self._status.update(escape(escaped(state)))
 
 
 @contextmanager
 def logging(mode: Literal["auto", "json", "pretty"]) -> Iterator[Progress]:
     """Set up structlog for the process, and hand out the status line. "auto": whichever suits stdout."""
     if mode == "json" or (mode == "auto" and not sys.stdout.isatty()):
-        _configure(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+        _configure(structlog.processors.JSONRenderer())
         yield Progress()
         return
-    _configure(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()))
+    _configure(for_people(colors=sys.stdout.isatty()))
     console = Console()
     with Status("starting", console=console, refresh_per_second=4) as status:
         yield Progress(status)
 
 
-def _configure(*render: Processor) -> None:
+def _configure(renderer: Processor) -> None:
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *render,
-        ],
+        processors=processors(renderer, Folder(LINES_PER_MINUTE)),
         # stdout is looked up at each line: rich puts itself there to keep the status line below the log.
         logger_factory=lambda *_: _StdoutLogger(),
         cache_logger_on_first_use=False,

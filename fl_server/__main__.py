@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A quarter of a million objects that live as long as the process: looking for garbage among them stops all else
     # for a third of a second, again and again while clients come.
     gc.freeze()
-    set_up_logs(config.log)
+    folder = set_up_logs(config.log, config.limits.log_lines_per_minute)
     try:
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, folder))
     except (SettingsError, StoreError) as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

@@ -9,7 +9,7 @@ import structlog
 
 from fl_server.broadcast import Broadcast
 from fl_server.coordinator import Coordinator
-from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.errors import InvalidInput, NoSuchRun, short
 from fl_server.fleet import Fleet
 from fl_server.parts import Parts
 from fl_server.registration import check_availability
@@ -29,6 +29,8 @@ log = structlog.get_logger()
 Context = grpc.aio.ServicerContext
 SERVICE = "fl.v1.Coordinator"
 MAX_FAILURES = 64
+SHOWN_CHARACTERS = 300
+"""Of a failure, in the log and in the list of clients."""
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -133,11 +135,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         check_availability(request.availability)
         if request.HasField("availability") and self._fleet.workforce.set_availability(client_id, request.availability):
             self._coordinator.client_available(client_id)
+        if request.failures:
+            await self._fleet.note(client_id, _in_words(request.failures[-1])[:SHOWN_CHARACTERS])
         for failure in request.failures:
-            reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
-            words = f"{reason}: {failure.message[:1000]}"
-            log.warning("client_failed", run=failure.key.run_id, round=failure.key.round, client=client_id, why=words)
-            await self._fleet.note(client_id, words[:300])
+            words = _in_words(failure)
+            where = {"run": short(failure.key.run_id), "round": failure.key.round}
+            log.warning("client_failed", **where, client=client_id, why=words[:SHOWN_CHARACTERS])
             run = self._coordinator.run(failure.key.run_id)
             run.client_evaluations.failed(failure.key, client_id)
             if run.intake.refusal(failure.key, client_id) is not None:
@@ -158,6 +161,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         run = self._coordinator.run(request.key.run_id)
         await run.client_evaluations.report(client_id, request)
         return pb.ReportEvaluationResponse()
+
+
+def _in_words(failure: pb.WorkFailure) -> str:
+    reason = FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
+    return f"{reason}: {failure.message[:1000]}"
 
 
 def _digest(message: object, field: str) -> bytes:
