@@ -17,6 +17,7 @@ from types import FrameType
 
 from fl_client.config import ClientConfig, load_config
 from fl_client.errors import StartError
+from protos.private_files import keep_files_private
 
 OK, CANNOT_START = 0, 2
 SETUP = ("init", "doctor", "unit")
@@ -56,6 +57,7 @@ def _settings_files(arguments: list[str]) -> list[Path]:
 
 
 def _run(config: ClientConfig) -> int:
+    keep_files_private()
     from fl_client import app, logs
 
     with logs.logging(config.log) as progress:

@@ -31,7 +31,7 @@ from fl_client.link import Link, Waits
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
-from fl_client.state import StateDir
+from fl_client.state import FILES, StateDir
 from fl_client.training import Trainer
 from fl_client.transport import GrpcTransport
 from fl_client.work import Tools
@@ -39,6 +39,7 @@ from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 from protos.metrics import installed
+from protos.private_files import tighten
 from protos.settings import SettingsError, split_address
 from protos.traces import UNTRACED, Traces, open_traces
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -55,6 +56,8 @@ def run(config: ClientConfig, progress: Progress) -> bool:
     client_id, metrics = identity_of(config), Metrics()
     with ExitStack() as held:
         state = held.enter_context(StateDir(config.state_dir))
+        if still := tighten(state.path, FILES):
+            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         state.claim(client_id)
         if config.metrics_listen is not None:
             held.enter_context(metrics.listening(*split_address(config.metrics_listen)))

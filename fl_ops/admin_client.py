@@ -15,6 +15,8 @@ from fl_ops.errors import Misused, OpsError
 from fl_ops.failures import Failure, explain
 from fl_ops.settings import Certificates, Connection
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
+from protos.private_files import check_private_key
+from protos.settings import SettingsError
 from protos.status import detail_of
 from protos.wire import client_options
 
@@ -142,6 +144,10 @@ class AdminClient:
 
 
 def _credentials(files: Certificates) -> grpc.ChannelCredentials:
+    try:
+        check_private_key(files.key, "--key")
+    except SettingsError as exc:
+        raise Misused(str(exc)) from None
     from fl_ops import ca  # and the library that it stands on: only those who connect by TLS wait for it
 
     authority, certificate, key = (_read(path) for path in (files.ca, files.cert, files.key))

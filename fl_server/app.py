@@ -39,6 +39,7 @@ from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.logs import Folder
 from protos.metrics import listening
+from protos.private_files import tighten
 from protos.settings import SettingsError, split_address
 from protos.traces import open_traces
 from protos.wire import server_options
@@ -73,6 +74,8 @@ class Server:
         self._open.push_async_callback(asyncio.to_thread, traces.close)
         lock = lock_directory(state)
         self._open.callback(lock.release)
+        if still := tighten(state):
+            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
         metrics = Metrics(CollectorRegistry())
         url = None if config.ledger is None else config.ledger.get_secret_value()
@@ -201,7 +204,10 @@ async def _serve(server: Server, leaving: asyncio.Event, folder: Folder) -> None
     server.ledger.on_taken = leaving.set
     try:
         await server.start()
-        watching = [asyncio.create_task(work) for work in (server.measure_lag(), server.watch_certificates(), keep_telling(folder))]
+        watching = [
+            asyncio.create_task(work)
+            for work in (server.measure_lag(), server.watch_certificates(), keep_telling(folder))
+        ]
         await leaving.wait()
         for task in watching:
             task.cancel()

@@ -53,6 +53,7 @@ def certificate(path, name, alternative, issuer=None):
     signed = made.sign(issuer[1] if issuer else key, hashes.SHA256())
     (path / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     private = serialization.PrivateFormat.PKCS8
+    (path / f"{name}.key").touch(0o600)
     (path / f"{name}.key").write_bytes(
         key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
     )

@@ -83,6 +83,7 @@ def site(tmp_path_factory):
     certificate, key = ca.issue(authority, ca.Identity("server", "coordinator", ("localhost", "127.0.0.1")), QUARTER)
     (folder / "ca.pem").write_bytes(ca.certificate_pem(authority.certificate))
     (folder / "cert.pem").write_bytes(ca.certificate_pem(certificate))
+    (folder / "key.pem").touch(0o600)
     (folder / "key.pem").write_bytes(ca.key_pem(key))
     return Site(authority, TlsConfig(cert=folder / "cert.pem", key=folder / "key.pem", client_ca=folder / "ca.pem"))
 
@@ -202,6 +203,7 @@ def test_files_that_cannot_be_used_are_named(site, tmp_path, key):
 def renewable(site, tmp_path):
     """The site's files, to be written over; and a way to issue the coordinator anew, by whichever authority."""
     for name, path in (("cert", site.tls.cert), ("key", site.tls.key), ("client_ca", site.tls.client_ca)):
+        (tmp_path / name).touch(0o600)
         (tmp_path / name).write_bytes(path.read_bytes())
     tls = TlsConfig(cert=tmp_path / "cert", key=tmp_path / "key", client_ca=tmp_path / "client_ca")
 
