@@ -20,7 +20,6 @@ from typing import IO, Any, Self
 from fl_client.errors import StateError
 from fl_client.files import make_folder, write_whole
 
-
 FILES = ("lock", "identity.json", "shard.json", "pending", "states")
 """Names that a daemon gives to what is in the directory."""
 
