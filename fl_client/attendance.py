@@ -248,8 +248,8 @@ def _session_of(response: pb.RegisterResponse, connection: Connection) -> Sessio
 
 
 _TWO_DAEMONS = (
-    "two daemons use one identity: end one of them; a copied device needs a client_id, a state_dir and a certificate of "
-    "its own. This one tries again meanwhile, with growing waits"
+    "two daemons use one identity: end one of them; a copied device needs a client_id, a state_dir and a certificate "
+    "of its own. This one tries again meanwhile, with growing waits"
 )
 _TODO: dict[type[ClientError], str] = {
     ProtocolMismatch: "upgrade the older side; this daemon tries again meanwhile",

@@ -133,7 +133,7 @@ class Fleet:
             self._refuse_unwanted(client_id)
 
     async def _settle(self, client_id: str, newcomer: Origin) -> None:
-        """Let the identity's daemon that works go on. Raises Contested, and Forbidden for what was decided meanwhile."""
+        """Let the identity's daemon that works go on. Raises Contested; Forbidden for what was decided meanwhile."""
         while True:
             try:
                 waited = await self.duels.settle(client_id, newcomer)

@@ -57,7 +57,7 @@ class Folding(Generic[K, T]):
         return False
 
     def over(self, now: float) -> list[Folded[T]]:
-        """What was folded in windows that have ended, once for each; those of the longest go when there are too many."""
+        """What was folded in windows that have ended, once for each. The oldest go early when there are too many."""
         found = []
         while self._windows:
             kind, window = next(iter(self._windows.items()))

@@ -28,8 +28,8 @@ HOLD_S = 5.0
 """So long a newcomer waits in its call for the end of the older stream."""
 FIRST_WAIT_S = 2.0
 PATIENT_S = 60.0
-"""For so long a newcomer is asked to wait FIRST_WAIT_S only, then twice as long each time. The older stream of a machine
-that was reset has ended by then: an unanswered keepalive ends it within 45 s."""
+"""For so long a newcomer is asked to wait FIRST_WAIT_S only, then twice as long each time. By then the older stream of
+a machine that was reset has ended: an unanswered keepalive ends it within 45 s."""
 LONGEST_WAIT_S = 300.0
 NOTICE_S = 15.0
 """Between two messages on the older stream that ask for a sign of life."""

@@ -113,7 +113,7 @@ async def test_a_newcomer_gets_in_when_the_older_stream_is_found_dead(world, mon
 
 
 async def test_who_worked_last_takes_its_place_back(world):
-    """A copy that slipped in while the link was cut goes when the daemon that worked is back, even from an assignment."""
+    """A copy that slipped in while the link was cut goes when the working daemon is back, even from an assignment."""
     a, _ = await worked(world, "a", "b")
     await a.leave()
     copy = Copy("a", works=False)

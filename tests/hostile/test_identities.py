@@ -63,7 +63,7 @@ def until_it_ends(stream):
 
 
 def test_what_is_open_ends_with_the_certificate(federation, undisturbed):
-    """Attend and WatchRun of short-lived certificates end in words while others train; with them nobody gets in again."""
+    """Attend and WatchRun of brief certificates end in words while others train; with them nobody gets in again."""
     run_id = federation.begin_run()
     ends = datetime.now(UTC) + timedelta(seconds=4)
     client = federation.pki.forge("brief-client", [URI("fl://client/brief")], ends)

@@ -28,7 +28,7 @@ def register(client, number):
 
 
 def test_a_flood_of_reports_is_a_few_lines(federation, undisturbed, mallory):
-    """Forty registrations and 2,560 failures of a thousand characters are a few lines; honest clients are not heard less."""
+    """Forty registrations and 2,560 failures of a thousand characters are a few lines."""
     server = federation.server
     log = server.folder / "server.out"
     run_id = server.create("reported", labels={"site": "nowhere"})
