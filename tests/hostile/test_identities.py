@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -165,3 +166,20 @@ def test_a_banned_client_that_is_forgotten_stays_out(federation):
         with server.admin() as admin:
             admin.unban_client("liar")
         assert liar.register().session_id
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_machine_that_was_reset_comes_back(federation, undisturbed):
+    """Its old connection is open and silent: the newcomer waits until the transport's keepalive has found that out."""
+    federation.still_works(undisturbed, federation.begin_run())
+    name, old = next(iter(federation.daemons.items()))
+    before = len(old.events("registered"))
+    old.signal(signal.SIGSTOP)
+    settings = {key: old.settings[key] for key in ("tls", "shard", "labels", "task")}
+    new = Daemon(federation.place, federation.server, name, process="reset", insecure=False, **settings).start()
+    new.logged("registered")
+    old.signal(signal.SIGCONT)
+    assert new.events("identity_in_use")
+    assert new.terminate() == 0
+    old.logged("registered", count=before + 1)
