@@ -2,8 +2,8 @@
 
 `fl-client init`, `doctor` and `unit` set a device up, and lie in fl_client/setup.
 
-Exit codes: 0 told to stop; 2 cannot start (configuration, state directory, device, task); 3 another daemon uses the
-identity; 1 a fault of the program itself, with a traceback.
+Exit codes: 0 told to stop; 2 cannot start (configuration, state directory, device, task); 1 a fault of the program
+itself, with a traceback. Another daemon with the same identity ends neither: the log says so, and this one waits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from types import FrameType
 
 from fl_client.config import ClientConfig, load_config
-from fl_client.errors import Fenced, StartError
+from fl_client.errors import StartError
+from protos.private_files import keep_files_private
 
-OK, CANNOT_START, FENCED = 0, 2, 3
+OK, CANNOT_START = 0, 2
 SETUP = ("init", "doctor", "unit")
 """What is not the daemon but comes before it."""
 
@@ -56,14 +57,11 @@ def _settings_files(arguments: list[str]) -> list[Path]:
 
 
 def _run(config: ClientConfig) -> int:
+    keep_files_private()
     from fl_client import app, logs
 
     with logs.logging(config.log) as progress:
-        try:
-            idle = app.run(config, progress)
-        except Fenced as error:
-            print(f"fl-client: {error}", file=sys.stderr)
-            return FENCED
+        idle = app.run(config, progress)
         app.log.info("stopped")
     if not idle:
         sys.stdout.flush()

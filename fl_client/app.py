@@ -22,7 +22,7 @@ from fl_client.config import ClientConfig
 from fl_client.daemon import Daemon
 from fl_client.data import LocalTask, load_local_task
 from fl_client.disk import Disk
-from fl_client.errors import Fenced, StartError
+from fl_client.errors import StartError
 from fl_client.gatekeeper import Gatekeeper
 from fl_client.gates.make import Surroundings, gates_of
 from fl_client.gates.panel import Panel
@@ -31,7 +31,7 @@ from fl_client.link import Link, Waits
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
 from fl_client.shelf import Shelf
-from fl_client.state import StateDir
+from fl_client.state import FILES, StateDir
 from fl_client.storage.room import Room
 from fl_client.training import Trainer
 from fl_client.transport import GrpcTransport
@@ -40,6 +40,7 @@ from fl_client.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 from protos.metrics import installed
+from protos.private_files import tighten
 from protos.settings import SettingsError, split_address
 from protos.traces import UNTRACED, Traces, open_traces
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -52,11 +53,12 @@ def run(config: ClientConfig, progress: Progress) -> bool:
 
     Raises:
         StartError: it cannot start.
-        Fenced: another daemon uses its identity.
     """
     client_id, metrics = identity_of(config), Metrics()
     with ExitStack() as held:
         state = held.enter_context(StateDir(config.state_dir))
+        if still := tighten(state.path, FILES):
+            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         state.claim(client_id)
         if config.metrics_listen is not None:
             held.enter_context(metrics.listening(*split_address(config.metrics_listen)))
@@ -68,15 +70,8 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         local = load_local_task(config, state, device)
         metrics.about(device, len(local.train), config.state_dir)
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
-        try:
-            instruments = Instruments(metrics, progress, traces=traces)
-            return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
-        except Fenced as error:
-            raise Fenced(
-                f"another daemon uses the identity {client_id}: end one of them (a copied device needs a client_id, a"
-                " state_dir and a certificate of its own)",
-                by_other_instance=True,
-            ) from error
+        instruments = Instruments(metrics, progress, traces=traces)
+        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ that nothing is missed and nobody is lost. Calls under way end where they began.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from fl_client.connection.sessions import session_of
 from fl_client.desk import Desk
 from fl_client.errors import (
     ClientError,
+    Contested,
     Fenced,
     NotAllowed,
     ProtocolMismatch,
@@ -85,6 +87,8 @@ class Attendance:
         self._connects = Pace(CONNECTS_PER_S, CONNECTS_AT_ONCE)
         self._events = Pace(EVENTS_PER_S, EVENTS_AT_ONCE)
         self._notices = Pace(NOTICES_PER_S, NOTICES_AT_ONCE)
+        self._fenced_waits = replace(link.waits, first=link.waits.longest, longest=10 * link.waits.blocked)
+        self._fenced = Backoff(self._fenced_waits)
         self._leaving: set[asyncio.Task[None]] = set()
         """Connections that the session has moved away from, while calls are under way there."""
         self._wait: float | None = None
@@ -92,11 +96,7 @@ class Attendance:
         """What the coordinator wants us to wait before the next connection, and why it ended this one."""
 
     async def keep(self, desk: Desk) -> None:
-        """Attend for ever, handing every event to `desk`.
-
-        Raises:
-            Fenced: another daemon uses this identity; going on would be a fight without end.
-        """
+        """Attend for ever, handing every event to `desk`."""
         try:
             while True:
                 wait, why = await self._attend_once(desk)
@@ -111,13 +111,13 @@ class Attendance:
 
     async def _attend_once(self, desk: Desk) -> tuple[float, str]:
         """A session for as long as it can be attended: the seconds before the next try, and why it ended."""
-        known, backoff = self._session, self._backoff
+        known, backoff, began = self._session, self._backoff, time.monotonic()
         try:
             await self._attend(desk)
         except (SessionLost, Fenced) as error:
-            if isinstance(error, Fenced) and error.by_other_instance:
-                raise
             self._session = None
+            if isinstance(error, Fenced) and error.by_other_instance:
+                return self._wait_as_fenced(time.monotonic() - began, error), str(error)
             if known is not None:
                 backoff.reset()  # the coordinator is back and only wants to be told who this is
             return backoff.next(), str(error)
@@ -126,12 +126,24 @@ class Attendance:
             log.error("refused", reason=str(error), todo=_TODO[type(error)])
             return self._blocked.next(), str(error)
         except TransportError as error:
+            if isinstance(error, Contested):
+                log.error("identity_in_use", reason=str(error), todo=_TWO_DAEMONS)
             return backoff.after(error.wait), str(error)
         except Exception as error:  # whatever it is, the coordinator's next word may be one that can be read
             self._session = None
             log.exception("attendance_broken", server=self._door.server)
             return backoff.next(), f"{type(error).__name__}: {text(str(error))}"
         return backoff.after(self._wait), self._why
+
+    def _wait_as_fenced(self, attended_s: float, error: Fenced) -> float:
+        """Seconds to wait when another daemon took this one's place: coming back at once would be an endless fight.
+
+        attended_s: how long this daemon had the place; where that was long, the waits begin anew.
+        """
+        if attended_s > self._fenced_waits.longest:
+            self._fenced.reset()
+        log.error("fenced", reason=str(error), todo=_TWO_DAEMONS)
+        return self._fenced.next()
 
     async def _attend(self, desk: Desk) -> None:
         """One connection from beginning to end, or several, one behind the other."""
@@ -272,6 +284,10 @@ class Attendance:
         return response
 
 
+_TWO_DAEMONS = (
+    "two daemons use one identity: end one of them; a copied device needs a client_id, a state_dir and a certificate "
+    "of its own. This one tries again meanwhile, with growing waits"
+)
 _TODO: dict[type[ClientError], str] = {
     ProtocolMismatch: "upgrade the older side; this daemon tries again meanwhile",
     NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",

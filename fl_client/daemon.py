@@ -30,11 +30,7 @@ class Daemon:
         self._tools = tools
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Work until `stop` is set; then True, or False if a training step is still going on and will not end soon.
-
-        Raises:
-            Fenced: another daemon uses this identity.
-        """
+        """Work until `stop` is set; then True, or False if a training step is still going on and will not end soon."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 desk, keeper = Desk(self._tools, tasks), self._tools.gatekeeper

@@ -8,6 +8,7 @@ ClientError
 ├── WorkFailed            one assignment cannot be done; the coordinator is told why
 └── TransportError        one call failed
     ├── Unreachable       no answer: coordinator away, link cut, handshake failed; try again
+    │   └── Contested     another daemon of the same identity is at work; try again later
     ├── SessionLost       the coordinator does not know the session; register again
     ├── Fenced            a newer session of the same identity is open
     ├── ProtocolMismatch  no protocol version in common
@@ -60,6 +61,10 @@ class TransportError(ClientError):
 
 class Unreachable(TransportError):
     """No answer: the coordinator is away, the link was cut, the handshake failed, or it said "later"."""
+
+
+class Contested(Unreachable):
+    """Another daemon of the same identity is at work, and this one is to come again later."""
 
 
 class SessionLost(TransportError):

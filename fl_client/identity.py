@@ -1,6 +1,6 @@
 """Who this device is: the configured name, which with TLS must be the certificate's.
 
-A certificate names its holder by a URI in its subject alternative name: fl://client/edge-3.
+A certificate names its holder by one URI in its subject alternative name: fl://client/edge-3.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from cryptography import x509
 
 from fl_client.config import ClientConfig
 from fl_client.errors import ConfigError
+from protos.holder import Holder, NoHolder, holder_of
 from protos.pem import Pem
 from protos.settings import SettingsError
-
-_PREFIX = "fl://client/"
 
 
 def identity_of(config: ClientConfig) -> str:
@@ -32,36 +31,32 @@ def identity_of(config: ClientConfig) -> str:
 
 def check_name(pem: Pem, client_id: str) -> None:
     """Raises SettingsError unless the certificate is of that client: a device keeps its name for as long as it runs."""
-    uris = _uris(pem.leaf)
-    if _name_in(uris) != client_id:
-        raise SettingsError(
-            f"tls.cert: expected a new certificate of {client_id!r}, got {', '.join(uris) or 'no name'}: put this"
-            " device's own certificate there, or start its daemon anew with a state_dir of its own"
-        )
+    try:
+        holder = holder_of(pem.leaf)
+    except NoHolder as none:
+        raise SettingsError(f"tls.cert: expected a new certificate of {client_id!r}: {none}; {_OWN}") from None
+    if holder != Holder("client", client_id):
+        raise SettingsError(f"tls.cert: expected a new certificate of {client_id!r}, got {holder.uri}: {_OWN}")
 
 
 def _certificate_name(path: Path) -> str:
     try:
-        uris = _uris(x509.load_pem_x509_certificate(path.read_bytes()))
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"tls.cert: expected a certificate that can be read, got {error}") from None
     except ValueError as error:
         raise ConfigError(f"tls.cert: expected a certificate in PEM in {path}, got other content ({error})") from None
-    if name := _name_in(uris):
-        return name
-    raise ConfigError(
-        f"tls.cert: expected a client's certificate, which names it by a URI such as {_PREFIX}edge-3, got"
-        f" {', '.join(uris) or 'none'} in {path}: `fl ca issue client NAME` makes one"
-    )
-
-
-def _uris(certificate: x509.Certificate) -> list[str]:
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return names.get_values_for_type(x509.UniformResourceIdentifier)
+        holder = holder_of(certificate)
+    except NoHolder as none:
+        raise ConfigError(f"tls.cert: {path} is no client's certificate: {none}; {_ISSUE}") from None
+    if holder.role != "client":
+        raise ConfigError(
+            f"tls.cert: expected a client's certificate, which names it by a URI such as fl://client/edge-3, got"
+            f" {holder.uri} in {path}; {_ISSUE}"
+        )
+    return holder.name
 
 
-def _name_in(uris: list[str]) -> str | None:
-    return next((uri.removeprefix(_PREFIX) for uri in uris if uri.startswith(_PREFIX)), None)
+_ISSUE = "`fl ca issue client NAME` makes one"
+_OWN = "put this device's own certificate there, or start its daemon anew with a state_dir of its own"

@@ -14,6 +14,8 @@ from rich.status import Status
 from structlog.types import Processor
 
 from fl_client.settings.log_rate import LogRate
+from protos.logs import for_people, processors
+from protos.text import escaped
 
 
 class Progress:
@@ -25,31 +27,25 @@ class Progress:
     def say(self, state: str) -> None:
         """Show a state: "waiting for work", "round 3: step 4 of 40, loss 0.31"."""
         if self._status is not None:
-            self._status.update(escape(state))
+            self._status.update(escape(escaped(state)))
 
 
 @contextmanager
 def logging(mode: Literal["auto", "json", "pretty"]) -> Iterator[Progress]:
     """Set up structlog for the process, and hand out the status line. "auto": whichever suits stdout."""
     if mode == "json" or (mode == "auto" and not sys.stdout.isatty()):
-        _configure(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+        _configure(structlog.processors.JSONRenderer())
         yield Progress()
         return
-    _configure(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()))
+    _configure(for_people(colors=sys.stdout.isatty()))
     console = Console()
     with Status("starting", console=console, refresh_per_second=4) as status:
         yield Progress(status)
 
 
-def _configure(*render: Processor) -> None:
+def _configure(renderer: Processor) -> None:
     structlog.configure(
-        processors=[
-            LogRate(),
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *render,
-        ],
+        processors=processors(renderer, LogRate()),
         # stdout is looked up at each line: rich puts itself there to keep the status line below the log.
         logger_factory=lambda *_: _StdoutLogger(),
         cache_logger_on_first_use=False,

@@ -20,6 +20,9 @@ from typing import IO, Any, Self
 from fl_client.errors import StateError
 from fl_client.files import make_folder, write_whole
 
+FILES = ("lock", "identity.json", "shard.json", "pending", "states")
+"""Names that a daemon gives to what is in the directory."""
+
 
 class StateDir:
     """A state directory, held by this process alone from `__enter__` to `__exit__`."""

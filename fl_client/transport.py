@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from fl_client.connection.reading import UnreadableMessage, parsed, seconds_of, text
 from fl_client.errors import (
     BrokenTransfer,
+    Contested,
     Fenced,
     NotAllowed,
     ProtocolMismatch,
@@ -208,7 +209,8 @@ def _error_of(error: grpc.aio.AioRpcError) -> TransportError:
     if isinstance(detail, errors_pb2.ProtocolMismatch):
         return ProtocolMismatch(said, (detail.server.min, detail.server.max))
     if isinstance(detail, errors_pb2.RetryLater):
-        return Unreachable(said, seconds_of(detail.wait))
+        later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
+        return later(said, seconds_of(detail.wait))
     if (kind := _BY_DETAIL.get(type(detail))) is not None:
         return kind(said)
     if error.code() in _PERMANENT:

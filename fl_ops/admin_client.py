@@ -15,6 +15,8 @@ from fl_ops.errors import Misused, OpsError
 from fl_ops.failures import Failure, explain
 from fl_ops.settings import Certificates, Connection
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
+from protos.private_files import check_private_key
+from protos.settings import SettingsError
 from protos.status import detail_of
 from protos.wire import client_options
 
@@ -95,6 +97,12 @@ class AdminClient:
         """Every client of the roster."""
         return list(self._call("ListClients", admin_pb2.ListClientsRequest()).clients)
 
+    def get_client(self, client_id: str, history: int = 0) -> admin_pb2.GetClientResponse:
+        """One client, with its newest history entries; 0: as many as the coordinator gives."""
+        request = admin_pb2.GetClientRequest(client_id=client_id, history=history)
+        answer: admin_pb2.GetClientResponse = self._call("GetClient", request)
+        return answer
+
     def ban_client(self, client_id: str, reason: str) -> admin_pb2.ClientStatus:
         """Refuses a client from now on."""
         return self._call("BanClient", admin_pb2.BanClientRequest(client_id=client_id, reason=reason)).client
@@ -107,9 +115,9 @@ class AdminClient:
         """Ends a client's quarantine."""
         return self._call("ReleaseClient", admin_pb2.ReleaseClientRequest(client_id=client_id)).client
 
-    def forget_client(self, client_id: str) -> None:
-        """Takes a client off the roster."""
-        self._call("ForgetClient", admin_pb2.ForgetClientRequest(client_id=client_id))
+    def forget_client(self, client_id: str) -> bool:
+        """Takes a client off the roster; True if it was banned, and stays so."""
+        return bool(self._call("ForgetClient", admin_pb2.ForgetClientRequest(client_id=client_id)).still_banned)
 
     def drain_client(self, client_id: str, reason: str, undo: bool) -> admin_pb2.ClientStatus:
         """No new work for a client; with `undo`, work again."""
@@ -137,6 +145,10 @@ class AdminClient:
 
 
 def _credentials(files: Certificates) -> grpc.ChannelCredentials:
+    try:
+        check_private_key(files.key, "--key")
+    except SettingsError as exc:
+        raise Misused(str(exc)) from None
     from fl_ops import ca  # and the library that it stands on: only those who connect by TLS wait for it
 
     authority, certificate, key = (_read(path) for path in (files.ca, files.cert, files.key))

@@ -15,10 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from protos.holder import ROLES, SCHEME, holder_of
 from protos.wire import check_id
 
-ROLES = ("server", "client", "admin")
-SCHEME = "fl"
 CLOCK_SKEW = timedelta(minutes=5)
 """A certificate is valid this long before it was made: clocks of devices are late."""
 _LONGEST_DAYS = 36_500
@@ -115,17 +114,10 @@ def issue(
 
 def identity_of(certificate: x509.Certificate) -> Identity:
     """Whom a leaf is for. Raises ValueError for a certificate that `issue` could not have made."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        raise ValueError("expected a certificate with a URI fl://ROLE/NAME, got one without names") from None
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    scheme, _, holder = (uris[0] if len(uris) == 1 else "").partition("://")
-    role, _, name = holder.partition("/")
-    if scheme != SCHEME:
-        raise ValueError(f"expected a certificate with a URI fl://ROLE/NAME, got {', '.join(uris) or 'none'}")
+    holder = holder_of(certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
-    return Identity(role, name, (*names.get_values_for_type(x509.DNSName), *addresses))
+    return Identity(holder.role, holder.name, (*names.get_values_for_type(x509.DNSName), *addresses))
 
 
 def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:

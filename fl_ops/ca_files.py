@@ -18,6 +18,7 @@ from fl_ops import ca, output
 from fl_ops.errors import Misused
 from fl_ops.files import PRIVATE, Target, check_free, make_folder, written_whole
 from fl_ops.options import Context
+from protos.holder import ROLES
 
 AUTHORITY = "ca"
 """Stem of the authority's own files."""
@@ -132,7 +133,7 @@ def renew(context: Context, directory: Path, renewal: Renewal) -> None:
 
 def _leaves(folder: Path, holders: Sequence[str]) -> Iterator[tuple[str, x509.Certificate]]:
     """What `fl ca issue` has left in a folder, by the files' stem: those that are asked for, or all of it."""
-    stems = holders or sorted(path.stem for role in ca.ROLES for path in folder.glob(f"{role}-*.crt"))
+    stems = holders or sorted(path.stem for role in ROLES for path in folder.glob(f"{role}-*.crt"))
     if not stems:
         raise Misused(f"there is no certificate in {folder}: `fl ca issue` makes one")
     for stem in stems:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fl_ops import output, tables
+from fl_ops.client_page import client_page
 from fl_ops.options import Context, admin_command
 from protos.fl.v1 import admin_pb2
 
@@ -22,6 +23,19 @@ def list_clients(context: Context) -> None:
     with context.connect() as client:
         clients = client.list_clients()
     output.show(clients, tables.clients_table(clients), context.as_json)
+
+
+@app.command()
+@admin_command
+def show(
+    context: Context,
+    name: Client,
+    history: Annotated[int, typer.Option(min=1, help="Newest lines of its history to show.")] = 10,
+) -> None:
+    """Show one client: who speaks for it and from where, what it works on, and what happened to it."""
+    with context.connect() as client:
+        details = client.get_client(name, history)
+    output.show(details, client_page(details), context.as_json)
 
 
 @app.command()
@@ -51,10 +65,11 @@ def release(context: Context, name: Client) -> None:
 @app.command()
 @admin_command
 def forget(context: Context, name: Client) -> None:
-    """Take a client off the roster for good; it may register anew."""
+    """Take a client off the roster for good; it may register anew, unless it is banned: a ban stays."""
     with context.connect() as client:
-        client.forget_client(name)
-    output.show({"client_id": name}, f"forgot {name}", context.as_json)
+        banned = client.forget_client(name)
+    rest = f"; it stays banned until `fl clients unban {name}`" if banned else ""
+    output.show({"client_id": name, "still_banned": banned}, f"forgot {name}{rest}", context.as_json)
 
 
 @app.command()

@@ -24,7 +24,7 @@ def show(answer: Answer, rendering: RenderableType, as_json: bool) -> None:
     if as_json:
         print(json.dumps(to_json(answer), indent=2))
     elif isinstance(rendering, str):
-        print(rendering)
+        print("\n".join(map(plain, rendering.split("\n"))))
     else:
         _console().print(rendering)
 

@@ -41,7 +41,7 @@ def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
     for run in runs:
         table.add_row(
             _text(run.run_id), _state(run_state(run)), _text(run.spec.task.name), _text(run.spec.algorithm.name),
-            rounds_text(run), _quality(run, run.best), units.size(run.bytes_down), units.size(run.bytes_up),
+            rounds_text(run), _text(_quality(run, run.best)), units.size(run.bytes_down), units.size(run.bytes_up),
             units.moment(run.created),
         )  # fmt: skip
     if not runs:
@@ -75,7 +75,7 @@ def run_summary(run: admin_pb2.RunStatus, reaching: Reaching | None = None) -> R
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(words)) for name, words in member_rows(run)),
-        ("best", best_of(run)),
+        ("best", _text(best_of(run))),
         ("target", _text(reaching.words() if reaching else "")),
         *((name, _text(words)) for name, words in health_rows(run)),
         ("bytes", f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"),

@@ -14,6 +14,7 @@ from types import FrameType
 
 from fl_server.allocator import share_one_heap
 from fl_server.config import ServerConfig
+from protos.private_files import keep_files_private
 from protos.settings import SettingsError, read_settings
 
 EXIT_OK = 0
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    keep_files_private()
     # Until `serve` listens: the first process of a container would not hear SIGTERM at all.
     signal.signal(signal.SIGTERM, _leave)
     # Before there is a second thread.
@@ -50,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A quarter of a million objects that live as long as the process: looking for garbage among them stops all else
     # for a third of a second, again and again while clients come.
     gc.freeze()
-    set_up_logs(config.log)
+    folder = set_up_logs(config.log, config.limits.log_lines_per_minute)
     try:
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, folder))
     except (SettingsError, StoreError) as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

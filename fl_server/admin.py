@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from fl_server.admission import file_digest
+from fl_server.clients.details import client_details, work_of
 from fl_server.coordinator import Coordinator
 from fl_server.errors import InvalidInput
 from fl_server.identity import actor
@@ -36,6 +37,7 @@ SERVICE = "fl.v1.Admin"
 _HISTORY_LIMIT, _HISTORY_MOST = 1000, 10_000
 _SUBJECT_CHARS = 256
 """More than an id has."""
+_SHOWN_HISTORY = 10
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -105,6 +107,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         fleet = self._parts.fleet
         return pb.ListClientsResponse(clients=[client_status(fleet, record) for record in await fleet.records()])
 
+    async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.GetClientResponse:
+        """One client, with who speaks for it and what happened to it."""
+        parts, client_id = self._parts, request.client_id
+        known = parts.fleet.record(client_id)
+        counted = await parts.ledger.do(parts.ledger.store.client, client_id)
+        entries = await parts.ledger.do(parts.ledger.store.history, client_id, request.history or _SHOWN_HISTORY)
+        response = client_details(parts.fleet, counted or known, entries)
+        response.work = work_of(self._coordinator, client_id, response.client.run_id)
+        return response
+
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
         """Refuse a client."""
         await self._operators.ban(request.client_id, request.reason, actor())
@@ -122,8 +134,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ForgetClient(self, request: pb.ForgetClientRequest, context: Context) -> pb.ForgetClientResponse:
         """Wait for it no more."""
-        await self._operators.forget(request.client_id, actor())
-        return pb.ForgetClientResponse()
+        banned = await self._operators.forget(request.client_id, actor())
+        return pb.ForgetClientResponse(still_banned=banned)
 
     async def DrainClient(self, request: pb.DrainClientRequest, context: Context) -> pb.DrainClientResponse:
         """Give it nothing new."""

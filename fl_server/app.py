@@ -25,6 +25,7 @@ from fl_server.fleet import Fleet
 from fl_server.health import Health, add_port
 from fl_server.interceptors import CallInterceptor
 from fl_server.ledger import Ledger
+from fl_server.logs import keep_telling
 from fl_server.metrics import Metrics
 from fl_server.open_files import allow_open_files
 from fl_server.parts import Parts
@@ -37,7 +38,9 @@ from fl_server.tls import Certificates
 from fl_server.uploads import Uploads
 from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.logs import Folder
 from protos.metrics import listening
+from protos.private_files import tighten
 from protos.settings import SettingsError, split_address
 from protos.traces import open_traces
 from protos.wire import server_options
@@ -72,6 +75,8 @@ class Server:
         self._open.push_async_callback(asyncio.to_thread, traces.close)
         lock = lock_directory(state)
         self._open.callback(lock.release)
+        if still := tighten(state):
+            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
         metrics = Metrics(CollectorRegistry())
         url = None if config.ledger is None else config.ledger.get_secret_value()
@@ -178,9 +183,10 @@ class Server:
             self._parts.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
 
 
-async def serve(config: ServerConfig) -> None:
+async def serve(config: ServerConfig, folder: Folder | None = None) -> None:
     """Run a coordinator until SIGTERM or SIGINT; a second signal leaves at once, and nothing acknowledged is lost.
 
+    folder: what folds the lines of the log.
     Raises StoreTaken when another coordinator has taken the ledger: then there is nothing to drain.
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
@@ -190,19 +196,22 @@ async def serve(config: ServerConfig) -> None:
     ending = asyncio.create_task(_end_in_time(config, leaving, probes))
     try:
         server = await asyncio.to_thread(Server, config, probes)
-        await _serve(server, leaving)
+        await _serve(server, leaving, folder or Folder(0))
     finally:
         ending.cancel()
         await probes.close()
     log.info("stopped")
 
 
-async def _serve(server: Server, leaving: asyncio.Event) -> None:
+async def _serve(server: Server, leaving: asyncio.Event, folder: Folder) -> None:
     """From the recovery until everything is closed."""
     server.ledger.on_taken = leaving.set
     try:
         await server.start()
-        watching = [asyncio.create_task(work) for work in (server.measure_lag(), server.watch_certificates())]
+        watching = [
+            asyncio.create_task(work)
+            for work in (server.measure_lag(), server.watch_certificates(), keep_telling(folder))
+        ]
         await leaving.wait()
         for task in watching:
             task.cancel()

@@ -72,6 +72,12 @@ class LimitsConfig(Section):
     comebacks_per_min: float = Field(default=10.0, gt=0)
     """Times a minute that the coordinator acts on a client's report that it may train again. A report beyond that takes
     effect when its time comes; that a client may not train takes effect at once."""
+    history_per_minute: int = Field(default=5, ge=0)
+    """Lines of history that one client's coming, or two daemons under its name, may leave in a minute for each kind of
+    event; those above are counted, and one line tells how many. 0: all are written."""
+    log_lines_per_minute: int = Field(default=20, ge=0)
+    """Lines of the log of one event about one client or caller in a minute; those above are counted, and one line has
+    how many as `repeated`. 0: all are written."""
 
 
 class TransfersConfig(Section):

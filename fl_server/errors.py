@@ -3,7 +3,9 @@
     ServerError
     |- InvalidInput        a value that no state of the coordinator would accept
     |- UnknownSessionError  register again
+    |- CertificateEnded    connect anew, with a certificate that is valid
     |- Fenced              a newer session of the same identity is open
+    |- Contested           an older session of the same identity is at work: come again later
     |- NoCommonProtocol    upgrade the older side
     |- Forbidden           the certificate or the ban list says no
     |- NoSuchResource      not sent out any more
@@ -21,7 +23,7 @@ turns it into a status in one place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from google.protobuf.message import Message
 
@@ -77,6 +79,30 @@ class Fenced(ServerError):
         cause = "another daemon uses the same identity: end one of the two" if by_other_instance else "it reconnected"
         super().__init__(f"a newer session of {client_id!r} is open: {cause}")
         self.detail = errors_pb2.SessionFenced(by_other_instance=by_other_instance)
+
+
+class CertificateEnded(ServerError):
+    """The certificate that the connection was made with is not valid any more.
+
+    Without a detail: a daemon of any version takes that for a lost connection, and makes the next one with the
+    certificate that lies in its files then.
+    """
+
+    def __init__(self, identity: str, ended: float) -> None:
+        when = f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        super().__init__(f"the certificate of {identity} ended on {when}: connect anew, with one that was renewed")
+
+
+class Contested(ServerError):
+    """Another daemon works under the identity; which of the two is the right one, the coordinator cannot know."""
+
+    def __init__(self, client_id: str, wait_s: float) -> None:
+        super().__init__(
+            f"another daemon is at work as {client_id!r}: end one of the two, a copied device needs a name, a state "
+            f"directory and a certificate of its own; try again in {wait_s:g} s"
+        )
+        self.detail = errors_pb2.RetryLater()
+        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
 
 
 class NoCommonProtocol(ServerError):

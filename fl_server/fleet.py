@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,10 +19,13 @@ import structlog
 
 from fl_server.clients.allowance import Excess
 from fl_server.clients.callers import Callers
+from fl_server.clients.duels import Duels
 from fl_server.clients.per_minute import PerMinute
+from fl_server.clients.rare_lines import RareLines
 from fl_server.config import ServerConfig
 from fl_server.door import Door
 from fl_server.errors import (
+    Contested,
     Forbidden,
     InvalidInput,
     NoSuchClient,
@@ -35,8 +38,8 @@ from fl_server.metrics import Metrics
 from fl_server.quarantine import Quarantine
 from fl_server.registration import check_sizes, checked_id, common_protocol, record_of
 from fl_server.roster import Roster
-from fl_server.sessions import Session, Sessions, Stream
-from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError
+from fl_server.sessions import Origin, Session, Sessions, Stream, origin_of_call
+from fl_server.store.base import ClientRecord, HistoryRecord, Standing, StoreError, only_banned
 from fl_server.transfers import Transfer, Transfers
 from fl_server.workforce import Calls, Workforce
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -87,6 +90,8 @@ class Fleet:
         self._records: dict[str, ClientRecord] = {}
         calls = Calls(self._changed, self._came_back, PerMinute(config.limits.comebacks_per_min))
         self.workforce = Workforce(self._records, self._roster, self.quarantine, calls)
+        self.duels = Duels(self._sessions, lambda client_id: bool(self.workforce.run_of(client_id)), metrics)
+        self._lines = RareLines(config.limits.history_per_minute, self._write_later)
         self.listener: FleetListener | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -99,6 +104,7 @@ class Fleet:
         """Read the roster back; who was here before is waited for."""
         for record in await self._ledger.do(self._ledger.store.clients):
             self._records[record.client_id] = record
+        self.duels.read_back(self._records.values())
         expected = [record.client_id for record in self._records.values() if record.present and not record.banned]
         self._roster.expect(expected, time.monotonic())
         self._tick_later()
@@ -121,8 +127,9 @@ class Fleet:
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         await self._come_in(client_id)
+        await self._settle(client_id, origin := origin_of_call(request.instance_id))
         known = self._records.get(client_id)
-        session, older = self._sessions.open(client_id, request.instance_id)
+        session, older = self._sessions.open(client_id, origin)
         asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, self._close_unattended, session)
         await self.remember(record_of(request, known), self._registration(session, older))
         self.workforce.registered(request)
@@ -136,6 +143,26 @@ class Fleet:
                 raise NotNow("many clients come at once", wait_s, routine=True)
             await asyncio.sleep(wait_s)
             self._refuse_unwanted(client_id)
+
+    async def _settle(self, client_id: str, newcomer: Origin) -> None:
+        """Let the identity's daemon that works go on. Raises Contested; Forbidden for what was decided meanwhile."""
+        while True:
+            try:
+                waited = await self.duels.settle(client_id, newcomer)
+            except Contested:
+                works = self._sessions.of(client_id)
+                at_work = f"{works.instance_id} at {works.origin.address or 'an unknown address'}" if works else ""
+                detail = f"{newcomer.instance_id} at {newcomer.address or 'an unknown address'}: {at_work} is at work"
+                if why := self._lines.passed(_history(client_id, "client_contested", detail)):
+                    self._write_later(why)
+                raise
+            if not waited:
+                return
+            self._refuse_unwanted(client_id)
+
+    def _write_later(self, why: HistoryRecord) -> None:
+        """A line of history that goes with no other change."""
+        _in_background(until_room(_not_written, partial(self._ledger.do, self._ledger.store.add_history, why)))
 
     def _refuse_unwanted(self, client_id: str) -> None:
         """Raises Forbidden, NotNow."""
@@ -156,13 +183,26 @@ class Fleet:
     def _registration(self, session: Session, older: Session | None) -> HistoryRecord | None:
         client_id = session.client_id
         if older is not None and older.instance_id != session.instance_id and older.stream is not None:
-            log.warning("client_fenced", client=client_id, older=older.instance_id, newer=session.instance_id)
-            return _history(client_id, "client_fenced", f"{older.instance_id} by {session.instance_id}")
+            self.duels.fenced(older, session)
+            came, went = session.origin.address, older.origin.address
+            places = f" ({went} by {came})" if came or went else ""
+            fenced = f"{older.instance_id} by {session.instance_id}{places}"
+            return self._lines.passed(_history(client_id, "client_fenced", fenced))
         known = self._records.get(client_id)
         if known is None:
             log.info("client_registered", client=client_id)
             return _history(client_id, "client_registered", session.instance_id)
-        return None if known.present else _history(client_id, "client_back", session.instance_id)
+        back = None if known.present else _history(client_id, "client_back", session.instance_id)
+        return back and self._lines.passed(back)
+
+    def proved(self, session_id: str) -> None:
+        """An update was admitted in this session: its daemon is the one that works under the identity."""
+        with suppress(UnknownSessionError):  # it was fenced meanwhile
+            self.duels.proved(self._sessions.get(session_id))
+
+    def open_session(self, client_id: str) -> Session | None:
+        """The client's open session, attended or not."""
+        return self._sessions.of(client_id)
 
     def session(self, session_id: str) -> Session:
         """An open session, for a call made in it. Raises UnknownSessionError, Forbidden."""
@@ -198,6 +238,7 @@ class Fleet:
         finally:
             if session.stream is stream:
                 session.stream = None
+            stream.closed.set()
             # A stream that was fenced ends late: its client is here all the same.
             if not self.attached(client_id):
                 self._stream_lost(client_id)
@@ -356,10 +397,14 @@ class Fleet:
         self._gone(client_id, reason)
 
     def forget(self, client_id: str) -> None:
-        """The client is expelled, and nothing is known of it any more."""
+        """The client is expelled, and nothing is known of it any more but its ban, if it is banned."""
+        known = self._records.pop(client_id, None)
+        if known is not None and known.banned:
+            self._records[client_id] = only_banned(known)
         self._end(client_id, "to register again: it was forgotten here")
-        self._records.pop(client_id, None)
         self.workforce.forget(client_id)
+        self.duels.forget(client_id)
+        self._lines.forget(client_id, "client_registered", "client_back", "client_fenced", "client_contested")
         self._gone(client_id, "forgotten")
 
     def _end(self, client_id: str, needed: str) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
 import grpc.aio
 import structlog
 
-from fl_server import errors
-from fl_server.identity import ANYBODY, Identity, caller, from_names, require_role
+from fl_server import errors, identity
+from fl_server.identity import caller, require_role
 from fl_server.metrics import Metrics
+from fl_server.rpc.expiry import OpenCalls
 from fl_server.store.base import StoreFull, StoreTaken
 from protos.status import status_metadata
 
@@ -22,7 +24,9 @@ log = structlog.get_logger()
 CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownSessionError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.CertificateEnded: grpc.StatusCode.UNAUTHENTICATED,
     errors.Fenced: grpc.StatusCode.ABORTED,
+    errors.Contested: grpc.StatusCode.ABORTED,
     errors.NoCommonProtocol: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.NoSuchResource: grpc.StatusCode.NOT_FOUND,
@@ -45,6 +49,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._open = OpenCalls()
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
         """By method: a server has one handler for each, for good."""
 
@@ -64,7 +69,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return self._wrapped[method]
 
     def _wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        call = _Call(method, self._metrics)
+        call = _Call(method, self._metrics, self._open)
         make, inner, wrap = _PARTS[handler.request_streaming, handler.response_streaming]
         return make(
             wrap(call, getattr(handler, inner)),
@@ -76,16 +81,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 class _Call:
     """What is known of a method, for the wrappers."""
 
-    def __init__(self, method: str, metrics: Metrics) -> None:
+    def __init__(self, method: str, metrics: Metrics, open_calls: OpenCalls) -> None:
         self.name = method.rsplit("/", 1)[-1]
         self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
         self.metrics = metrics
+        self._open = open_calls
 
     def enter(self, context: grpc.aio.ServicerContext) -> float:
         """Set the caller and check its role; returns the start time."""
-        caller.set(_identity(context))
+        identity.address.set(identity.address_of(context.peer()))
+        who = identity.of_connection(context.auth_context())
+        caller.set(who)
+        who.check_time()
         require_role(self.role)
         return time.monotonic()
+
+    def while_valid(self) -> AbstractContextManager[None]:
+        """For what may be open for long: it ends when the caller's certificate does."""
+        return self._open.while_valid(caller.get())
 
     def leave(self, started: float, code: grpc.StatusCode) -> None:
         """Count the call."""
@@ -104,18 +117,6 @@ class _Call:
             log.info("rpc_refused", rpc=self.name, code=code.name, caller=str(caller.get()), error=str(error))
         detail = None if known is None else known.detail
         await context.abort(code, str(error), status_metadata(code.value[0], str(error), detail))
-
-
-def _identity(context: grpc.aio.ServicerContext) -> Identity:
-    auth = context.auth_context()
-    if b"ssl" not in auth.get("transport_security_type", ()) or "x509_common_name" not in auth:
-        return ANYBODY
-    found = from_names(auth.get("x509_subject_alternative_name", ()))
-    if found is None:
-        raise errors.Forbidden(
-            "a certificate without an fl:// name", "a certificate made by `fl ca issue`, or one like it"
-        )
-    return found
 
 
 def _code_of(error: Exception) -> grpc.StatusCode:
@@ -150,13 +151,24 @@ def _wrap_single(call: _Call, inner: Handler) -> Handler:
     return wrapped
 
 
+def _wrap_upload(call: _Call, inner: Handler) -> Handler:
+    """A stream of requests is as long as its sender makes it."""
+
+    async def upload(requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        with call.while_valid():
+            return await inner(requests, context)
+
+    return _wrap_single(call, upload)
+
+
 def _wrap_stream(call: _Call, inner: Handler) -> Handler:
     async def wrapped(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         started, code = time.monotonic(), grpc.StatusCode.OK
         try:
             call.enter(context)
-            async for response in inner(request, context):
-                yield response
+            with call.while_valid():
+                async for response in inner(request, context):
+                    yield response
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
@@ -172,6 +184,6 @@ _PARTS: dict[
     tuple[bool, bool], tuple[Callable[..., grpc.RpcMethodHandler], str, Callable[[_Call, Handler], Handler]]
 ] = {
     (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", _wrap_whole),
-    (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary", _wrap_single),
+    (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary", _wrap_upload),
     (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream", _wrap_stream),
 }

@@ -53,9 +53,10 @@ class Operators:
         if not undo:
             self._fleet.push(client_id, pb.AttendResponse(drain=pb.Drain(reason=reason)))
 
-    async def forget(self, client_id: str, actor: str) -> None:
-        """Nobody waits for the client any more. Raises NoSuchClient."""
-        self._fleet.record(client_id)
-        why = HistoryRecord(time.time(), actor, "client_forgotten", client_id)
+    async def forget(self, client_id: str, actor: str) -> bool:
+        """Nobody waits for the client any more; True if it is banned, which it stays. Raises NoSuchClient."""
+        banned = self._fleet.record(client_id).banned
+        why = HistoryRecord(time.time(), actor, "client_forgotten", client_id, "its ban stays" if banned else "")
         await self._ledger.do(self._ledger.store.forget_client, client_id, why)
         self._fleet.forget(client_id)
+        return self._fleet.known(client_id) is not None

@@ -96,6 +96,10 @@ class Quarantine:
         """This is in the ledger now."""
         self._standings[standing.client_id] = standing
 
+    def standing(self, client: str) -> Standing | None:
+        """What stands against the client, whether or not it is quarantined for it."""
+        return self._standings.get(client)
+
     def of(self, client: str) -> Standing | None:
         """Why the client is quarantined, and until when; None if it is not."""
         standing = self._standings.get(client)

@@ -120,7 +120,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             client = self._client(header.session_id)
             async with self._callers.call(client, "uploads") if client != holder else nullcontext():
                 with self._fleet.transfer(header.session_id) as transfer:
-                    return pb.SubmitUpdateResponse(receipt=await self._submit(transfer, header, requests))
+                    receipt = await self._submit(transfer, header, requests)
+                    if receipt.admitted:
+                        self._fleet.proved(header.session_id)
+                    return pb.SubmitUpdateResponse(receipt=receipt)
 
     async def _header(self, requests: Requests) -> UpdateHeader:
         """The first message of an upload, which must come in time. Raises NotNow, InvalidInput."""

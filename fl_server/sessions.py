@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from fl_server.errors import Fenced, UnknownSessionError
+from fl_server.identity import address, caller
 from protos.fl.v1.coordinator_pb2 import AttendResponse
 
 UNREAD_S = 30.0
@@ -22,6 +23,8 @@ class Stream:
         self._queue: asyncio.Queue[AttendResponse | Exception | None] = asyncio.Queue()
         self._waits_since: float | None = None
         """When the reader was given the message that it has not taken yet."""
+        self.closed = asyncio.Event()
+        """Set when nobody reads it any more, whoever ended it."""
 
     def push(self, message: AttendResponse) -> None:
         """Send a message when the stream gets to it."""
@@ -52,6 +55,26 @@ class Stream:
             self._waits_since = None
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a registration came from: the daemon's process, its address, and its certificate if there is one."""
+
+    instance_id: str
+    address: str = ""
+    serial: str = ""
+    """Of the certificate, in hex; empty without one."""
+    ends: float | None = None
+    """When the certificate ends, in Unix seconds."""
+    at: float = field(default_factory=time.time)
+    """When it came, in Unix seconds."""
+
+
+def origin_of_call(instance_id: str) -> Origin:
+    """The origin of the registration that is being served."""
+    who = caller.get()
+    return Origin(instance_id, address.get(), who.serial, who.ends)
+
+
 @dataclass(slots=True)
 class Session:
     """One registration of one client."""
@@ -60,6 +83,7 @@ class Session:
     instance_id: str
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     stream: Stream | None = None
+    origin: Origin = Origin("")
 
 
 class Sessions:
@@ -72,14 +96,15 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def open(self, client_id: str, instance_id: str) -> tuple[Session, Session | None]:
+    def open(self, client_id: str, origin: Origin) -> tuple[Session, Session | None]:
         """A new session, and the older one of the client that it fenced, if there was one."""
+        instance_id = origin.instance_id
         older = self._by_client.get(client_id)
         if older is not None:
             self._by_id.pop(older.id)
             if older.stream is not None:
                 older.stream.end(Fenced(client_id, older.instance_id != instance_id))
-        session = Session(client_id, instance_id)
+        session = Session(client_id, instance_id, origin=origin)
         self._by_id[session.id] = self._by_client[client_id] = session
         return session, older
 

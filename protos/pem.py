@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from protos.private_files import check_private_key
 from protos.settings import SettingsError
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
@@ -71,9 +72,14 @@ class PemFiles:
         return pem
 
     def contents(self) -> Pem:
-        """Contents as they are now. Raises SettingsError for a file that cannot be read or is not PEM."""
+        """Contents as they are now. Raises SettingsError for a file that cannot be read or is not PEM.
+
+        And for a private key that others can read.
+        """
         ca = None if self.ca is None else _read(self.ca, self.ca_setting)
-        return Pem(_read(self.cert, "cert"), _read(self.key, "key"), ca)
+        pem = Pem(_read(self.cert, "cert"), _read(self.key, "key"), ca)
+        check_private_key(self.key, "tls.key")
+        return pem
 
     def check(self, pem: Pem) -> None:
         """Raises SettingsError unless certificate and key belong together, and every certificate is whole."""

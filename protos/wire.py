@@ -37,6 +37,8 @@ def _common_options() -> ChannelOptions:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
+        # What an unanswered ping is really waited for: a minute without this, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
         # A daemon between two calls is still watched.
         ("grpc.keepalive_permit_without_calls", 1),
         # An Attend stream may carry nothing for hours: pings need no data in between.

@@ -50,6 +50,8 @@ WORRY = {
     "fl_clients": "`suspect` jumps: the network. `present` falls: FlClientsGone.",
     "fl_clients_quarantined": "More than a few: a bad release of the daemon, or an attack.",
     "fl_quarantines_total": "It grows: `fl clients list` says whose updates were refused, and why.",
+    "fl_identity_conflicts_total": "It grows: two daemons use one identity; the log names both addresses.",
+    "fl_clients_contested": "Above 0: FlIdentityShared.",
     "fl_sessions": "Near `limits.max_clients`: newcomers are turned away.",
     "fl_uploads_resumed_total": "It grows fast: links that break.",
     "fl_uploads_in_flight_bytes": "It only grows: uploads stall.",

@@ -13,11 +13,12 @@ from fl_client.config import ClientConfig, TlsConfig
 from fl_client.errors import ConfigError
 from fl_client.identity import identity_of
 from fl_client.setup.findings import Finding, fail, ok, warn
+from protos.private_files import check_private_key
+from protos.settings import SettingsError
 
 SOON = timedelta(days=14)
 """A certificate that ends within this time is worth a warning."""
 RENEW = "`fl ca issue client NAME --force` where the authority is, then copy certificate and key here"
-_READ_BY_ALL = 0o004
 
 
 def read(path: Path) -> x509.Certificate | None:
@@ -59,9 +60,11 @@ def _files(tls: TlsConfig) -> list[Finding]:
     if key.public_key() != certificate.public_key():
         said = f"expected the private key of {tls.cert} in {tls.key}, got another certificate's"
         return [fail("tls.key", said, "copy certificate and key of one `fl ca issue client` together")]
-    if tls.key.stat().st_mode & _READ_BY_ALL:
-        said = f"expected a private key that only its owner and group read, got one that everyone may: {tls.key}"
-        return [warn("tls.key", said, f"chmod o= {tls.key}"), *_dates(tls.cert), *_use(tls.cert)]
+    try:
+        check_private_key(tls.key, "tls.key")
+    except SettingsError as error:
+        said = str(error).removeprefix("tls.key: ")
+        return [fail("tls.key", said, f"chmod 600 {tls.key}"), *_dates(tls.cert), *_use(tls.cert)]
     return []
 
 

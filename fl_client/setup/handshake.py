@@ -11,6 +11,7 @@ from cryptography import x509
 from fl_client.config import ClientConfig
 from fl_client.setup.findings import Finding, fail, ok, warn
 from fl_client.setup.network import SECONDS, opened
+from protos.holder import SCHEME, NoHolder, holder_of, uris_of
 from protos.settings import split_address
 
 _WRONG_HOST = {62, 64}
@@ -46,7 +47,24 @@ def look(config: ClientConfig) -> Iterator[Finding]:
         if days < _SOON_DAYS:
             said = f"the coordinator's certificate ends in {days} days"
             yield warn("tls", said, _RENEW)
+        yield from _other_role(certificate)
         yield ok("tls", f"{split_address(config.server)[0]} has a certificate that {config.tls.ca} signed")
+
+
+def _other_role(certificate: x509.Certificate) -> Iterator[Finding]:
+    """A certificate that names its holder in our way must name a server; others have no URI, and the host's name only.
+
+    Running, a daemon relies on the host's name and on the purpose (serverAuth) that the transport looks at.
+    """
+    try:
+        if not any(uri.startswith(f"{SCHEME}:") for uri in uris_of(certificate)):
+            return
+        holder = holder_of(certificate)
+    except NoHolder as none:
+        yield fail("tls", f"expected a coordinator's certificate, got one of nobody: {none}", _RENEW)
+        return
+    if holder.role != "server":
+        yield fail("tls", f"expected a coordinator's certificate, got one of {holder.uri}", _RENEW)
 
 
 def speaks_tls(config: ClientConfig) -> bool:

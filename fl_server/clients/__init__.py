@@ -1,1 +1,1 @@
-"""Clients as the coordinator deals with them: what they report, what each may cost, and how often it may call."""
+"""Clients as the coordinator deals with them: what they report, what each may cost, and which of two is served."""

@@ -77,6 +77,14 @@ class Metrics:
             "fl_reports_refused", "Failures that clients reported and that changed nothing, by why.", reason=REPORTS
         )
         self.sessions = kit.gauge("fl_sessions", "Open sessions.")
+        self.identity_conflicts = kit.counter(
+            "fl_identity_conflicts",
+            "Two daemons under one identity: the newcomer was sent away, or took the other one's place.",
+            outcome=("refused", "fenced"),
+        )
+        self.contested = kit.gauge(
+            "fl_clients_contested", "Identities that two daemons have been using for longer than a restart takes."
+        )
         self.uploads_resumed = kit.counter("fl_uploads_resumed", "Uploads that went on where one had stopped.")
         self.bytes = kit.counter(
             "fl_transfer_bytes",

@@ -149,6 +149,11 @@ class ClientRecord:
     updates_refused: int = 0
 
 
+def only_banned(client: ClientRecord) -> ClientRecord:
+    """What is left of a banned client that was forgotten: its name, the ban and the reason."""
+    return ClientRecord(client.client_id, client.registered_at, client.last_seen, banned=True, note=client.note)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What stands against a client: its updates refused, and its work failed, in a row. None for most."""
@@ -349,8 +354,13 @@ class Store(Protocol):
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client from the roster, with what stands against it and is known of its states.
 
-        False if there was none. History and ledger stay.
+        False if there was none. History and ledger stay. Of one that is banned `only_banned` stays: a ban ends by
+        unbanning alone.
         """
+        ...
+
+    def client(self, client_id: str) -> ClientRecord | None:
+        """One client; None if it is not on the roster."""
         ...
 
     def clients(self) -> list[ClientRecord]:

@@ -23,6 +23,7 @@ from fl_server.store.base import (
     StateStanding,
     StoreError,
     UpdateRecord,
+    only_banned,
 )
 from fl_server.store.engine import database_errors, engine_for, migrate, prepare_file
 from fl_server.store.files import Durability
@@ -366,14 +367,23 @@ class SqlStore:
                 db.execute(insert(schema.history), [rows.to_row(why) for why in whys])
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster; False if there was none. History and ledger stay."""
+        """Remove a client from the roster; False if there was none. History, ledger and a ban stay."""
         with self._transaction(f"forget client {client_id!r}") as db:
-            found = db.execute(delete(schema.clients).filter_by(client_id=client_id)).rowcount > 0
-            if found:
-                for table in (schema.standings, schema.state_standings):
-                    db.execute(delete(table).filter_by(client_id=client_id))
-                _explain(db, why)
-            return found
+            found = db.execute(_of(schema.clients, client_id=client_id)).mappings().first()
+            if found is None:
+                return False
+            db.execute(delete(schema.clients).filter_by(client_id=client_id))
+            if found["banned"]:
+                db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(found))))
+            for table in (schema.standings, schema.state_standings):
+                db.execute(delete(table).filter_by(client_id=client_id))
+            _explain(db, why)
+            return True
+
+    def client(self, client_id: str) -> ClientRecord | None:
+        """One client; None if it is not on the roster."""
+        found = self._read("a client", _of(schema.clients, client_id=client_id))
+        return rows.client(found[0]) if found else None
 
     def clients(self) -> list[ClientRecord]:
         """All clients in the order of id bytes."""

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fl_client.app import Instruments, build
 from fl_client.config import ClientConfig
 from fl_client.data import LocalTask
-from fl_client.errors import Fenced
 from fl_client.link import Waits
 from fl_client.logs import Progress
 from fl_client.metrics import Metrics
@@ -293,10 +292,10 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             self._changed.notify_all()
 
     async def _fail(self, method: str, context: Any) -> None:
-        """End the call as the next fault of the method says: a detail, and the code that goes with it."""
-        if self.faults[method]:
-            detail: Any = self.faults[method].pop(0)
-            code = CODES[type(detail)]
+        """End the call as the next fault of the method says: a detail, or one with its code; None passes."""
+        fault: Any = self.faults[method].pop(0) if self.faults[method] else None
+        if fault is not None:
+            detail, code = fault if isinstance(fault, tuple) else (fault, CODES[type(fault)])
             context.set_trailing_metadata(status_metadata(code.value[0], "as told", detail))
             await context.abort(code, "as told")
 
@@ -365,8 +364,7 @@ class Fleet:
             finally:
                 stop.set()
                 await asyncio.wait([task])
-            if not isinstance(task.exception(), Fenced):
-                task.result()
+            task.result()
 
 
 @pytest.fixture

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import threading
 
+import grpc
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from fl_client import daemon
+from fl_client.attendance import Attendance, Door
 from fl_client.errors import Fenced
+from fl_client.link import Link, Waits
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, tensor_pb2, training_pb2
@@ -136,12 +141,27 @@ async def test_a_step_that_does_not_end_does_not_keep_the_daemon(fleet, coordina
         fleet.task.block.set()
 
 
-async def test_another_daemon_with_the_identity_ends_this_one(fleet, coordinator):
-    """Fenced by another instance, the daemon gives up instead of fighting for ever."""
+async def test_another_daemon_with_the_identity_does_not_end_this_one(fleet, coordinator):
+    """Fenced by another instance, or sent away for it, the daemon says what to do, waits, and works again."""
     coordinator.faults["Attend"].append(errors_pb2.SessionFenced(by_other_instance=True))
-    async with fleet.daemon() as daemon:
-        with pytest.raises(Fenced):
-            await daemon.task
+    coordinator.faults["Register"].append(None)
+    coordinator.faults["Register"].append((errors_pb2.RetryLater(), grpc.StatusCode.ABORTED))
+    coordinator.outstanding.append(pb.AttendResponse(assignment=coordinator.assignment()))
+    with capture_logs() as logs:
+        async with fleet.daemon():
+            await coordinator.until(lambda: coordinator.updates)
+    errors = [(line["event"], line["todo"]) for line in logs if line["log_level"] == "error"]
+    assert [event for event, _ in errors] == ["fenced", "identity_in_use"]
+    assert all(todo.startswith("two daemons use one identity: end one of them") for _, todo in errors)
+
+
+def test_the_waits_of_a_fenced_daemon_grow(monkeypatch):
+    """From one to the next, up to ten times the longest wait; who had the place for long begins anew."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    attendance = Attendance(pb.RegisterRequest, Door("here", lambda: None), Link(Waits()))
+    fenced = Fenced("another", by_other_instance=True)
+    assert [attendance._wait_as_fenced(1.0, fenced) for _ in range(7)] == [15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 600.0]
+    assert attendance._wait_as_fenced(3600.0, fenced) == 15.0
 
 
 @pytest.mark.parametrize(

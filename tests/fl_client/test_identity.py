@@ -53,6 +53,7 @@ def certificate(path, name, alternative, issuer=None):
     signed = made.sign(issuer[1] if issuer else key, hashes.SHA256())
     (path / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     private = serialization.PrivateFormat.PKCS8
+    (path / f"{name}.key").touch(0o600)
     (path / f"{name}.key").write_bytes(
         key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
     )
@@ -68,6 +69,8 @@ def pki(tmp_path):
     certificate(tmp_path, "edge", [x509.UniformResourceIdentifier("fl://client/edge-3")], authority)
     certificate(tmp_path, "admin", [x509.UniformResourceIdentifier("fl://admin/alice")], authority)
     certificate(tmp_path, "stranger", [])
+    certificate(tmp_path, "two", [x509.UniformResourceIdentifier(f"fl://client/edge-{at}") for at in (3, 4)], authority)
+    certificate(tmp_path, "dns", [x509.DNSName("fl://client/edge-3")], authority)
     return tmp_path
 
 
@@ -88,7 +91,9 @@ def test_the_certificate_names_the_device(pki):
     [
         ("edge", {"client_id": "edge-4"}, "the certificate of 'edge-3', got client_id = 'edge-4'"),
         ("admin", {}, "fl://client/edge-3, got fl://admin/alice"),
-        ("stranger", {}, "got none in"),
+        ("stranger", {}, "with one URI fl://ROLE/NAME, got none; `fl ca issue client NAME` makes one"),
+        ("two", {}, "got 'fl://client/edge-3', 'fl://client/edge-4'"),
+        ("dns", {}, "got none"),
         ("nobody", {}, "tls.cert: expected a certificate that can be read"),
     ],
 )

@@ -156,7 +156,7 @@ def test_another_authority_for_everybody(pki: Path, fl: Any, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["client-nobody"], "client-nobody.crt cannot be read: No such file"),
-        (["ca"], "ca: expected a certificate with a URI fl://ROLE/NAME"),
+        (["ca"], "ca: expected a certificate with one URI fl://ROLE/NAME"),
         (["--from", "empty"], "there is no certificate in empty: `fl ca issue` makes one"),
         (["--days", "3651"], "the authority ends on"),
     ],

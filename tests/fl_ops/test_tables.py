@@ -167,3 +167,32 @@ def test_large_fleet(admin: Any, fl: Any) -> None:
     clients = [admin_pb2.ClientStatus(client_id=f"edge-{n}", note="x" * 600) for n in range(10_000)]
     admin.answers["ListClients"] = admin_pb2.ListClientsResponse(clients=clients)
     assert len(json.loads(fl("clients", "list", "--json").stdout)) == len(clients)
+
+
+def test_one_client(admin: Any, fl: Any) -> None:
+    """`fl clients show` has both daemons of a shared identity, their certificates, the work and the history."""
+    answer = admin_pb2.GetClientResponse(client=CLIENT, history=[ENTRY], conflicts=7, contested=True)
+    answer.work = "run digits-1, round 3, collecting: has an assignment"
+    answer.session.address, answer.session.certificate_serial = "192.0.2.7:5000", "ab12"
+    answer.session.certificate_end.seconds = 4_102_444_800
+    answer.refused.address, answer.refused.instance_id = "198.51.100.9:6000", "cafe\x1b[2J"
+    answer.standing.reason = "2 updates refused in a row"
+    admin.answers["GetClient"] = answer
+    text = fl("clients", "show", "edge-3").stdout
+    for expected in (
+        "edge-3", "192.0.2.7:5000", "serial ab12, ends on", "198.51.100.9:6000", "met 7 times and go on",
+        "run digits-1, round 3", "2 updates refused in a row", "run_paused",
+    ):  # fmt: skip
+        assert expected in text
+    assert "\x1b" not in text
+    assert admin.requests == [admin_pb2.GetClientRequest(client_id="edge-3", history=10)]
+    assert (
+        ParseDict(json.loads(fl("clients", "show", "edge-3", "--json").stdout), admin_pb2.GetClientResponse()) == answer
+    )
+
+
+def test_a_banned_client_that_is_forgotten(admin: Any, fl: Any) -> None:
+    """The answer says that the ban stays, and how it ends."""
+    admin.answers["ForgetClient"] = admin_pb2.ForgetClientResponse(still_banned=True)
+    text = fl("clients", "forget", "edge-3").stdout
+    assert "forgot edge-3; it stays banned until `fl clients unban edge-3`" in text

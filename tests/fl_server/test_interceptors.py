@@ -23,6 +23,8 @@ KEY = ExchangeKey(run_id="r", round=3)
 CASES = [
     (errors.InvalidInput("seed", "a number", "x"), "INVALID_ARGUMENT", errors_pb2.InvalidField),
     (errors.UnknownSessionError(), "UNAUTHENTICATED", errors_pb2.UnknownSession),
+    (errors.CertificateEnded("client:a", 0.0), "UNAUTHENTICATED", None),
+    (errors.Contested("a", 2.5), "ABORTED", errors_pb2.RetryLater),
     (errors.Fenced("a", by_other_instance=True), "ABORTED", errors_pb2.SessionFenced),
     (errors.NoCommonProtocol((2, 3), (1, 1)), "FAILED_PRECONDITION", errors_pb2.ProtocolMismatch),
     (errors.Forbidden("client:a", "role admin"), "PERMISSION_DENIED", errors_pb2.NotAllowed),
@@ -82,7 +84,7 @@ async def test_an_error_becomes_a_status(metrics, error, code, detail):
             came = await failed(call)
             assert (came.code().name, came.details()) == (code, str(error))
             found = detail_of(came.trailing_metadata())
-            assert (type(found), found) == (detail, error.detail)
+            assert (found if detail is None else type(found), found) == (detail, error.detail)
             await until(lambda rpc=rpc: calls(metrics, rpc, code) == 1, "it is counted")
 
 

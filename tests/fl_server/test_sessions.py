@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fl_server.errors import Fenced, Forbidden, UnknownSessionError
-from fl_server.sessions import Sessions, Stream
+from fl_server.sessions import Origin, Sessions, Stream
 from protos.fl.v1 import coordinator_pb2 as pb
 
 
@@ -43,9 +43,9 @@ async def test_an_error_ends_a_stream_behind_what_was_pushed():
 async def test_a_newer_session_fences_the_older(instance):
     """The older id means nothing any more; its stream is told whether another daemon did that."""
     sessions = Sessions()
-    older, nobody = sessions.open("a", "first")
+    older, nobody = sessions.open("a", Origin("first"))
     older.stream = Stream()
-    newer, fenced = sessions.open("a", instance)
+    newer, fenced = sessions.open("a", Origin(instance))
     assert (nobody, fenced, len(sessions), sessions.of("a")) == (None, older, 1, newer)
     with pytest.raises(UnknownSessionError):
         sessions.get(older.id)
@@ -57,7 +57,7 @@ async def test_a_newer_session_fences_the_older(instance):
 async def test_only_who_is_attached_is_pushed_to():
     """Before its stream and after its end a client is not reached, and the caller knows."""
     sessions = Sessions()
-    session, _ = sessions.open("a", "x")
+    session, _ = sessions.open("a", Origin("x"))
     assert not sessions.push("a", word("early"))
     assert not sessions.push("b", word("nobody"))
     stream = session.stream = Stream()
@@ -73,5 +73,5 @@ async def test_only_who_is_attached_is_pushed_to():
 def test_session_ids_cannot_be_guessed():
     """Sixteen random bytes each."""
     sessions = Sessions()
-    ids = {sessions.open(name, "x")[0].id for name in "abc"}
+    ids = {sessions.open(name, Origin("x"))[0].id for name in "abc"}
     assert (len(ids), {len(each) for each in ids}) == (3, {32})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -20,8 +21,11 @@ from fl_server import tls as tls_module
 from fl_server.config import TlsConfig
 from fl_server.interceptors import CallInterceptor
 from fl_server.metrics import Metrics
+from fl_server.rpc import expiry
+from fl_server.rpc.expiry import OpenCalls
 from fl_server.tls import Certificates
 from protos.settings import SettingsError
+from protos.status import detail_of
 from tests.fl_server.echo import Ends, calling
 
 NOW = datetime.now(UTC)
@@ -36,11 +40,13 @@ class Site:
     authority: ca.Authority
     tls: TlsConfig
 
-    def holder(self, role, name):
-        """What somebody with a certificate of ours connects with."""
+    def holder(self, role, name, ends=None):
+        """What somebody with a certificate of ours connects with. ends: when it is over, QUARTER's end without."""
+        if ends is not None:
+            return self.stray(f"fl://{role}/{name}", ends=ends)
         return self._credentials(*ca.issue(self.authority, ca.Identity(role, name), QUARTER))
 
-    def stray(self, *names):
+    def stray(self, *names, ends=QUARTER.end):
         """A certificate that the authority signed for other purposes, without a common name."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
@@ -50,7 +56,7 @@ class Site:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(QUARTER.start)
-            .not_valid_after(QUARTER.end)
+            .not_valid_after(ends)
         )
         if names:
             alternative = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name) for name in names])
@@ -77,6 +83,7 @@ def site(tmp_path_factory):
     certificate, key = ca.issue(authority, ca.Identity("server", "coordinator", ("localhost", "127.0.0.1")), QUARTER)
     (folder / "ca.pem").write_bytes(ca.certificate_pem(authority.certificate))
     (folder / "cert.pem").write_bytes(ca.certificate_pem(certificate))
+    (folder / "key.pem").touch(0o600)
     (folder / "key.pem").write_bytes(ca.key_pem(key))
     return Site(authority, TlsConfig(cert=folder / "cert.pem", key=folder / "key.pem", client_ca=folder / "ca.pem"))
 
@@ -129,6 +136,47 @@ async def test_a_certificate_without_our_name_is_nobody(site, names, service):
     assert "a certificate without an fl:// name" in came.details()
 
 
+async def test_open_calls_end_with_the_certificate(site, monkeypatch):
+    """A stream of answers and one of requests, on one connection, end in words; a further call is refused as well."""
+    monkeypatch.setattr(expiry, "LOOK_S", 0.05)
+    metrics, open_calls = Metrics(CollectorRegistry()), [asyncio.Event(), asyncio.Event()]
+
+    async def down(request, context):
+        yield b"first"
+        open_calls[0].set()
+        await asyncio.Event().wait()
+
+    async def up(requests, context):
+        open_calls[1].set()
+        await asyncio.Event().wait()
+
+    credentials = site.holder("client", "edge-3", ends=datetime.now(UTC) + timedelta(seconds=3))
+    ends = Ends(Certificates(site.tls, metrics).credentials(), credentials)
+    async with calling(metrics, "fl.v1.Coordinator", ends, One=who, Down=down, Up=up) as caller:
+        assert await caller.one() == b"client:edge-3"
+        streams = [asyncio.ensure_future(caller.down()), asyncio.ensure_future(caller.up(b"1"))]
+        for opened in open_calls:
+            await opened.wait()
+        for each in (*streams, None):
+            with pytest.raises(grpc.aio.AioRpcError, match="the certificate of client:edge-3 ended on") as caught:
+                await (caller.one() if each is None else each)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert detail_of(caught.value.trailing_metadata()) is None
+
+
+async def test_a_call_that_is_over_is_not_watched(site):
+    """Nothing is kept of the calls of a certificate that is valid for long."""
+    calls = OpenCalls()
+    who = identity.Identity("client", "a", ends=time.time() + 1e6)
+    with calls.while_valid(who):
+        assert len(calls) == 1
+    with calls.while_valid(identity.ANYBODY):
+        assert len(calls) == 0
+    with pytest.raises(asyncio.CancelledError), calls.while_valid(who):
+        raise asyncio.CancelledError  # by the caller, who hung up
+    assert len(calls) == 0
+
+
 async def test_no_certificate_is_no_connection(site):
     """Where a CA for clients is named, a caller without certificate does not get through the handshake."""
     assert (await refused(site, site.nobody())).code() is grpc.StatusCode.UNAVAILABLE
@@ -155,6 +203,7 @@ def test_files_that_cannot_be_used_are_named(site, tmp_path, key):
 def renewable(site, tmp_path):
     """The site's files, to be written over; and a way to issue the coordinator anew, by whichever authority."""
     for name, path in (("cert", site.tls.cert), ("key", site.tls.key), ("client_ca", site.tls.client_ca)):
+        (tmp_path / name).touch(0o600)
         (tmp_path / name).write_bytes(path.read_bytes())
     tls = TlsConfig(cert=tmp_path / "cert", key=tmp_path / "key", client_ca=tmp_path / "client_ca")
 

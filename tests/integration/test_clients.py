@@ -172,14 +172,18 @@ def test_what_counted_is_counted(fleet):
 
 
 def test_two_daemons_with_one_identity_do_not_fight(fleet):
-    """The newer one stays; the older one ends with exit code 3 and says which identity is used twice."""
-    twin = Daemon(fleet.place, fleet.server, "edge-1", process="twin").start()
+    """Of two that have done no work the newer one is served; the older one waits, and says what to do about it."""
+    first = Daemon(fleet.place, fleet.server, "double", process="first").start()
+    first.logged("registered")
+    eventually(lambda: fleet.server.client("double").state == PRESENT, "it attends")
+    twin = Daemon(fleet.place, fleet.server, "double", process="twin").start()
     twin.logged("registered")
-    assert fleet["edge-1"].wait() == 3
-    assert "another daemon uses the identity edge-1: end one of them" in fleet["edge-1"].errors()
-    fleet.server.logged("client_fenced", client="edge-1")
-    assert fleet.server.history("edge-1")[-1] == "client_fenced"
-    assert twin.terminate() == 0
+    assert first.logged("fenced")["todo"].startswith("two daemons use one identity: end one of them")
+    fenced = fleet.server.logged("client_fenced", client="double")
+    assert fenced["older_address"].startswith("127.0.0.1:")
+    assert fenced["newer_address"].startswith("127.0.0.1:")
+    assert fleet.server.history("double")[-1] == "client_fenced"
+    assert (twin.terminate(), first.terminate()) == (0, 0)
 
 
 def test_a_state_directory_is_one_daemons(fleet):

@@ -113,6 +113,18 @@ def test_every_secret_is_made_by_a_command_of_the_page(folder, typed):
 
 
 @needs_kubectl
+def test_the_authoritys_key_is_in_no_namespace_of_daemons(typed):
+    """Neither a command of the page nor an Issuer puts it there; and nobody signs for all namespaces."""
+    objects = build(EVERYTHING)
+    daemons = {pod.namespace for pod in pods(objects) if "fl-client" in pod.title}
+    assert daemons == {"impetus-clients"}
+    made = {(secret["metadata"]["namespace"], secret["metadata"]["name"]) for secret in typed}
+    assert {where for where, name in made if name == "impetus-ca"} == {"impetus"}
+    issuers = [each for each in objects if each["kind"].endswith("Issuer")]
+    assert [(each["kind"], each["metadata"]["namespace"]) for each in issuers] == [("Issuer", "impetus")]
+
+
+@needs_kubectl
 def test_a_secret_of_certificates_has_the_type_that_cert_manager_gives_it():
     """A Secret's type never changes, so one made by hand can be handed over to cert-manager."""
     made = [command for command in COMMANDS if "secret generic" in command and "tls.crt" in command]

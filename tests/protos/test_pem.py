@@ -37,6 +37,7 @@ def files(tmp_path):
 def put(files, certificate, key):
     """Write a pair over the one that is there."""
     files.cert.write_bytes(certificate)
+    files.key.touch(0o600)
     files.key.write_bytes(key)
 
 

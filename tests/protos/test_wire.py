@@ -15,6 +15,8 @@ def test_a_dead_peer_is_noticed_within_45_seconds() -> None:
     for options in (dict(wire.client_options()), dict(wire.server_options())):
         assert options["grpc.keepalive_time_ms"] == 30_000
         assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 45_000
+        # A ping of any kind is waited for so long, and by default for a minute.
+        assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
         # Also between calls, and for as long as nothing is said.
         assert (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"]) == (1, 0)
 

@@ -512,6 +512,50 @@ class ClientStatus(_message.Message):
     quarantine: Quarantine
     def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ...) -> None: ...
 
+class ClientOrigin(_message.Message):
+    __slots__ = ("address", "instance_id", "registered", "certificate_serial", "certificate_end")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_SERIAL_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_END_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    instance_id: str
+    registered: _timestamp_pb2.Timestamp
+    certificate_serial: str
+    certificate_end: _timestamp_pb2.Timestamp
+    def __init__(self, address: _Optional[str] = ..., instance_id: _Optional[str] = ..., registered: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., certificate_serial: _Optional[str] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetClientRequest(_message.Message):
+    __slots__ = ("client_id", "history")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    history: int
+    def __init__(self, client_id: _Optional[str] = ..., history: _Optional[int] = ...) -> None: ...
+
+class GetClientResponse(_message.Message):
+    __slots__ = ("client", "session", "refused", "fenced", "conflicts", "contested", "standing", "work", "history")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    CONTESTED_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    client: ClientStatus
+    session: ClientOrigin
+    refused: ClientOrigin
+    fenced: ClientOrigin
+    conflicts: int
+    contested: bool
+    standing: Quarantine
+    work: str
+    history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ..., session: _Optional[_Union[ClientOrigin, _Mapping]] = ..., refused: _Optional[_Union[ClientOrigin, _Mapping]] = ..., fenced: _Optional[_Union[ClientOrigin, _Mapping]] = ..., conflicts: _Optional[int] = ..., contested: _Optional[bool] = ..., standing: _Optional[_Union[Quarantine, _Mapping]] = ..., work: _Optional[str] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+
 class ListClientsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -567,8 +611,10 @@ class ForgetClientRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ...) -> None: ...
 
 class ForgetClientResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("still_banned",)
+    STILL_BANNED_FIELD_NUMBER: _ClassVar[int]
+    still_banned: bool
+    def __init__(self, still_banned: _Optional[bool] = ...) -> None: ...
 
 class DrainClientRequest(_message.Message):
     __slots__ = ("client_id", "reason", "undo")

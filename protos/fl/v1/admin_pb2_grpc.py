@@ -80,6 +80,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListClientsResponse.FromString,
                 _registered_method=True)
+        self.GetClient = channel.unary_unary(
+                '/fl.v1.Admin/GetClient',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetClientRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetClientResponse.FromString,
+                _registered_method=True)
         self.BanClient = channel.unary_unary(
                 '/fl.v1.Admin/BanClient',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.BanClientRequest.SerializeToString,
@@ -189,6 +194,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetClient(self, request, context):
+        """One client: what ListClients has of it, who speaks for it, what it works on, and its latest history.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BanClient(self, request, context):
         """Refused from now on, its session ended and its work given to others, until unbanned.
         """
@@ -204,7 +216,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ForgetClient(self, request, context):
-        """Leaves the roster for good: nobody waits for it any more. It may register anew.
+        """Leaves the roster for good: nobody waits for it any more. It may register anew, unless it is banned: a ban stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -293,6 +305,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListClients,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListClientsRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'GetClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetClient,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetClientRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetClientResponse.SerializeToString,
             ),
             'BanClient': grpc.unary_unary_rpc_method_handler(
                     servicer.BanClient,
@@ -579,6 +596,33 @@ class Admin:
             '/fl.v1.Admin/ListClients',
             protos_dot_fl_dot_v1_dot_admin__pb2.ListClientsRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/GetClient',
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetClientRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

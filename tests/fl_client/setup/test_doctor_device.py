@@ -171,12 +171,12 @@ def test_a_step_that_fails(look):
 
 
 def test_a_private_key_that_everyone_reads(look, site):
-    """A warning: it works."""
+    """A fault: the daemon does not take it."""
     files = site.issue("client", "edge-open")
     Path(files["key"]).chmod(0o644)
     found = look(tls=files)
-    assert "WARN tls.key" in found.faults
-    assert f"chmod o= {files['key']}" in found.of("tls.key")
+    assert "FAIL tls.key" in found.faults
+    assert f"chmod 600 {files['key']}" in found.of("tls.key")
 
 
 def test_a_private_key_of_another_certificate(look, site):

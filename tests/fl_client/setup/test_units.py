@@ -114,7 +114,7 @@ def test_no_lock_is_lost(name):
 def test_what_only_a_person_mends_is_not_started_again():
     """The exit codes of settings that cannot be used and of a second daemon, as the programs have them."""
     texts = unit_files(Wishes(PROGRAM), OLD).values()
-    assert settings(*texts)["RestartPreventExitStatus"] == f"{client.CANNOT_START} {client.FENCED}"
+    assert settings(*texts)["RestartPreventExitStatus"] == str(client.CANNOT_START)
     assert settings(*texts)["Restart"] == "on-failure"
     assert settings(SERVER_UNIT.read_text())["RestartPreventExitStatus"] == str(EXIT_UNUSABLE)
 

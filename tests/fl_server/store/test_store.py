@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.store.base import StateStanding, Store, StoreError
+from fl_server.store.base import StateStanding, Store, StoreError, only_banned
 from tests.fl_server.store.records import a_client, a_commit, a_run, a_standing, an_attempt, an_update, why
 
 
@@ -373,6 +373,18 @@ def test_a_forgotten_client_leaves_its_history(store: Store) -> None:
     assert [client.client_id for client in store.clients()] == ["b"]
     assert store.updates("r1", 0, 0) == [an_update()]
     assert events(store, "a") == ["forgotten"]
+
+
+def test_a_ban_outlives_forgetting(store: Store) -> None:
+    """Name, ban and reason stay of a banned client, and nothing else; unbanned, it is forgotten whole."""
+    banned = a_client(labels={"site": "north"}, tasks=({"name": "digits"},), banned=True, draining=True, note="it lies")
+    store.put_clients([banned])
+    assert store.forget_client("a", why("forgotten", "a"))
+    kept = only_banned(banned)
+    assert (store.client("a"), kept.note, kept.labels, kept.draining) == (kept, "it lies", {}, False)
+    store.put_clients([a_client("a")])
+    assert store.forget_client("a", why("forgotten", "a"))
+    assert store.client("a") is None
 
 
 def test_forgetting_nobody_says_so(store: Store) -> None:

@@ -1,0 +1,70 @@
+"""What other users of a machine can read of programs that were started by hand, with the usual mask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fl_ops.errors import Misused
+from tests.hostile.certificates import section
+from tests.hostile.federation import Federation
+from tests.integration.harness import Daemon
+from tests.integration.processes import Place
+
+USUAL = 0o022
+"""Files 0644, folders 0755."""
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Started under the usual mask, whatever the tests' own is; what one daemon and the coordinator left is open."""
+    before = os.umask(USUAL)
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("server-state", "honest-0-state"):
+        (folder / name).mkdir()
+        (folder / name).chmod(0o755)
+        (folder / name / "lock").touch()
+        (folder / name / "lock").chmod(0o644)
+    try:
+        with Place(folder) as place:
+            yield Federation(place)
+    finally:
+        os.umask(before)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """What somebody else may do anything with, with the folder itself."""
+    found = (folder, *folder.rglob("*"))
+    return [f"{path} {stat.filemode(path.stat().st_mode)}" for path in found if path.stat().st_mode & 0o077]
+
+
+def test_nobody_else_reads_updates_models_or_the_ledger(federation, undisturbed):
+    """In mid-round, with an update of each client kept, and after a run: nothing in a state directory is open."""
+    server, daemons = federation.server, federation.daemons
+    run_id = federation.begin_run()
+    server.until(run_id, lambda run: run.rounds_done, "a round is committed")
+    states = [Path(process.settings["state_dir"]) for process in (server, *daemons.values())]
+    federation.still_works(undisturbed, run_id)
+    assert all(any(state.rglob("*")) for state in states)
+    assert [each for state in states for each in open_to_others(state)] == []
+
+
+def test_programs_refuse_a_key_that_everybody_reads(federation):
+    """Coordinator, daemon and operator each name the file, its mode and the command that mends it."""
+    files = federation.pki.issue("client", "open")
+    files.key.chmod(0o644)
+    daemon = Daemon(federation.place, federation.server, "open", insecure=False, tls=section(files)).start()
+    assert daemon.wait() == 2
+    assert f"got {files.key} with mode 0644: chmod 600 {files.key}" in daemon.errors()
+    with pytest.raises(Misused, match=f"got {files.key} with mode 0644: chmod 600 {files.key}"):
+        federation.server.admin(files)
+    own = Path(federation.server.settings["tls"]["key"])
+    own.chmod(0o644)
+    federation.server.terminate()
+    assert federation.server.start().wait() == 2
+    assert f"tls.key: expected a private key that only its owner can read, got {own}" in federation.server.errors()
+    own.chmod(0o600)
+    federation.server.serve()
