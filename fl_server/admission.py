@@ -12,6 +12,7 @@ import blake3
 from fl_server.file_look import look_through
 from fl_server.norms import NO_LIMIT, RelativeNorm
 from fl_server.shapes import PayloadShape, UpdateShape
+from fl_server.store.files import disk_errors
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 
@@ -147,7 +148,7 @@ class Gate:
 def file_digest(path: Path) -> bytes:
     """BLAKE3-256 of a file, read in pieces."""
     hasher = blake3.blake3()
-    with path.open("rb", buffering=0) as file:
+    with disk_errors(f"read {path}"), path.open("rb", buffering=0) as file:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)
     return hasher.digest()

@@ -56,6 +56,25 @@ class LimitsConfig(Section):
     call, and is told to come again for a later time. Two seconds' worth may come at once."""
 
 
+class ConnectionsConfig(Section):
+    """What strangers and peers may hold open. How many connections clients may have follows from `limits.max_clients`
+    and from the process's limit on open files, of which a quarter is kept for ledger, checkpoints and updates.
+    """
+
+    handshake_s: float = Field(default=10.0, gt=0, le=600)
+    """A connection whose TLS and HTTP/2 handshakes take longer is closed; of one to `metrics_listen`, its request."""
+    idle_s: float = Field(default=300.0, ge=1, le=86_400)
+    """A connection without a call is closed after that; its client opens another when it needs one."""
+    admin: int = Field(default=128, ge=1, le=65_536)
+    """Connections to `admin_listen` at once."""
+    health: int = Field(default=64, ge=1, le=65_536)
+    """Connections to `health_listen` at once; each is closed after a minute."""
+    metrics: int = Field(default=32, ge=1, le=65_536)
+    """Connections to `metrics_listen` at once; when more come, the one that has waited longest is closed."""
+    calls_per_client: int = Field(default=64, ge=16, le=65_536)
+    """Calls at once by the holder of one certificate, and on one connection. A daemon has fewer than ten."""
+
+
 class QuarantineConfig(Section):
     """Clients whose updates are refused again and again."""
 
@@ -89,7 +108,10 @@ class ServerConfig(Section):
     """Speak plain text, on this machine only."""
     insecure_remote: bool = False
     """Speak plain text over a network where everyone can read and change it."""
+    reflection: bool = False
+    """Tell any peer that may call what services and messages there are, as grpcurl asks for it."""
     limits: LimitsConfig = LimitsConfig()
+    connections: ConnectionsConfig = ConnectionsConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     durability: Literal["process", "power"] = "process"
     """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""

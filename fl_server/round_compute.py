@@ -11,6 +11,7 @@ import structlog
 
 from fl_server import events as ev
 from fl_server.client_states import RoundUpdates
+from fl_server.ledger import until_room
 from fl_server.spool import SpoolKey
 from fl_server.step import Diverged
 from fl_server.store.base import CommitRecord, HistoryRecord, UpdateRecord
@@ -29,7 +30,8 @@ async def reduce_exchange(run: Run, command: ev.ReduceExchange) -> None:
 
 async def _compute_sums(run: Run, accepted: ev.Accepted) -> None:
     updates = await accepted_updates(run, run.state.exchange, accepted)
-    await run.model.reduce(run.state.exchange, updates, update_paths(run, updates))
+    paths = update_paths(run, updates)
+    await until_room(run.no_room, lambda: run.model.reduce(run.state.exchange, updates, paths))
     run.post(ev.ExchangeReduced())
 
 
@@ -47,7 +49,8 @@ async def _fix(run: Run, accepted: ev.Accepted) -> None:
 async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
     updates = await accepted_updates(run, run.state.exchange, accepted)
     try:
-        norms = await run.model.step(updates, update_paths(run, updates))
+        paths = update_paths(run, updates)
+        norms = await until_room(run.no_room, lambda: run.model.step(updates, paths))
     except Diverged as error:
         log.error("run_diverged", run=run.id, round=run.state.round, error=str(error))
         run.fail(str(error))

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fl_server.interceptors import CallInterceptor
+from fl_server.interceptors import CallInterceptor, Door
 from fl_server.metrics import Metrics
+from fl_server.rpc.callers import Callers
 
 Method = Callable[..., Any]
 _MAKE = {
@@ -49,9 +50,16 @@ class Ends:
 
 
 @asynccontextmanager
-async def calling(metrics: Metrics, service: str, ends: Ends | None = None, **methods: Method) -> AsyncIterator[Caller]:
+async def calling(
+    metrics: Metrics,
+    service: str,
+    ends: Ends | None = None,
+    per_caller: int = 64,
+    stall_s: float = 60.0,
+    **methods: Method,
+) -> AsyncIterator[Caller]:
     """A caller of a server with the methods One, Up and Down, those that are given; plain text without `ends`."""
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    server = grpc.aio.server(interceptors=[CallInterceptor(Door(metrics, Callers(per_caller, 1000), stall_s=stall_s))])
     handlers = {name: _MAKE[name](method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     here = "127.0.0.1:0"
