@@ -57,8 +57,10 @@ class LimitsConfig(Section):
 
 
 class ConnectionsConfig(Section):
-    """What strangers and peers may hold open. How many connections clients may have follows from `limits.max_clients`
-    and from the process's limit on open files, of which a quarter is kept for ledger, checkpoints and updates.
+    """What strangers and peers may hold open.
+
+    How many connections clients may have follows from `limits.max_clients` and from the process's limit on open files,
+    of which a quarter is kept for ledger, checkpoints and updates.
     """
 
     handshake_s: float = Field(default=10.0, gt=0, le=600)

@@ -51,15 +51,10 @@ class Ends:
 
 @asynccontextmanager
 async def calling(
-    metrics: Metrics,
-    service: str,
-    ends: Ends | None = None,
-    per_caller: int = 64,
-    stall_s: float = 60.0,
-    **methods: Method,
+    metrics: Metrics, service: str, ends: Ends | None = None, door: Door | None = None, **methods: Method
 ) -> AsyncIterator[Caller]:
     """A caller of a server with the methods One, Up and Down, those that are given; plain text without `ends`."""
-    server = grpc.aio.server(interceptors=[CallInterceptor(Door(metrics, Callers(per_caller, 1000), stall_s=stall_s))])
+    server = grpc.aio.server(interceptors=[CallInterceptor(door or Door(metrics, Callers(64, 1000)))])
     handlers = {name: _MAKE[name](method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     here = "127.0.0.1:0"

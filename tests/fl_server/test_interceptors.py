@@ -33,6 +33,8 @@ CASES = [
     (errors.WrongState("r", "paused", ("running",), "pausing"), "FAILED_PRECONDITION", errors_pb2.WrongRunState),
     (errors.UploadBroken(KEY, 100, "cut"), "DATA_LOSS", errors_pb2.BrokenUpload),
     (errors.NotNow("full", 2.5), "UNAVAILABLE", errors_pb2.RetryLater),
+    (errors.TooMany("8 calls at once", 2.5), "RESOURCE_EXHAUSTED", errors_pb2.RetryLater),
+    (errors.NoSuchService("x", ["live"]), "NOT_FOUND", type(None)),
 ]
 
 
@@ -135,10 +137,10 @@ async def test_good_calls_pass_through(metrics):
 
 
 async def test_other_services_are_left_alone(metrics):
-    """Health and reflection have their own errors, and are not counted here."""
+    """Health and reflection are not counted here, and what goes wrong there is a status too."""
     async with calling(metrics, "grpc.health.v1.Health", **raising(errors.NotNow("x", 1.0))) as caller:
         came = await failed(caller.one())
-    assert came.code() is grpc.StatusCode.UNKNOWN
+    assert came.code() is grpc.StatusCode.UNAVAILABLE
     assert calls(metrics, "One", "UNAVAILABLE") == 0
 
 
