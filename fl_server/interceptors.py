@@ -136,13 +136,14 @@ class _Call:
         """The call's one request. Raises InvalidInput, NotNow."""
         stall_s = self.door.stall_s
         try:
-            async with asyncio.timeout(stall_s), place.reads:
+            async with asyncio.timeout(stall_s):
                 raw = await context.read()
         except TimeoutError:
             raise errors.NotNow(f"no request came within {stall_s:g} s", _RETRY_S, routine=True) from None
         if raw is grpc.aio.EOF:
             raise BadRequest("malformed", f"a request of {self.name}", "none")
-        return self.parsed(raw)
+        with place.listening():
+            return self.parsed(raw)
 
     def parsed(self, raw: bytes) -> Any:
         """A request from its bytes. Raises InvalidInput."""
@@ -212,7 +213,7 @@ def _wrap_single(call: _Call, inner: Handler) -> Handler:
     async def wrapped(requests: Any, context: grpc.aio.ServicerContext) -> Any:
         with call.counted() as counted:
             try:
-                with call.enter(context):
+                with call.enter(context) as place, place.listening():
                     return await inner(requests, context)
             except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
                 await call.fail(context, counted, error)

@@ -6,25 +6,23 @@ and nothing else.
 
 from __future__ import annotations
 
-import asyncio
+import math
+import time
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from fl_server.errors import TooMany
+from fl_server.rpc.requests import BadRequest
 
-READS_AT_ONCE = 4
-"""Requests of one caller that are received at the same time; further ones wait. Each may be a whole message of the
-transport's largest size before its own method's limit can be looked at."""
 RETRY_S = 1.0
-
-
-class _Caller:
-    """What one caller has open."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        """By method."""
-        self.reads = asyncio.Semaphore(READS_AT_ONCE)
+REST_S = 10.0
+"""A caller that sent a large request which was refused is not listened to for so long. The transport receives a message
+of its own largest size whole before a method's limit can be looked at: again and again, that would be the caller's
+share of our memory."""
+MOST_RESTING = 4096
+"""Callers that are remembered for it."""
 
 
 class Place:
@@ -34,10 +32,15 @@ class Place:
         self._callers, self._who, self._method = callers, who, method
         self._left = False
 
-    @property
-    def reads(self) -> asyncio.Semaphore:
-        """To be held while the request is received."""
-        return self._callers.of(self._who).reads
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """A large request that is refused meanwhile is the caller's last for a while."""
+        try:
+            yield
+        except BadRequest as error:
+            if error.is_large:
+                self._callers.rest(self._who)
+            raise
 
     def leave(self) -> None:
         """The call is over. A second call does nothing."""
@@ -58,7 +61,10 @@ class Callers:
     def __init__(self, per_caller: int, in_all: int, known_connections: int = 1024) -> None:
         """known_connections: so many are remembered, to count each once."""
         self._per_caller, self._in_all = per_caller, in_all
-        self._open: dict[str, _Caller] = {}
+        self._open: dict[str, Counter[str]] = {}
+        """By caller, then by method."""
+        self._resting: OrderedDict[str, float] = OrderedDict()
+        """Until when, by caller."""
         self._count = 0
         self._most_known = known_connections
         self._connections: OrderedDict[str, None] = OrderedDict()
@@ -66,29 +72,34 @@ class Callers:
     def enter(self, who: str, method: str, at_once: int) -> Place:
         """A place for a call of a method of which a caller may have `at_once` open. Raises TooMany."""
         name, found = method.rpartition("/")[2], self._open.get(who)
-        if found is not None and found.calls[method] >= at_once:
+        if self._resting and (rests_s := self._resting.get(who, 0.0) - time.monotonic()) > 0:
+            raise TooMany("the caller's last large request was refused", math.ceil(rests_s), routine=True)
+        if found is not None and found[method] >= at_once:
             raise TooMany(f"at most {at_once} calls of {name} at once are taken of one caller", RETRY_S, routine=True)
-        if found is not None and found.calls.total() >= self._per_caller:
+        if found is not None and found.total() >= self._per_caller:
             raise TooMany(f"at most {self._per_caller} calls at once are taken of one caller", RETRY_S, routine=True)
         if self._count >= self._in_all:
             raise TooMany(f"{self._in_all} calls are open, which is the limit of this port", RETRY_S, routine=True)
         self._count += 1
-        self._open.setdefault(who, _Caller()).calls[method] += 1
+        self._open.setdefault(who, Counter())[method] += 1
         return Place(self, who, method)
 
     def left(self, who: str, method: str) -> None:
         """A call is over; nothing is kept of a caller without one."""
-        caller = self._open[who]
+        calls = self._open[who]
         self._count -= 1
-        caller.calls[method] -= 1
-        if not caller.calls[method]:
-            del caller.calls[method]
-        if not caller.calls:
+        calls[method] -= 1
+        if not calls[method]:
+            del calls[method]
+        if not calls:
             del self._open[who]
 
-    def of(self, who: str) -> _Caller:
-        """A caller with open calls."""
-        return self._open[who]
+    def rest(self, who: str) -> None:
+        """Do not listen to a caller for a while."""
+        self._resting[who] = time.monotonic() + REST_S
+        self._resting.move_to_end(who)
+        if len(self._resting) > MOST_RESTING:
+            self._resting.popitem(last=False)
 
     def is_new(self, connection: str) -> bool:
         """Whether this is a connection's first call."""

@@ -33,20 +33,22 @@ class RequestLimit:
 
 
 DEFAULT = RequestLimit()
+LARGE_BYTES = 256 << 10
+"""A request over that is no slip of an honest client, where it is refused."""
 _LARGEST_RUN = RequestLimit(size_bytes=1 << 20, values=50_000)
 _WATCH = RequestLimit(size_bytes=1 << 10, values=16, at_once=8)
 
 LIMITS: Mapping[str, RequestLimit] = {
     # A thousand pending keys and states, and 64 labels and tasks with texts of 256 characters, fit into 512 KiB.
-    "/fl.v1.Coordinator/Register": RequestLimit(size_bytes=512 << 10, at_once=8),
+    "/fl.v1.Coordinator/Register": RequestLimit(size_bytes=512 << 10, at_once=4),
     "/fl.v1.Coordinator/Attend": RequestLimit(size_bytes=1 << 10, values=16, at_once=8),
-    "/fl.v1.Coordinator/FetchModel": RequestLimit(size_bytes=1 << 10, values=16, at_once=32),
+    "/fl.v1.Coordinator/FetchModel": RequestLimit(size_bytes=1 << 10, values=16, at_once=8),
     # Chunks, whose size is their own matter, and one header: `upload_parts.request_of` counts what is in it.
-    "/fl.v1.Coordinator/SubmitUpdate": RequestLimit(size_bytes=MAX_MESSAGE_BYTES, at_once=32),
-    "/fl.v1.Coordinator/QueryUpload": RequestLimit(size_bytes=1 << 10, values=16, at_once=32),
+    "/fl.v1.Coordinator/SubmitUpdate": RequestLimit(size_bytes=MAX_MESSAGE_BYTES, at_once=8),
+    "/fl.v1.Coordinator/QueryUpload": RequestLimit(size_bytes=1 << 10, values=16, at_once=8),
     # 64 failures with 4,000 characters each.
-    "/fl.v1.Coordinator/ReportStatus": RequestLimit(size_bytes=1 << 20, values=2_000, at_once=32),
-    "/fl.v1.Coordinator/ReportEvaluation": RequestLimit(at_once=32),
+    "/fl.v1.Coordinator/ReportStatus": RequestLimit(size_bytes=1 << 20, values=2_000, at_once=8),
+    "/fl.v1.Coordinator/ReportEvaluation": RequestLimit(at_once=8),
     "/fl.v1.Admin/CreateRun": _LARGEST_RUN,
     "/fl.v1.Admin/WatchRun": RequestLimit(at_once=64),
     **{
@@ -81,9 +83,9 @@ LARGEST_PROBE_BYTES = max(limit.size_bytes for method, limit in LIMITS.items() i
 class BadRequest(InvalidInput):
     """A request that is refused as it came, unparsed. `why`: "size", "values" or "malformed"."""
 
-    def __init__(self, why: str, expected: str, came: str) -> None:
+    def __init__(self, why: str, expected: str, came: str, size_bytes: int = 0) -> None:
         super().__init__("request", expected, came)
-        self.why = why
+        self.why, self.is_large = why, size_bytes > LARGE_BYTES
 
 
 def parse(method: str, raw: bytes, parser: Callable[[bytes], Any] | None) -> Any:
@@ -91,7 +93,9 @@ def parse(method: str, raw: bytes, parser: Callable[[bytes], Any] | None) -> Any
     limit = LIMITS.get(method, DEFAULT)
     name = method.rpartition("/")[2]
     if len(raw) > limit.size_bytes:
-        raise BadRequest("size", f"at most {limit.size_bytes} bytes in {name}; send less", f"{len(raw)} bytes")
+        raise BadRequest(
+            "size", f"at most {limit.size_bytes} bytes in {name}; send less", f"{len(raw)} bytes", len(raw)
+        )
     return parse_counted(name, raw, parser, (NESTED.get(method, {}), limit.values))
 
 
@@ -101,8 +105,8 @@ def parse_counted(name: str, raw: bytes, parser: Callable[[bytes], Any] | None, 
     try:
         # A value takes a byte at least, so what is short enough needs no count.
         if len(raw) > most and count_values(raw, nested, most) > most:
-            raise BadRequest("values", f"at most {most} values in {name}; send fewer entries", "more")
+            raise BadRequest("values", f"at most {most} values in {name}; send fewer entries", "more", len(raw))
         return raw if parser is None else parser(raw)
     except (Malformed, DecodeError, RecursionError, UnicodeDecodeError) as error:
         words = str(error) if isinstance(error, Malformed) else "bytes that protobuf cannot parse"
-        raise BadRequest("malformed", f"a request as {name} in fl/v1/*.proto has it", words) from error
+        raise BadRequest("malformed", f"a request as {name} in fl/v1/*.proto has it", words, len(raw)) from error
