@@ -162,7 +162,7 @@ def answer(app: WsgiApp, head: bytes) -> bytes:
         method, target, _ = line.split(" ")
     except ValueError:
         return _plain("400 Bad Request")
-    if method not in {"GET", "HEAD", "OPTIONS"}:
+    if method not in {"GET", "OPTIONS"}:
         return _plain("405 Method Not Allowed")
     path, _, query = target.partition("?")
     environ: dict[str, Any] = {
@@ -180,7 +180,7 @@ def answer(app: WsgiApp, head: bytes) -> bytes:
         return _plain("500 Internal Server Error")
     status, given = said
     lines = [f"HTTP/1.0 {status}", *(f"{name}: {value}" for name, value in given), f"Content-Length: {len(body)}"]
-    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1") + (b"" if method == "HEAD" else body)
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1") + body
 
 
 def _plain(status: str) -> bytes:

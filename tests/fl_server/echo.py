@@ -26,19 +26,19 @@ class Caller:
     """Calls the methods, with bytes in and bytes out."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
-        self._channel, self._service = channel, service
+        self.channel, self._service = channel, service
 
     def one(self, request: bytes = b"") -> Awaitable[bytes]:
         """One message there, one back."""
-        return self._channel.unary_unary(f"/{self._service}/One")(request, timeout=20)
+        return self.channel.unary_unary(f"/{self._service}/One")(request, timeout=20)
 
     def up(self, *requests: bytes) -> Awaitable[bytes]:
         """Many there, one back."""
-        return self._channel.stream_unary(f"/{self._service}/Up")(iter(requests), timeout=20)
+        return self.channel.stream_unary(f"/{self._service}/Up")(iter(requests), timeout=20)
 
     async def down(self, request: bytes = b"") -> list[bytes]:
         """One there, many back."""
-        return [each async for each in self._channel.unary_stream(f"/{self._service}/Down")(request, timeout=20)]
+        return [each async for each in self.channel.unary_stream(f"/{self._service}/Down")(request, timeout=20)]
 
 
 @dataclass(frozen=True)
