@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from grpc_health.v1 import health_pb2
 
 from fl_server.errors import NoSuchService
 
-Status = health_pb2.HealthCheckResponse.ServingStatus
+Status: TypeAlias = int
+"""A HealthCheckResponse.ServingStatus."""
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
+import socket
+import ssl
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -12,11 +15,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from fl_server.rpc.connections import MANY_UNUSED
 from fl_server.rpc.requests import LIMITS
 from protos.fl.v1 import errors_pb2
 from protos.status import detail_of
 from tests.hostile.attacks import empty_pending, half_open_metrics, health_names, silent_connections
-from tests.hostile.certificates import credentials
+from tests.hostile.certificates import Pki, credentials
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import for_seconds, target, under
 from tests.integration.processes import Place, eventually
@@ -70,6 +74,22 @@ def test_silent_connections_stop_nobody(federation, undisturbed):
         federation.still_works(undisturbed, federation.begin_run())
     with federation.raw("comes-after") as client:
         eventually(lambda: _registered(client), "a newcomer is let in")
+
+
+def test_refused_handshakes_are_told_of(federation):
+    """With how many there were; certificates of another authority come no further than that."""
+    eve = Pki(federation.place.folder / "another-authority").issue("client", "eve")
+    host, _, port = federation.server.settings["admin_listen"].rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(federation.pki.ca)
+    context.load_cert_chain(eve.cert, eve.key)
+    context.set_alpn_protocols(["h2"])
+    for _ in range(MANY_UNUSED + 5):
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=20) as connection:
+            with context.wrap_socket(connection, server_hostname=host) as secure:
+                secure.recv(1)
+    told = federation.server.logged("handshakes_without_calls", port="admin_listen")
+    assert told["handshakes"] >= MANY_UNUSED
 
 
 def _registered(client):
