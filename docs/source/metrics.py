@@ -60,7 +60,7 @@ WORRY = {
     "fl_state_dir_available_bytes": "Little: FlStateDirFilling. At 0 the coordinator waits, and loses nothing.",
     "fl_requests_refused_total": "It grows: the log's `rpc_refused` lines name caller and address.",
     "fl_connections": "At `fl_connections_limit`: strangers, or more clients than `limits.max_clients`.",
-    "fl_tls_handshakes_total": "It grows faster than `fl_connections_used_total`: strangers, or certificates not known.",
+    "fl_tls_handshakes_total": "It outgrows `fl_connections_used_total`: strangers, or certificates of another CA.",
     "fl_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
     "process_start_time_seconds": "It changes often: FlCoordinatorRestarting.",
     "process_open_fds": "Near `process_max_fds`.",
