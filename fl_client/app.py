@@ -69,6 +69,8 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         progress.say("loading the task's data")
         local = load_local_task(config, state, device)
         metrics.about(device, len(local.train), config.state_dir)
+        if config.insecure_remote:  # at every start: who set it once may have forgotten it
+            log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         instruments = Instruments(metrics, progress, traces=traces)
         return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))

@@ -19,6 +19,7 @@ from fl_server.progress import Progress
 from fl_server.run import Run
 from fl_server.run_config import from_spec
 from fl_server.store.checkpoints import INITIAL
+from fl_server.store.files import disk_errors
 from fl_server.views import (
     client_evaluation,
     client_status,
@@ -153,7 +154,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         round_ = await self._coordinator.model_round(run, request.round or "latest")
         path = await self._parts.in_compute(self._parts.checkpoints.model_file, run.id, round_)
         # Open from now on: a checkpoint that is pruned meanwhile can still be read to its end.
-        with path.open("rb", buffering=0) as file:
+        with disk_errors(f"read {path}"):
+            file = path.open("rb", buffering=0)
+        with file:
             size = path.stat().st_size
             digest = await self._parts.in_io(file_digest, path)
             what = (

@@ -14,6 +14,7 @@ from fl_server.norms import BUFFERS, NO_LIMIT, RelativeNorm
 from fl_server.runs.buffers import BadBuffer, BufferRules
 from fl_server.runs.ordered import Ordered
 from fl_server.shapes import PayloadShape, UpdateShape
+from fl_server.store.files import disk_errors
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 
@@ -176,7 +177,7 @@ class Gate:
 def file_digest(path: Path) -> bytes:
     """BLAKE3-256 of a file, read in pieces."""
     hasher = blake3.blake3()
-    with path.open("rb", buffering=0) as file:
+    with disk_errors(f"read {path}"), path.open("rb", buffering=0) as file:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)
     return hasher.digest()

@@ -23,12 +23,15 @@ from fl_server.config import ServerConfig
 from fl_server.coordinator import Coordinator
 from fl_server.fleet import Fleet
 from fl_server.health import Health, add_port
-from fl_server.interceptors import CallInterceptor
+from fl_server.interceptors import CallInterceptor, CallPolicy
 from fl_server.ledger import Ledger
 from fl_server.logs import keep_telling
 from fl_server.metrics import Metrics
-from fl_server.open_files import allow_open_files
+from fl_server.open_files import Connections, allow_open_files
 from fl_server.parts import Parts
+from fl_server.rpc.callers import Callers
+from fl_server.rpc.connections import ConnectionWatch
+from fl_server.rpc.listeners import CALLS_BESIDE, ports
 from fl_server.spool import Spool
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.held_parts import MostHeld
@@ -40,10 +43,10 @@ from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.logs import Folder
 from protos.metrics import listening
+from protos.metrics_port import Serving
 from protos.private_files import tighten
 from protos.settings import SettingsError, split_address
 from protos.traces import open_traces
-from protos.wire import server_options
 
 log = structlog.get_logger()
 
@@ -56,9 +59,11 @@ EXIT_AT_ONCE = 130
 class Server:
     """One coordinator process. Made in any thread, for that takes a while; then it lives on the event loop."""
 
-    def __init__(self, config: ServerConfig, probes: Health) -> None:
+    def __init__(self, config: ServerConfig, probes: Health, connections: Connections) -> None:
+        """connections: how many each port may have."""
         self.config = config
         self._health = probes
+        self._connections, self._ports = connections, ports(config, connections)
         self._open = AsyncExitStack()
         self._parts = self._build()
         self._coordinator = Coordinator(self._parts)
@@ -70,7 +75,6 @@ class Server:
     def _build(self) -> Parts:
         """Everything that is on disk or counts; the state directory is ours from here on."""
         config, state = self.config, self.config.state_dir
-        allow_open_files(config.limits.max_clients)
         traces = open_traces("fl-server")
         self._open.push_async_callback(asyncio.to_thread, traces.close)
         lock = lock_directory(state)
@@ -119,22 +123,32 @@ class Server:
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
         self._parts.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
+        self._health.count(self._parts.metrics)
         self._serve_metrics()
         await self._parts.fleet.start()
         await self._coordinator.start()
         for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
             self._health.serve_on(server)
-            reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+            if self.config.reflection:
+                reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
             await server.start()
         await self._health.ready()
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
 
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
-        interceptors = [*self._parts.traces.server_interceptors(), CallInterceptor(self._parts.metrics)]
-        server = grpc.aio.server(interceptors=interceptors, options=server_options())
-        credentials = None if self._certificates is None else self._certificates.credentials()
-        port = add_port(server, address, setting, credentials)
-        self._addresses[setting] = f"{address.rpartition(':')[0]}:{port}"
+        port, metrics = self._ports[setting], self._parts.metrics
+        callers = Callers(port.streams, port.calls, known_connections=2 * port.connections)
+        policy = CallPolicy(metrics, callers, setting, self._parts.fleet.refuse_holder, self.config.limits.stall_s)
+        interceptors = [*self._parts.traces.server_interceptors(), CallInterceptor(policy)]
+        # One call more than the interceptor takes: it has the better words.
+        server = grpc.aio.server(
+            interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + CALLS_BESIDE
+        )
+        credentials = None
+        if self._certificates is not None:
+            credentials = self._certificates.credentials(metrics.handshakes.labels(setting).inc)
+        number = add_port(server, address, setting, credentials)
+        self._addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
         self._servers.append(server)
         return server
 
@@ -143,7 +157,8 @@ class Server:
             return
         host, port = split_address(self.config.metrics_listen)
         try:
-            port = self._open.enter_context(listening(self._parts.metrics.registry, host, port))
+            serving = Serving(self._connections.metrics, self.config.connections.handshake_s)
+            port = self._open.enter_context(listening(self._parts.metrics.registry, host, port, serving))
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
@@ -175,12 +190,25 @@ class Server:
         if self._certificates is not None:
             await self._certificates.watch()
 
+    async def watch_connections(self) -> None:
+        """Look at who holds connections, and say so where they run out."""
+        limits = {setting: port.connections for setting, port in self._ports.items()}
+        limits["metrics_listen"] = self._connections.metrics
+        await ConnectionWatch(self._addresses, limits, self._parts.metrics).watch()
+
     async def measure_lag(self) -> None:
         """Watch how late the loop wakes up."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(_LAG_PERIOD_S)
             self._parts.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
+
+
+def warn_of_plain_text(config: ServerConfig) -> None:
+    """Warn at every start: the setting may have been forgotten."""
+    if config.insecure_remote:
+        todo = "add [tls]: `fl ca init` makes the certificates"
+        log.warning("insecure_remote", listen=config.listen, admin_listen=config.admin_listen, todo=todo)
 
 
 async def serve(config: ServerConfig, folder: Folder | None = None) -> None:
@@ -191,11 +219,13 @@ async def serve(config: ServerConfig, folder: Folder | None = None) -> None:
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
     _listen_to_signals(asyncio.get_running_loop(), leaving.set)
-    await probes.listen(config.health_listen)
+    connections = allow_open_files(config.limits.max_clients, config.connections)
+    await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
+    warn_of_plain_text(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
     ending = asyncio.create_task(_end_in_time(config, leaving, probes))
     try:
-        server = await asyncio.to_thread(Server, config, probes)
+        server = await asyncio.to_thread(Server, config, probes, connections)
         await _serve(server, leaving, folder or Folder(0))
     finally:
         ending.cancel()
@@ -208,10 +238,10 @@ async def _serve(server: Server, leaving: asyncio.Event, folder: Folder) -> None
     server.ledger.on_taken = leaving.set
     try:
         await server.start()
-        watching = [
-            asyncio.create_task(work)
-            for work in (server.measure_lag(), server.watch_certificates(), keep_telling(folder))
-        ]
+        works = (
+            server.measure_lag(), server.watch_certificates(), server.watch_connections(), keep_telling(folder),
+        )  # fmt: skip
+        watching = [asyncio.create_task(work) for work in works]
         await leaving.wait()
         for task in watching:
             task.cancel()

@@ -110,6 +110,27 @@ class TransfersConfig(Section):
     registers again and is sent its outstanding work."""
 
 
+class ConnectionsConfig(Section):
+    """What strangers and peers may hold open.
+
+    How many connections clients may have follows from `limits.max_clients` and from the process's limit on open files,
+    of which a quarter is kept for ledger, checkpoints and updates.
+    """
+
+    handshake_s: float = Field(default=10.0, gt=0, le=600)
+    """A connection whose TLS and HTTP/2 handshakes take longer is closed; of one to `metrics_listen`, its request."""
+    idle_s: float = Field(default=300.0, ge=1, le=86_400)
+    """A connection without a call is closed after that; its client opens another when it needs one."""
+    admin: int = Field(default=128, ge=1, le=65_536)
+    """Connections to `admin_listen` at once."""
+    health: int = Field(default=64, ge=1, le=65_536)
+    """Connections to `health_listen` at once; each is closed after a minute."""
+    metrics: int = Field(default=32, ge=1, le=65_536)
+    """Connections to `metrics_listen` at once; when more come, the one that has waited longest is closed."""
+    calls_per_client: int = Field(default=64, ge=16, le=65_536)
+    """Calls at once by the holder of one certificate, and on one connection. A daemon has fewer than ten."""
+
+
 class QuarantineConfig(Section):
     """Clients whose updates are refused, or whose work fails, again and again."""
 
@@ -165,7 +186,10 @@ class ServerConfig(Section):
     tasks: list[TaskPath] = Field(default_factory=list)
     """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
     module:attribute: ["my_task:Wine"]. No other module is ever imported for a run."""
+    reflection: bool = False
+    """Tell any peer that may call what services and messages there are, as grpcurl asks for it."""
     limits: LimitsConfig = LimitsConfig()
+    connections: ConnectionsConfig = ConnectionsConfig()
     transfers: TransfersConfig = TransfersConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     states: StatesConfig = StatesConfig()

@@ -11,9 +11,11 @@
     |- NoSuchResource      not sent out any more
     |- NoSuchRun, RunExists
     |- NoSuchClient
+    |- NoSuchService       of a probe
     |- WrongState          not from this state of the run
     |- UploadBroken        the bytes are not what was announced
     |- LimitExceeded       more than one client may have: try again after a while
+    |- TooMany             the caller has too much open, or the port has
     '- NotNow              try again after a while
 
 Each error carries the message of errors.proto that tells a program what a person reads in the text. `interceptors.py`
@@ -161,6 +163,16 @@ class NoSuchClient(ServerError):
         self.detail = errors_pb2.UnknownClient(client_id=client_id)
 
 
+class NoSuchService(ServerError):
+    """No service of that name is watched by probes."""
+
+    routine = True
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        names = ", ".join(repr(each) for each in known)
+        super().__init__(f"service: expected one of {names}, got {name[:100]!r}")
+
+
 class WrongState(ServerError):
     """The run cannot do this from the state it is in."""
 
@@ -195,5 +207,15 @@ class LimitExceeded(ServerError):
     def __init__(self, expected: str, wait_s: float) -> None:
         """expected: the most that is allowed, with the setting's name."""
         super().__init__(f"limit of one client exceeded: expected at most {expected}; try again in {wait_s:.3g} s")
+        self.detail = errors_pb2.RetryLater()
+        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+
+
+class TooMany(ServerError):
+    """A limit on what is open at once; the same call may succeed after a while."""
+
+    def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
+        super().__init__(f"{why}; try again in {wait_s:g} s")
+        self.routine = routine
         self.detail = errors_pb2.RetryLater()
         self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))

@@ -32,7 +32,7 @@ from fl_server.errors import (
     NotNow,
     UnknownSessionError,
 )
-from fl_server.identity import require_name
+from fl_server.identity import Identity, require_name
 from fl_server.ledger import Ledger, until_room
 from fl_server.metrics import Metrics
 from fl_server.quarantine import Quarantine
@@ -166,11 +166,19 @@ class Fleet:
 
     def _refuse_unwanted(self, client_id: str) -> None:
         """Raises Forbidden, NotNow."""
+        self._refuse_banned(client_id)
+        if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
+            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
+
+    def refuse_holder(self, who: Identity) -> None:
+        """Raises Forbidden for the certificate of a client that is banned: before any request of it is received."""
+        if who.role == "client":
+            self._refuse_banned(who.name)
+
+    def _refuse_banned(self, client_id: str) -> None:
         known = self._records.get(client_id)
         if known is not None and known.banned:
             raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
-        if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
-            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
 
     def _close_unattended(self, session: Session) -> None:
         """Whoever registered and never attended has no stream to lose, so nobody else gives it up."""

@@ -22,7 +22,7 @@ from fl_server.run import Run
 from fl_server.runs.due_restarts import restart_if_due
 from fl_server.runs.missing_members import missing_members
 from fl_server.spool import SpoolKey
-from fl_server.store.base import HistoryRecord, StoreAway, StoreError, StoreFull, UpdateRecord
+from fl_server.store.base import HistoryRecord, NoOpenFiles, StoreAway, StoreError, StoreFull, UpdateRecord
 from protos.fl.v1.training_pb2 import RefusalReason
 
 log = structlog.get_logger()
@@ -42,7 +42,7 @@ async def read_back(run: Run) -> None:
         return
     try:
         await _load(run)
-    except StoreAway:
+    except (StoreAway, NoOpenFiles):
         raise  # nothing is wrong with the run: the next start reads it
     except StoreError as error:
         log.error("run_not_readable", run=run.id, error=str(error))
@@ -219,5 +219,7 @@ def _is_whole(run: Run, update: UpdateRecord) -> bool:
     key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
     try:
         return file_digest(run.parts.spool.path(key, update.digest)) == update.digest
-    except OSError:
+    except NoOpenFiles:
+        raise  # nothing is known of the update
+    except (OSError, StoreError):
         return False

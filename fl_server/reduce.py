@@ -14,6 +14,7 @@ import torch
 
 import algorithms as fl
 from fl_server.shapes import UpdateShape
+from fl_server.store.files import disk_errors
 from protos.codec import Entry, Layout, unpack
 
 BLOCK_BYTES = 512 << 10
@@ -91,10 +92,11 @@ def by_block(
 
 def _read(path: Path, entry: Entry, start: int, count: int) -> torch.Tensor:
     """`count` elements of a tensor from element `start` on, flat. Opened for each block: a cohort may be large."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        raw = os.pread(descriptor, count * entry.dtype.itemsize, entry.offset + start * entry.dtype.itemsize)
-    finally:
-        os.close(descriptor)
+    with disk_errors(f"read the update {path}"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            raw = os.pread(descriptor, count * entry.dtype.itemsize, entry.offset + start * entry.dtype.itemsize)
+        finally:
+            os.close(descriptor)
     block = Entry(entry.name, entry.dtype, (count,), 0, entry.trainable)
     return unpack(raw, Layout((block,), block.nbytes))[entry.name]

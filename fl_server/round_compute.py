@@ -11,6 +11,7 @@ import structlog
 
 from fl_server import events as ev
 from fl_server.client_states import RoundUpdates
+from fl_server.ledger import until_room
 from fl_server.norms import norms_of
 from fl_server.runs.culprits import Culprits, Measured, of_overflow, outliers
 from fl_server.runs.due_restarts import restart_if_due
@@ -35,7 +36,8 @@ async def _compute_sums(run: Run, accepted: ev.Accepted) -> None:
     if _found(run, outliers(run.config.round, run.norms, _measured(updates))):
         return
     try:
-        await run.model.reduce(run.state.exchange, updates, update_paths(run, updates))
+        paths = update_paths(run, updates)
+        await until_room(run.no_room, lambda: run.model.reduce(run.state.exchange, updates, paths))
     except Diverged as error:
         _diverged(run, updates, error)
         return
@@ -76,7 +78,8 @@ async def _compute_step(run: Run, accepted: ev.Accepted) -> None:
     if _found(run, outliers(run.config.round, run.norms, _measured(updates))):
         return
     try:
-        norms = await run.model.step(updates, update_paths(run, updates))
+        paths = update_paths(run, updates)
+        norms = await until_room(run.no_room, lambda: run.model.step(updates, paths))
     except Diverged as error:
         _diverged(run, updates, error)
         return

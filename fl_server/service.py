@@ -19,7 +19,7 @@ from fl_server.identity import ANYBODY, caller
 from fl_server.parts import Parts
 from fl_server.run import Run
 from fl_server.transfers import Transfer
-from fl_server.upload_parts import Requests, part_of, request_of
+from fl_server.upload_parts import MOST_VALUES, VALUES_A_TENSOR, Request, Requests, part_of, request_of
 from fl_server.uploads import BUSY_WAIT_S, Uploads
 from protos.codec import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -145,6 +145,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return Receipt(key=header.key, digest=header.digest, reason=late, detail="no such run")
         return await self._uploads.submit(run, header, transfer, requests)
 
+    def read_part(self, message: bytes) -> Request:
+        """A message of SubmitUpdate from its bytes. Raises InvalidInput."""
+        return request_of(message, self._most_values)
+
+    def _most_values(self) -> int:
+        """In a header: enough for the largest model whose round may be open."""
+        tensors = max(
+            (len(run.model.engine.layout.entries) for run in self._coordinator.runs() if run.model.loaded), default=0
+        )
+        return max(MOST_VALUES, VALUES_A_TENSOR * tensors)
+
     async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
         """Where an upload goes on, or that it is decided."""
         client = self._client(request.session_id)
@@ -208,7 +219,7 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
         ),
         "SubmitUpdate": up(
             service.SubmitUpdate,
-            request_deserializer=request_of,
+            request_deserializer=service.read_part,
             response_serializer=pb.SubmitUpdateResponse.SerializeToString,
         ),
         "QueryUpload": _method(one, service.QueryUpload, pb.QueryUploadRequest, pb.QueryUploadResponse),

@@ -30,12 +30,16 @@ class Certificates:
         self._warned: Pem | None = None
         self._tell()
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """For one port: TLS, with client certificates required where a CA for them is named."""
+    def credentials(self, began: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """For one port: TLS, with client certificates required where a CA for them is named.
+
+        began: called at each handshake, in a thread of its own.
+        """
         shown = [self._files.pem]
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
             """Asked by grpc before each handshake, in a thread of its own; None: as before."""
+            began()
             if (pem := self._files.pem) is shown[0]:
                 return None
             shown[0] = pem

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from fl_server.errors import InvalidInput
+from fl_server.rpc.requests import NESTED, parse_counted
 from protos.chunks import ReadChunk, read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -13,9 +14,23 @@ Request = pb.SubmitUpdateRequest | ReadChunk
 Requests = AsyncIterator[Request]
 
 
-def request_of(message: bytes) -> Request:
-    """A message from its wire bytes. Raises protobuf's DecodeError for what is none."""
-    return read_chunk(message) or pb.SubmitUpdateRequest.FromString(message)
+_NESTED = NESTED["/fl.v1.Coordinator/SubmitUpdate"]
+MOST_VALUES = 1 << 15
+"""In a header: tables of contents of some 4,000 tensors. Where a model has more, so has the limit."""
+VALUES_A_TENSOR = 48
+"""Of up to three payloads: name, dtype, up to eight sizes, offset and the like of each."""
+
+
+def request_of(message: bytes, most_values: Callable[[], int] = lambda: MOST_VALUES) -> Request:
+    """A message from its wire bytes. Raises InvalidInput for what is none.
+
+    most_values: how many fields, tensors and sizes a message may have that is not a chunk.
+    """
+    if (chunk := read_chunk(message)) is not None:
+        return chunk
+    allowed = _NESTED, most_values()
+    request: Request = parse_counted("SubmitUpdate", message, pb.SubmitUpdateRequest.FromString, allowed)
+    return request
 
 
 def part_of(request: Request | None) -> str:

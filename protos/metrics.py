@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from protos.metrics_port import SERVING, MetricsPort, Serving
 from protos.wire import PROTOCOL_MAX
 
 Values = tuple[str, ...]
@@ -183,12 +185,13 @@ def _bytes(folder: Path, blocks: Callable[[os.statvfs_result], int]) -> float:
 
 
 @contextmanager
-def listening(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
-    """Serve /metrics meanwhile, in threads of its own; gives the port. Raises OSError when it cannot be had."""
-    server, thread = start_http_server(port, host, registry)
+def listening(registry: CollectorRegistry, host: str, port: int, limits: Serving = SERVING) -> Iterator[int]:
+    """Serve /metrics meanwhile, in one thread; gives the port. Raises OSError when it cannot be had."""
+    server = MetricsPort(make_wsgi_app(registry), (host, port), limits)
+    thread = threading.Thread(target=server.serve, name="metrics", daemon=True)
+    thread.start()
     try:
-        yield server.server_port
+        yield server.port
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
         thread.join()

@@ -63,6 +63,9 @@ WORRY = {
     "fl_event_loop_lag_seconds": "It rises: FlEventLoopLag.",
     "fl_event_loop_tasks": "It only grows while sessions do not.",
     "fl_state_dir_available_bytes": "Little: FlStateDirFilling. At 0 the coordinator waits, and loses nothing.",
+    "fl_requests_refused_total": "It grows: the log's `rpc_refused` lines name caller and address.",
+    "fl_connections": "At `fl_connections_limit`: strangers, or more clients than `limits.max_clients`.",
+    "fl_tls_handshakes_total": "It outgrows `fl_connections_used_total`: strangers, or certificates of another CA.",
     "fl_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
     "process_start_time_seconds": "It changes often: FlCoordinatorRestarting.",
     "process_open_fds": "Near `process_max_fds`.",
@@ -86,7 +89,7 @@ _INTRO = """# Metrics
 
 Made by `python -m docs.source.metrics` from the registries of coordinator and daemon; a test compares.
 
-Both serve plain HTTP `/metrics` on `metrics_listen`, in threads of their own.
+Both serve plain HTTP `/metrics` on `metrics_listen`, in a thread of its own.
 A scrape holds neither rounds nor training up.
 Everything is in base units, and counters end in `_total`.
 No label has a client's name: 10,000 clients make no more series than ten.

@@ -16,6 +16,9 @@ from protos.metrics import ANY, Kit
 if TYPE_CHECKING:
     from fl_server.run import Run
 
+TLS_PORTS = ("listen", "admin_listen")
+PORTS = (*TLS_PORTS, "health_listen", "metrics_listen")
+"""By the settings that name them."""
 STATES = ("admitted", "refused", "failed", "lost", "cancelled")
 """How an assignment can end."""
 REASONS = ("layout", "size", "digest", "not_finite", "norm", "state_epoch", "header")
@@ -103,6 +106,7 @@ class Metrics:
     def _about_the_process(self) -> None:
         kit = self.kit
         self.rpc_seconds = kit.histogram("fl_rpc_seconds", "Duration of calls.", _SECONDS, rpc=ANY, code=ANY)
+        self._about_connections(kit)
         self.commit_write_seconds = kit.histogram("fl_commit_write_seconds", "Writing and syncing a commit.", _SECONDS)
         self.loop_lag = kit.histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.", _LAGS)
         self.loop_tasks = kit.gauge("fl_event_loop_tasks", "Tasks of the event loop.")
@@ -117,6 +121,23 @@ class Metrics:
         )
         kit.build("fl_build_info")
         kit.process()
+
+    def _about_connections(self, kit: Kit) -> None:
+        self.requests_refused = kit.counter(
+            "fl_requests_refused",
+            "Calls refused for their request, before it was parsed, or for calls that are open already.",
+            port=PORTS,
+            reason=("size", "values", "malformed", "calls"),
+        )
+        self.connections = kit.gauge("fl_connections", "TCP connections to a port, silent ones too.", port=PORTS)
+        self.connections_limit = kit.gauge(
+            "fl_connections_limit", "Connections to a port from which on further ones are closed.", port=PORTS
+        )
+        self.handshakes = kit.counter("fl_tls_handshakes", "TLS handshakes that began.", port=TLS_PORTS)
+        self.connections_used = kit.counter(
+            "fl_connections_used", "Connections on which a first call was made, with TLS by a known certificate.",
+            port=PORTS,
+        )  # fmt: skip
 
     def watch(self, loop: asyncio.AbstractEventLoop, state_dir: Path) -> None:
         """Look at the loop's tasks and the disk when somebody asks, in a thread of his: it costs the loop nothing."""

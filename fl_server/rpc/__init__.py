@@ -1,1 +1,1 @@
-"""What the coordinator knows of a call beside its message: the connection, its certificate, its limits."""
+"""The edge of the coordinator: connections, calls, requests and certificates, checked before a request is parsed."""

@@ -207,6 +207,10 @@ class StoreFull(StoreError):
     """No room, or no right to write. What was stored before stays valid."""
 
 
+class NoOpenFiles(StoreFull):
+    """No further file may be open now, in this process or on this machine. It passes when others are closed."""
+
+
 class StoreAway(StoreFull):
     """The database cannot be reached, or another coordinator has it: as with a full disk, trying again may help.
 

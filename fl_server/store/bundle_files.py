@@ -32,7 +32,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
 
     The library writes from the tensors' own memory. It sorts them by type and name, so their order is kept apart.
     """
-    with _save_errors(path):
+    with _library_errors(path, "write"):
         save_file(_separate(tensors), path, metadata={"format": "pt"})
     fsync_path(path)
     return {"digest": _digest(path), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
@@ -49,7 +49,7 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor
         raise Damaged(
             f"{path.name} should be {entry['size_bytes']} bytes, {entry['digest']}; is {size} bytes, {digest}"
         )
-    with safe_open(path, framework="pt") as file:
+    with _library_errors(path, "read"), safe_open(path, framework="pt") as file:
         # The library hands out views of a mapped file; a copy stays good when the file is removed or cut.
         return {name: file.get_tensor(name).clone() for name in entry["tensors"]}
 
@@ -108,10 +108,12 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def _save_errors(path: Path) -> Iterator[None]:
+def _library_errors(path: Path, doing: str) -> Iterator[None]:
     """The library tells a full disk from other errors only in its text, where the system's error number stands."""
     try:
         yield
-    except SafetensorError as error:
-        number = _ERRNO.search(str(error))
-        raise disk_error(f"write {path}", int(number[1]) if number else None, error) from error
+    except (SafetensorError, OSError) as error:
+        number = getattr(error, "errno", None)
+        if number is None and (found := _ERRNO.search(str(error))):
+            number = int(found[1])
+        raise disk_error(f"{doing} {path}", number, error) from error

@@ -77,7 +77,8 @@ class Checkpoints:
         try:
             with disk_errors(f"save the checkpoint of run {run_id!r} round {round}"):
                 make_folders(target.parent, durable=True)
-                shutil.rmtree(temporary, ignore_errors=True)
+                if temporary.exists():  # what a failed attempt could not remove
+                    shutil.rmtree(temporary)
                 temporary.mkdir()
                 _write(temporary, Checkpoint(checkpoint.model, checkpoint.memory, {**checkpoint.facts, "round": round}))
                 fsync_path(temporary)

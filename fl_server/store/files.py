@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from fl_server.store.base import StoreError, StoreFull
+from fl_server.store.base import NoOpenFiles, StoreError, StoreFull
 
 Durability = Literal["process", "power"]
 """What an acknowledged write survives: SIGKILL of the coordinator, or a power cut too."""
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 """No room, or no right to write: an operator can mend it, and the coordinator then goes on."""
+NO_FILES_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
+"""No further file may be open in this process, or on this machine: it passes when others are closed."""
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -35,7 +37,12 @@ def run_folder(root: Path, run_id: str) -> Path:
 
 
 def disk_error(doing: str, number: int | None, cause: object) -> StoreError:
-    """The StoreFull or StoreError for a failed write: `number` is the errno, if one is known."""
+    """The StoreFull or StoreError for a failed write or read: `number` is the errno, if one is known."""
+    if number in NO_FILES_ERRNOS:
+        return NoOpenFiles(
+            f"could not {doing}: {cause}; see who holds connections, or raise LimitNOFILE (systemd) or "
+            "`ulimit -n`; what was stored stays valid"
+        )
     if number in FULL_ERRNOS:
         return StoreFull(
             f"could not {doing}: {cause}; make room or give the right to write, what was stored stays valid"

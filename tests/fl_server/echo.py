@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fl_server.interceptors import CallInterceptor
+from fl_server.interceptors import CallInterceptor, CallPolicy
 from fl_server.metrics import Metrics
+from fl_server.rpc.callers import Callers
 
 Method = Callable[..., Any]
 _MAKE = {
@@ -25,19 +26,19 @@ class Caller:
     """Calls the methods, with bytes in and bytes out."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
-        self._channel, self._service = channel, service
+        self.channel, self._service = channel, service
 
     def one(self, request: bytes = b"") -> Awaitable[bytes]:
         """One message there, one back."""
-        return self._channel.unary_unary(f"/{self._service}/One")(request, timeout=20)
+        return self.channel.unary_unary(f"/{self._service}/One")(request, timeout=20)
 
     def up(self, *requests: bytes) -> Awaitable[bytes]:
         """Many there, one back."""
-        return self._channel.stream_unary(f"/{self._service}/Up")(iter(requests), timeout=20)
+        return self.channel.stream_unary(f"/{self._service}/Up")(iter(requests), timeout=20)
 
     async def down(self, request: bytes = b"") -> list[bytes]:
         """One there, many back."""
-        return [each async for each in self._channel.unary_stream(f"/{self._service}/Down")(request, timeout=20)]
+        return [each async for each in self.channel.unary_stream(f"/{self._service}/Down")(request, timeout=20)]
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ class Ends:
 
 
 @asynccontextmanager
-async def calling(metrics: Metrics, service: str, ends: Ends | None = None, **methods: Method) -> AsyncIterator[Caller]:
+async def calling(
+    metrics: Metrics, service: str, ends: Ends | None = None, policy: CallPolicy | None = None, **methods: Method
+) -> AsyncIterator[Caller]:
     """A caller of a server with the methods One, Up and Down, those that are given; plain text without `ends`."""
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    server = grpc.aio.server(interceptors=[CallInterceptor(policy or CallPolicy(metrics, Callers(64, 1000)))])
     handlers = {name: _MAKE[name](method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     here = "127.0.0.1:0"

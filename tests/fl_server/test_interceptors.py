@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from fl_server import errors
-from fl_server.interceptors import CODES
+from fl_server.interceptors import CODES, CallPolicy
 from fl_server.metrics import Metrics
+from fl_server.rpc.callers import Callers
 from fl_server.store.base import StoreError, StoreFull
 from protos.fl.v1 import errors_pb2
 from protos.fl.v1.training_pb2 import ExchangeKey
@@ -36,6 +37,8 @@ CASES = [
     (errors.UploadBroken(KEY, 100, "cut"), "DATA_LOSS", errors_pb2.BrokenUpload),
     (errors.NotNow("full", 2.5), "UNAVAILABLE", errors_pb2.RetryLater),
     (errors.LimitExceeded("4 uploads at once", 1.0), "RESOURCE_EXHAUSTED", errors_pb2.RetryLater),
+    (errors.TooMany("8 calls at once", 2.5), "RESOURCE_EXHAUSTED", errors_pb2.RetryLater),
+    (errors.NoSuchService("x", ["live"]), "NOT_FOUND", type(None)),
 ]
 
 
@@ -138,10 +141,10 @@ async def test_good_calls_pass_through(metrics):
 
 
 async def test_other_services_are_left_alone(metrics):
-    """Health and reflection have their own errors, and are not counted here."""
+    """Health and reflection are not counted here, and what goes wrong there is a status too."""
     async with calling(metrics, "grpc.health.v1.Health", **raising(errors.NotNow("x", 1.0))) as caller:
         came = await failed(caller.one())
-    assert came.code() is grpc.StatusCode.UNKNOWN
+    assert came.code() is grpc.StatusCode.UNAVAILABLE
     assert calls(metrics, "One", "UNAVAILABLE") == 0
 
 
@@ -180,3 +183,87 @@ async def test_an_upload_ends_when_its_caller_hangs_up(metrics):
         await began.wait()
         call.cancel()
         await until(ended.is_set, "it ends")
+
+
+async def test_a_call_without_a_request_is_refused(metrics):
+    """The caller ends its side before it sent one."""
+    async with calling(metrics, "fl.v1.Coordinator", One=echoed) as caller:
+        came = await failed(caller.channel.stream_unary("/fl.v1.Coordinator/One")(iter(()), timeout=20))
+    assert (came.code(), came.details()) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "request: expected a request of One, got none",
+    )
+
+
+async def test_a_request_that_does_not_come_is_given_up(metrics):
+    """A call that brings nothing holds its place for so long, and not for ever."""
+
+    async def nothing():
+        await asyncio.Event().wait()
+        yield b""
+
+    policy = CallPolicy(metrics, Callers(1, 1), stall_s=0.05)
+    async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=echoed) as caller:
+        came = await failed(caller.channel.stream_unary("/fl.v1.Coordinator/One")(nothing(), timeout=20))
+        assert (came.code(), came.details()) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "no request came within 0.05 s; try again in 1 s",
+        )
+        assert await caller.one(b"x") == b"x"
+
+
+async def test_a_call_too_many_is_refused_before_its_request_comes(metrics):
+    """With a wait, counted, without a line in the log; the place is free again when the call is over."""
+    free = asyncio.Event()
+
+    async def waiting(request, context):
+        await free.wait()
+        return request
+
+    policy = CallPolicy(metrics, Callers(1, 10))
+    async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=waiting) as caller:
+        first = asyncio.ensure_future(caller.one(b"a"))
+        await until(lambda: policy.callers._open, "it is open")
+        with capture_logs() as logs:
+            came = await failed(caller.one(b"b" * 100_000))
+        assert came.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert detail_of(came.trailing_metadata()).wait.seconds == 1
+        free.set()
+        assert await first == b"a"
+        await until(lambda: not policy.callers._open, "it is over")
+        assert await caller.one(b"c") == b"c"
+    assert logs == []
+    labels = {"port": "listen", "reason": "calls"}
+    assert metrics.registry.get_sample_value("fl_requests_refused_total", labels) == 1
+
+
+async def test_a_call_whose_caller_hung_up_keeps_its_place_until_it_is_done(metrics):
+    """It goes on, so it counts: hanging up must not be a way to have more of them."""
+    began, free = asyncio.Event(), asyncio.Event()
+
+    async def waiting(request, context):
+        began.set()
+        await free.wait()
+        return request
+
+    policy = CallPolicy(metrics, Callers(1, 10))
+    async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=waiting) as caller:
+        first = caller.one(b"a")
+        await began.wait()
+        first.cancel()
+        assert (await failed(caller.one(b"b"))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        free.set()
+        await until(lambda: not policy.callers._open, "it is done")
+
+
+async def test_a_refusal_names_the_address_that_it_came_from(metrics):
+    """Beside who the certificate names: an operator has to find the device."""
+    with capture_logs() as logs:
+        async with calling(metrics, "fl.v1.Coordinator", **raising(errors.NoSuchRun("r"))) as caller:
+            await failed(caller.one())
+    assert logs[0]["peer"].startswith("127.0.0.1:")
+
+
+async def echoed(request, context):
+    """What came."""
+    return request

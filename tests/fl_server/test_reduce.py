@@ -9,6 +9,7 @@ from algorithms.aggregate import average_buffers as average_in_memory
 from algorithms.aggregate import weighted_sums_of_tensors
 from fl_server import reduce
 from fl_server.reduce import average_buffers, sum_updates
+from fl_server.store.base import StoreError
 from protos.codec import Layout, LayoutError, pack
 
 ROWS = [(0.25, 0.5, 0.25), (-1.7, 3.1e-3, 40.0)]
@@ -101,7 +102,7 @@ def test_a_file_that_is_short_or_gone_is_an_error(tmp_path):
     with pytest.raises(LayoutError, match="expected a buffer of 140 bytes, got 50"):
         sum_updates(paths, layout, ROWS)
     paths[1].unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StoreError, match="No such file"):
         sum_updates(paths, layout, ROWS)
 
 

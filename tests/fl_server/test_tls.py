@@ -19,9 +19,10 @@ from fl_ops import ca
 from fl_server import identity
 from fl_server import tls as tls_module
 from fl_server.config import TlsConfig
-from fl_server.interceptors import CallInterceptor
+from fl_server.interceptors import CallInterceptor, CallPolicy
 from fl_server.metrics import Metrics
 from fl_server.rpc import expiry
+from fl_server.rpc.callers import Callers
 from fl_server.rpc.expiry import OpenCalls
 from fl_server.tls import Certificates
 from protos.settings import SettingsError
@@ -230,7 +231,7 @@ async def port(renewable, monkeypatch):
     monkeypatch.setattr(tls_module, "LOOK_S", 0.01)
     metrics = Metrics(CollectorRegistry())
     certificates = Certificates(renewable[0], metrics)
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    server = grpc.aio.server(interceptors=[CallInterceptor(CallPolicy(metrics, Callers(64, 1000)))])
     one = {"One": grpc.unary_unary_rpc_method_handler(who)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("fl.v1.Coordinator", one),))
     number = server.add_secure_port("127.0.0.1:0", certificates.credentials())

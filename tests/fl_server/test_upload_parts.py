@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from google.protobuf.message import DecodeError
 
 from fl_server.errors import InvalidInput
 from fl_server.upload_parts import chunk_of, part_of, request_of
@@ -51,7 +50,7 @@ def test_what_is_no_chunk_is_refused_in_words():
         chunk_of(SubmitUpdateRequest(header={}))
 
 
-def test_what_is_no_message_is_protobufs_error():
-    """grpc ends the call with it."""
-    with pytest.raises(DecodeError):
+def test_what_is_no_message_is_refused_in_words():
+    """The call ends with INVALID_ARGUMENT."""
+    with pytest.raises(InvalidInput, match="bytes that protobuf cannot parse"):
         request_of(b"\xff\xff")

@@ -41,11 +41,13 @@ class Federation:
 
     server_class: ClassVar[type[SecureCoordinator]] = SecureCoordinator
 
-    def __init__(self, place: Place, **settings: Any) -> None:
-        """settings: keys of server.toml beside or in place of the tests' own."""
+    def __init__(self, place: Place, *, open_files: int | None = None, **settings: Any) -> None:
+        """settings: keys of server.toml beside or in place of the tests' own; open_files: the coordinator's limit."""
         self.place = place
         self.pki = Pki(place.folder / "pki")
-        self.server = self.server_class(place, self.pki, {"health_listen": "127.0.0.1:0", **settings}).serve()
+        self.server = self.server_class(place, self.pki, {"health_listen": "127.0.0.1:0", **settings})
+        self.server.open_files = open_files
+        self.server.serve()
         self.daemons = {f"honest-{index}": self._daemon(index).start() for index in range(SIZE)}
         for name in self.daemons:
             eventually(lambda name=name: self.server.client(name).state == PRESENT, f"{name} attends")

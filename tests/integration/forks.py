@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -30,6 +31,8 @@ class Program:
     folder: Path
     out: Path
     err: Path
+    open_files: int | None = None
+    """How many it may have open; None: as many as whoever starts it."""
 
 
 class Forked:
@@ -76,6 +79,8 @@ def _run(program: Program) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(descriptor, stream)
         os.close(descriptor)
+    if program.open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (program.open_files, program.open_files))
     os.chdir(program.folder)
     os.environ.clear()
     os.environ.update(program.environment)

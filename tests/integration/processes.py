@@ -46,6 +46,8 @@ class Process:
         self._path = [*path, ROOT, HERE]
         self.under: Sequence[str] = ()
         """The command that it runs under, which becomes the process."""
+        self.open_files: int | None = None
+        """How many files it may have open, where it is forked; None: as many as the tests."""
         self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._out, self._err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         place.processes.append(self)
@@ -55,7 +57,8 @@ class Process:
         assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
         if self.forks and not self.under:
             files = self.folder, self._out, self._err
-            self._popen = Forked(Program(self._module, ["--config", str(self.config)], self.environment(), *files))
+            arguments = ["--config", str(self.config)]
+            self._popen = Forked(Program(self._module, arguments, self.environment(), *files, self.open_files))
             return self
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._popen = subprocess.Popen(

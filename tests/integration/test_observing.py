@@ -38,10 +38,16 @@ def test_health_says_not_serving_while_a_coordinator_drains(place):
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.mark.parametrize("port", PORTS)
-def test_reflection_describes_the_service(fleet, port):
-    """A tool without our .proto files finds the port's service and its methods."""
-    with grpc.insecure_channel(fleet.server.settings[port]) as channel:
+def test_reflection_describes_the_services_where_it_is_asked_for(place):
+    """A tool without our .proto files finds each port's service and its methods."""
+    server = Coordinator(place, settings={"reflection": True}).serve()
+    for port in PORTS:
+        described(server, port)
+
+
+def described(server, port):
+    """The service of the port, by reflection alone."""
+    with grpc.insecure_channel(server.settings[port]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert PORTS[port] in database.get_services()
         service = DescriptorPool(database).FindServiceByName(PORTS[port])

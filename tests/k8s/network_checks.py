@@ -108,7 +108,7 @@ def policies_close_everything(objects: Sequence[Object]) -> Problems:
 
 
 def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
-    """Clients and probes may come; operators and Prometheus by their labels; a pod reaches what its settings name."""
+    """Clients may come; operators, probes and Prometheus by their labels; a pod reaches what its settings name."""
     for pod in pods(objects):
         rules = list(_rules(objects, pod, "ingress", "from"))
         scraped = any(selects(each["spec"]["selector"], pod.labels) for each in of_kind(objects, "PodMonitor"))
@@ -119,7 +119,7 @@ def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
         for peers, port in rules:
             if port not in pod.ports:
                 yield f"{pod.title}: a policy opens {port}, which is none of its ports"
-            if port in {"admin", "metrics"} and not all("podSelector" in peer for peer in peers or [{}]):
+            if port in {"admin", "metrics", "health"} and not all("podSelector" in peer for peer in peers or [{}]):
                 yield f"{pod.title}: its port {port} is open to whole networks"
         reached = {port for _, port in _rules(objects, pod, "egress", "to")}
         yield from (f"{pod.title}: no policy lets it reach port {port}" for port in sorted(_calls(pod) - reached))

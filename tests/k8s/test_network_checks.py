@@ -75,6 +75,10 @@ BAD = [
         "its port admin is open to whole networks",
     ),
     (
+        checks.policies_open_what_is_needed, "NetworkPolicy/fl-server-probes", "spec ingress 0 from", GONE,
+        "its port health is open to whole networks",
+    ),
+    (
         checks.policies_open_what_is_needed, "NetworkPolicy/fl-server-clients", "spec ingress 0 ports", GONE,
         "a policy opens any, which is none of its ports",
     ),

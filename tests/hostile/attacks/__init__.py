@@ -1,0 +1,1 @@
+"""Hostile programs: each module has one function `attack(target, until)`."""
