@@ -27,6 +27,10 @@ STALL_S = 300.0
 STALLS = 3
 """Streams in a row that brought nothing until then, after which a bundle is given up."""
 
+COMPARED_BYTES = 64 << 10
+"""A bundle of the wrong size is refused by what its header lists, if it is not over twice the right size and this. A
+larger one is refused without a question."""
+
 HEADER_BYTES = 64 << 10
 """Of a header, beside twice the table of contents that is expected."""
 
@@ -95,7 +99,7 @@ class BundleCache:
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT, f"expected no resource of kind number {resource.kind}: this model has none"
             )
-        if resource.size_bytes != (size := expected[resource.kind].size_bytes):
+        if resource.size_bytes > _comparable(size := expected[resource.kind].size_bytes):
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT,
                 f"{_name(resource)}: expected {size} bytes for the model here, got {resource.size_bytes}",
@@ -181,7 +185,7 @@ class Download:
 
     def _layout_of(self, manifest: tensor_pb2.Manifest) -> codec.Layout:
         try:
-            layout = codec.Layout.from_manifest(manifest, len(self.data))
+            layout = codec.Layout.from_manifest(manifest, _comparable(len(self.data)))
         except codec.LayoutError as error:
             raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"manifest: {error}") from None
         if difference := self._wanted.layout.difference(layout):
@@ -204,6 +208,11 @@ class Download:
         if self._have > self._furthest:  # the same bytes again and again are no progress
             self._furthest, self._stalls = self._have, 0
             self.backoff.reset()
+
+
+def _comparable(size_bytes: int) -> int:
+    """Largest bundle whose table of contents is read to tell how it differs from the one of so many bytes here."""
+    return 2 * size_bytes + COMPARED_BYTES
 
 
 def _name(resource: tensor_pb2.Resource) -> str:

@@ -138,6 +138,8 @@ class MetricsPort:
         head, whole, _ = connection.request.partition(b"\r\n\r\n")
         if whole:
             connection.answer = memoryview(answer(self._app, head))
+        elif not connection.request[:1].isalpha():
+            connection.answer = memoryview(_plain("400 Bad Request"))  # a TLS handshake, say: at once, not at the limit
         elif len(connection.request) > MOST_REQUEST_BYTES:
             connection.answer = memoryview(_plain("431 Request Header Fields Too Large"))
         else:

@@ -101,11 +101,11 @@ async def test_a_stream_that_is_not_in_order_is_broken(spans, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"size_bytes": 4096}, "at most 1024 bytes"),
+        ({"size_bytes": 2 << 20}, "at most 1048576 bytes"),
         ({"encoding": 2}, "encoding PLAIN"),
         ({"digest": tensor_pb2.Digest(value=b"short")}, "digest of 32 bytes, got 5"),
-        ({"size_bytes": 100}, "RESOURCE_KIND_MODEL: expected 256 bytes for the model here, got 100"),
-        ({"size_bytes": 700 << 20}, "at most 1024 bytes"),
+        ({"size_bytes": 700 << 20}, "at most 1048576 bytes"),
+        ({"size_bytes": 70 << 10}, "RESOURCE_KIND_MODEL: expected 256 bytes for the model here, got 71680"),
         ({"kind": tensor_pb2.RESOURCE_KIND_FROZEN}, "this model has none"),
         ({"kind": 17}, "this model has none"),
     ],
@@ -116,7 +116,7 @@ async def test_a_resource_that_cannot_be_held_or_read_is_refused(changes, words)
     resource.CopyFrom(RESOURCE)
     resource.MergeFrom(tensor_pb2.Resource(**changes))
     with pytest.raises(WorkFailed, match=words):
-        await BundleCache(link_to(Scripted([])), 1024, lambda count: None).get([resource], EXPECTED)
+        await BundleCache(link_to(Scripted([])), 1 << 20, lambda count: None).get([resource], EXPECTED)
 
 
 async def test_received_bytes_are_counted():
@@ -128,9 +128,11 @@ async def test_received_bytes_are_counted():
     assert counts == [64, 64, 128]
 
 
-@pytest.mark.parametrize("other", [{"v": torch.arange(64.0)}, {"w": torch.arange(64.0).view(8, 8)}])
+@pytest.mark.parametrize(
+    "other", [{"v": torch.arange(64.0)}, {"w": torch.arange(64.0).view(8, 8)}, {"w": torch.arange(80.0)}]
+)
 async def test_a_table_of_contents_of_another_model_ends_the_fetch(monkeypatch, other):
-    """Of the right size but with another name or shape: no chunk is taken."""
+    """With another name, shape or size: no chunk is taken, and the error names the first tensor that differs."""
     monkeypatch.setattr(Scripted, "manifest", codec.Layout.of(other).to_manifest())
     counts = []
     cache = BundleCache(link_to(Scripted([(0, 128), (128, 128)])), 1 << 20, counts.append)

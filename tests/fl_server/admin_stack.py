@@ -9,7 +9,8 @@ import grpc
 import grpc.aio
 
 from fl_server.admin import AdminService
-from fl_server.interceptors import CallInterceptor
+from fl_server.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.callers import Callers
 from protos.fl.v1 import admin_pb2_grpc
 from protos.wire import client_options, server_options
 from tests.fl_server.harness import World
@@ -18,7 +19,8 @@ from tests.fl_server.harness import World
 @asynccontextmanager
 async def admin_of(world: World) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to the admin port, in plain text."""
-    server = grpc.aio.server(interceptors=[CallInterceptor(world.parts.metrics)], options=server_options())
+    policy = CallPolicy(world.parts.metrics, Callers(64, 1000), "admin_listen")
+    server = grpc.aio.server(interceptors=[CallInterceptor(policy)], options=server_options())
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.parts, world.coordinator), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

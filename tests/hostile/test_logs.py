@@ -37,7 +37,7 @@ def test_a_flood_of_reports_is_a_few_lines(federation, undisturbed, mallory):
         report = log_flood.report(register(mallory, number), run_id, number)
         mallory.stub.ReportStatus(report, timeout=PATIENCE_S)
     assert log.stat().st_size - before < 100_000
-    assert 0 < len(server.events("client_failed", client="mallory")) <= 20
+    assert len(server.events("client_failed", client="mallory")) <= 20
     assert 0 < len(server.history("mallory")) <= 10
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     assert [line for line in lines if not all(str(value).isprintable() for value in line.values())] == []

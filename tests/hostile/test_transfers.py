@@ -26,15 +26,16 @@ def metric(federation: Federation, sample: str) -> float:
 
 
 def refused(federation: Federation, limit: str) -> float:
-    """Calls that were refused at a limit."""
-    return metric(federation, f'fl_transfer_limits_total{{limit="{limit}"}}')
+    """Calls that were refused at a limit of the client, or because too many calls of its method were open."""
+    too_many = metric(federation, 'fl_requests_refused_total{port="listen",reason="calls"}')
+    return too_many + metric(federation, f'fl_transfer_limits_total{{limit="{limit}"}}')
 
 
 @pytest.mark.parametrize(
     ("attack", "limit", "calls", "most_mib"),
     [
-        (silent_uploads, "uploads", silent_uploads.STREAMS // 2, 45),
-        (unread_fetches, "downloads", unread_fetches.STREAMS // 2, 100),
+        (silent_uploads, "uploads", 300, 45),
+        (unread_fetches, "downloads", 100, 100),
         (query_storm, "calls", 200, 40),
         (refetch, "fetches", 10, 40),
     ],
