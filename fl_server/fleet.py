@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import structlog
 
 from fl_server.clients.allowance import Excess
-from fl_server.clients.callers import Callers
 from fl_server.clients.duels import Duels
 from fl_server.clients.per_minute import PerMinute
 from fl_server.clients.rare_lines import RareLines
+from fl_server.clients.transfer_limits import TransferLimits
 from fl_server.config import ServerConfig
 from fl_server.door import Door
 from fl_server.errors import (
@@ -84,7 +84,7 @@ class Fleet:
         self._door = Door(config.limits.registrations_per_s)
         self._transfers = Transfers()
         self._most_waiting = config.transfers.messages_waiting
-        self.callers = Callers(config.transfers, metrics, config.limits.max_clients)
+        self.transfer_limits = TransferLimits(config.transfers, metrics, config.limits.max_clients)
         self._roster = Roster(config.limits.reattach_grace_s)
         self.quarantine = Quarantine(config.quarantine)
         self._records: dict[str, ClientRecord] = {}
@@ -292,15 +292,15 @@ class Fleet:
         """New work entitles the client to the calls that it takes."""
         if message.HasField("assignment"):
             key, attempt = message.assignment.key, message.assignment.attempt
-            self.callers.given(client_id, (key.run_id, key.round, key.exchange, attempt))
+            self.transfer_limits.given(client_id, (key.run_id, key.round, key.exchange, attempt))
         elif message.HasField("evaluation"):
-            self.callers.given(client_id, (message.evaluation.key.run_id, message.evaluation.key.round))
+            self.transfer_limits.given(client_id, (message.evaluation.key.run_id, message.evaluation.key.round))
 
     def _drop_unread(self, session: Session, stream: Stream) -> None:
         """Let go of what waits for a client that reads nothing; it registers again, and is told what it missed."""
         client_id = session.client_id
         excess = Excess("messages", f"{self._most_waiting} messages waiting (transfers.messages_waiting)", 0.0)
-        self.callers.exceeded(client_id, excess)
+        self.transfer_limits.exceeded(client_id, excess)
         stream.drop(UnknownSessionError())
         session.stream = None
         self._sessions.close(client_id, UnknownSessionError())

@@ -40,7 +40,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._fleet: Fleet = parts.fleet
         self._coordinator = coordinator
         self._uploads = uploads
-        self._callers = parts.fleet.callers
+        self._transfer_limits = parts.fleet.transfer_limits
         self._reports = Reports(parts, coordinator)
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
@@ -65,7 +65,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
         """Push the client its work for as long as it listens."""
-        async with self._callers.call(self._client(request.session_id), "attends"):
+        async with self._transfer_limits.call(self._client(request.session_id), "attends"):
             async for message in self._fleet.attend(request.session_id):
                 yield message
 
@@ -79,7 +79,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         A reader that takes nothing keeps its place among the client's downloads: the transport lets go of what it has
         in hand for it only when the reader takes that or hangs up, and not when the call is ended here.
         """
-        async with self._callers.call(self._client(request.session_id), "downloads"):
+        async with self._transfer_limits.call(self._client(request.session_id), "downloads"):
             with self._fleet.transfer(request.session_id) as transfer:
                 async for message in self._messages(request, transfer):
                     yield message
@@ -89,7 +89,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         run, broadcast = self._sent_out(request, digest)
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
-        client, one = transfer.client_id, self._callers.of(transfer.client_id)
+        client, one = transfer.client_id, self._transfer_limits.of(transfer.client_id)
         fetch = one.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
         sent, places = self._parts.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
         if broadcast.kind == "model":
@@ -100,7 +100,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             transfer.check()
             message, count = self._sent_out(request, digest)[1].message(place)
             if excess := fetch.send(count or len(message), time.monotonic()):
-                raise self._callers.exceeded(client, excess)
+                raise self._transfer_limits.exceeded(client, excess)
             yield message
             sent.inc(count)
             run.log.bytes_down += count
@@ -114,11 +114,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
         """Take an upload. Its chunks come as `request_of` reads them."""
         holder = _holder(context)
-        async with self._callers.call(holder, "uploads") if holder else nullcontext():
+        async with self._transfer_limits.call(holder, "uploads") if holder else nullcontext():
             requests = aiter(request_iterator)
             header = await self._header(requests)
             client = self._client(header.session_id)
-            async with self._callers.call(client, "uploads") if client != holder else nullcontext():
+            async with self._transfer_limits.call(client, "uploads") if client != holder else nullcontext():
                 with self._fleet.transfer(header.session_id) as transfer:
                     receipt = await self._submit(transfer, header, requests)
                     if receipt.admitted:
@@ -159,7 +159,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
         """Where an upload goes on, or that it is decided."""
         client = self._client(request.session_id)
-        async with self._callers.call(client, "queries"):
+        async with self._transfer_limits.call(client, "queries"):
             run = self._coordinator.run(request.key.run_id)
             if not run.intake.unheard(request.key, client):
                 receipt = await self._uploads.receipt(run, request.key, client)
@@ -180,7 +180,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.ReportEvaluationResponse:
         """Keep a client's evaluation."""
         client_id = self._client(request.session_id)
-        async with self._callers.call(client_id, "queries"):
+        async with self._transfer_limits.call(client_id, "queries"):
             run = self._coordinator.run(request.key.run_id)
             await run.client_evaluations.report(client_id, request)
         return pb.ReportEvaluationResponse()

@@ -62,7 +62,7 @@ class Uploads:
         self._parts = parts
         self._digest_faults: dict[str, bytes] = {}
         """By client: the latest work of which an update had not its digest. One for each, or liars would fill it."""
-        self._callers = parts.fleet.callers
+        self._transfer_limits = parts.fleet.transfer_limits
         self.in_flight = 0
         """Streams that are being taken now."""
 
@@ -101,7 +101,7 @@ class Uploads:
 
     async def _in_io(self, client: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run something that touches an upload's file, in the client's share of the threads."""
-        return await self._callers.of(client).in_share(lambda: self._parts.in_io(function, *args, **kwargs))
+        return await self._transfer_limits.of(client).in_share(lambda: self._parts.in_io(function, *args, **kwargs))
 
     async def _take(self, run: Run, header: UpdateHeader, transfer: Transfer, requests: Requests) -> Receipt:
         client = transfer.client_id
@@ -142,7 +142,7 @@ class Uploads:
         except PartsHeld as held:
             limits = self._parts.config.transfers
             most = f"{limits.kept_files} unfinished uploads of {limits.kept_mib} MiB (transfers.kept_files, kept_mib)"
-            raise self._callers.exceeded(client, Excess("kept", most, BUSY_WAIT_S)) from held
+            raise self._transfer_limits.exceeded(client, Excess("kept", most, BUSY_WAIT_S)) from held
         except asyncio.CancelledError:
             # The thread opens it all the same; left open it would be a writer that never ends.
             opening.add_done_callback(_close_unused)
@@ -166,7 +166,7 @@ class Uploads:
         offset = upload.header.resume_offset
         upload.run.log.sends(upload.client, offset)
         patience = Patience(self._parts.config.limits)
-        caller, chunks = self._callers.of(upload.client), Chunks(upload.header.size_bytes)
+        caller, chunks = self._transfer_limits.of(upload.client), Chunks(upload.header.size_bytes)
         while True:
             request = await _next(requests, upload, patience)
             self._parts.fleet.session(upload.header.session_id)  # it may be banned by now, or here in a newer one

@@ -5,29 +5,25 @@ There is no clock here: time is an argument, in seconds of any clock that does n
 
 from __future__ import annotations
 
+from fl_server.clients.token_bucket import TokenBucket
+
 
 class PerMinute:
-    """What is left to each client. Only clients that used some of it lately are remembered."""
+    """A token bucket for each client."""
 
     def __init__(self, per_min: float) -> None:
         """per_min: times a minute, and at once; once at least."""
         self._per_s = per_min / 60.0
         self._most = max(1.0, per_min)
-        self._left: dict[str, tuple[float, float]] = {}
-        """By client: how much was left, and when."""
+        self._buckets: dict[str, TokenBucket] = {}
 
     def wait(self, client: str, now: float) -> float:
         """Seconds until the client has one more time; 0: it has it now, and it is used up."""
-        left = self._at(client, now)
-        if left < 1.0:
-            return (1.0 - left) / self._per_s
-        self._left[client] = (left - 1.0, now)
-        return 0.0
+        bucket = self._buckets.get(client)
+        if bucket is None:
+            bucket = self._buckets[client] = TokenBucket(self._most, self._per_s)
+        return bucket.take(1.0, now)
 
     def forget(self, client: str) -> None:
         """Nothing is known of the client any more."""
-        self._left.pop(client, None)
-
-    def _at(self, client: str, now: float) -> float:
-        left, since = self._left.get(client, (self._most, now))
-        return min(self._most, left + (now - since) * self._per_s)
+        self._buckets.pop(client, None)

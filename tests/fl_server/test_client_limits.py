@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fl_server import sessions
-from fl_server.clients import callers
+from fl_server.clients import transfer_limits
 from fl_server.errors import InvalidInput, LimitExceeded, NotNow, UnknownSessionError
 from fl_server.spool import PartsHeld, Spool, SpoolKey
 from fl_server.store.held_parts import MostHeld
@@ -24,7 +24,7 @@ from tests.fl_server.harness import TASK, World, until
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Refusals are not held."""
-    monkeypatch.setattr(callers, "HOLD_S", 0.0)
+    monkeypatch.setattr(transfer_limits, "HOLD_S", 0.0)
 
 
 async def test_a_stream_that_brings_no_header_is_ended(tmp_path):

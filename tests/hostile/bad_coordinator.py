@@ -120,6 +120,15 @@ class BadCoordinator:
         """Wait for another call."""
         eventually(lambda: self.count(method) > than, f"more than {than} calls of {method}")
 
+    @property
+    def streams(self) -> int:
+        """Streams that were opened and can be pushed to."""
+        return len(self._streams)
+
+    def until_attended(self, than: int) -> None:
+        """Wait for another stream."""
+        eventually(lambda: self.streams > than, f"more than {than} streams")
+
     def failures(self) -> dict[tuple[str, int], pb.WorkFailure]:
         """What the daemon reported, by run and round."""
         told = [failure for _, request in list(self.calls["ReportStatus"]) for failure in request.failures]

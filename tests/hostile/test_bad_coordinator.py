@@ -47,7 +47,7 @@ def shared(place, coordinator):
     """The daemon, and the digest of its first proper round."""
     limits = {"max_wait_s": 1.0, "max_runs": RUNS, "max_assignments": 4}
     daemon = Daemon(place, coordinator, "edge-1", options={"step_s": 0.001}, limits=limits).start()
-    eventually(lambda: coordinator.count("Attend"), "the daemon attends")
+    coordinator.until_attended(0)
     return daemon, coordinator.proper_round()
 
 
@@ -96,8 +96,8 @@ def test_no_answer_to_a_registration_ends_the_daemon(daemon, coordinator):
         coordinator.end(Failure.of(grpc.StatusCode.UNAUTHENTICATED, errors_pb2.UnknownSession()))
         coordinator.until_more("Register", seen)
         coordinator.honest()
-        streams = coordinator.count("Attend")
-        coordinator.until_more("Attend", streams)
+        streams = coordinator.streams
+        coordinator.until_attended(streams)
 
 
 def test_a_negative_wait_makes_nobody_hurry(daemon, coordinator):
@@ -115,10 +115,10 @@ def test_a_negative_wait_makes_nobody_hurry(daemon, coordinator):
 @pytest.mark.parametrize("wait", [2**60, -60])
 def test_the_wait_of_a_stream_is_bounded(daemon, coordinator, wait):
     """Told to come back in 36 billion years, or before it went, the daemon comes back after its own longest wait."""
-    seen = coordinator.count("Attend")
+    seen = coordinator.streams
     coordinator.push(pb.AttendResponse(retry=pb.RetryWindow(wait={"seconds": wait}, reason="\x1b[2J" * 100)))
     coordinator.hang_up()
-    coordinator.until_more("Attend", seen)
+    coordinator.until_attended(seen)
 
 
 def test_no_byte_of_another_model_is_fetched(daemon, coordinator):
@@ -189,7 +189,7 @@ def test_thousands_of_assignments_a_second_do_not_deafen_the_daemon(daemon, coor
     told = coordinator.count("ReportStatus")
     seen = coordinator.count("Attend")
     coordinator.hang_up()
-    coordinator.until_more("Attend", seen)
+    coordinator.until_attended(seen)
     eventually(lambda: sent > 3000, "a flood")
     now = coordinator.count("ReportStatus")
     coordinator.until_more("ReportStatus", now + 5)

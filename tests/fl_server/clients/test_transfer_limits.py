@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from fl_server.clients import callers as module
-from fl_server.clients.callers import Callers
+from fl_server.clients import transfer_limits as module
+from fl_server.clients.transfer_limits import TransferLimits
 from fl_server.config import TransfersConfig
 from fl_server.errors import LimitExceeded
 from fl_server.metrics import Metrics
@@ -23,25 +23,25 @@ def at_once(monkeypatch):
 
 
 def made(most=100, **limits):
-    """Callers, and a look at a metric of theirs."""
+    """TransferLimits, and a look at a metric of theirs."""
     metrics = Metrics(CollectorRegistry())
 
     def look(name, **labels):
         return metrics.registry.get_sample_value(name, labels)
 
-    return Callers(TransfersConfig(**limits), metrics, most), look
+    return TransferLimits(TransfersConfig(**limits), metrics, most), look
 
 
 async def test_a_call_beyond_a_limit_is_refused_and_counted():
     """Another client's calls go on, and so do the client's own when one is over."""
-    callers, look = made(uploads_at_once=1)
-    async with callers.call("a", "uploads"):
+    limits, look = made(uploads_at_once=1)
+    async with limits.call("a", "uploads"):
         with pytest.raises(LimitExceeded, match=r"expected at most 1 uploads at once .*; try again in 1 s"):
-            async with callers.call("a", "uploads"):
+            async with limits.call("a", "uploads"):
                 pass
-        async with callers.call("b", "uploads"):
+        async with limits.call("b", "uploads"):
             assert look("fl_transfer_calls", kind="uploads") == 2
-    async with callers.call("a", "uploads"):
+    async with limits.call("a", "uploads"):
         assert look("fl_transfer_calls", kind="uploads") == 1
     assert look("fl_transfer_limits_total", limit="uploads") == 1
     assert look("fl_transfer_calls", kind="uploads") == 0
@@ -49,11 +49,11 @@ async def test_a_call_beyond_a_limit_is_refused_and_counted():
 
 async def test_a_storm_of_refusals_is_one_line_in_the_log():
     """For each client and minute."""
-    callers, _ = made(calls=1, calls_per_s=0.001)
+    limits, _ = made(calls=1, calls_per_s=0.001)
     with capture_logs() as logs:
         for client in "aab" * 50:
             try:
-                async with callers.call(client, "queries"):
+                async with limits.call(client, "queries"):
                     pass
             except LimitExceeded:
                 pass
@@ -64,37 +64,37 @@ async def test_refused_calls_are_held_but_only_so_many(monkeypatch):
     """The others are answered at once: what is held costs memory."""
     monkeypatch.setattr(module, "HOLD_S", 60.0)
     monkeypatch.setattr(module, "_MOST_HELD", 2)
-    callers, _ = made(queries_at_once=1)
+    limits, _ = made(queries_at_once=1)
 
     async def ask():
-        async with callers.call("a", "queries"):
+        async with limits.call("a", "queries"):
             pass
 
-    async with callers.call("a", "queries"):
+    async with limits.call("a", "queries"):
         held = [asyncio.create_task(ask()) for _ in range(2)]
-        await until(lambda: callers.of("a").held == 2, "two are held")
+        await until(lambda: limits.of("a").held == 2, "two are held")
         with pytest.raises(LimitExceeded):
             await ask()
         assert not any(task.done() for task in held)
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-    assert callers.of("a").held == 0
+    assert limits.of("a").held == 0
 
 
 async def test_only_so_many_clients_are_remembered():
     """Who called longest ago is forgotten first, unless a call of his goes on."""
-    callers, _ = made(most=10)
-    async with callers.call("busy", "uploads"):
+    limits, _ = made(most=10)
+    async with limits.call("busy", "uploads"):
         for number in range(1000):
-            callers.given(f"client-{number}", "work")
-        assert len(callers) <= 11
-        assert callers.of("busy").allowance.under_way
+            limits.given(f"client-{number}", "work")
+        assert len(limits) <= 11
+        assert limits.of("busy").allowance.under_way
 
 
 async def test_one_client_has_two_threads_of_a_pool_at_most():
     """A third piece of its work waits; another client's does not."""
-    callers, _ = made()
+    limits, _ = made()
     begun, go_on = [], asyncio.Event()
 
     async def work(name):
@@ -102,7 +102,7 @@ async def test_one_client_has_two_threads_of_a_pool_at_most():
         await go_on.wait()
 
     tasks = [
-        asyncio.create_task(callers.of(name[0]).in_share(lambda name=name: work(name)))
+        asyncio.create_task(limits.of(name[0]).in_share(lambda name=name: work(name)))
         for name in ("a1", "a2", "a3", "b1")
     ]
     await until(lambda: len(begun) == 3, "three have begun")
@@ -114,5 +114,5 @@ async def test_one_client_has_two_threads_of_a_pool_at_most():
 
 async def test_bytes_are_paced_where_a_rate_is_set():
     """Not refused."""
-    callers, _ = made(bytes_per_s=1e9)
-    await callers.of("a").pace(1 << 20)
+    limits, _ = made(bytes_per_s=1e9)
+    await limits.of("a").pace(1 << 20)

@@ -55,7 +55,7 @@ class Caller:
             await asyncio.sleep(pause_s)
 
 
-class Callers:
+class TransferLimits:
     """All clients that call, by id; before a client has named its session, by certificate or connection."""
 
     def __init__(self, limits: TransfersConfig, metrics: Metrics, most: int) -> None:
