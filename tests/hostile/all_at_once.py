@@ -17,18 +17,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from fl_ops.settings import Certificates
+from tests.hostile.assigned import begin_run_of
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import Target, for_seconds, target
 from tests.integration.processes import ROOT
 
 ATTACKS = Path(__file__).parent / "attacks"
 USUAL_RUNS = 3
+ASSIGNED = {"query_storm": "broad", "refetch": "frozen", "unread_fetches": "frozen"}
+"""Attacks that need an assignment of their own, with the model of the run that gives them one."""
+OPERATORS = frozenset({"operator"})
+"""Attacks with an operator's certificate."""
 LOWEST_PRIORITY = 19
 ENDING_S = 30.0
 """For an attack to close its connections once its time is over."""
@@ -101,7 +106,13 @@ def _observe(federation: Federation, memory: Memory, expected: Sequence[list[str
 @contextmanager
 def _attacking(federation: Federation, name: str, seconds: float, failed: dict[str, str]) -> Iterator[None]:
     """One attack in a process of its own, which ends by itself; ended here if it does not."""
-    what = asdict(target(federation, f"mallory-{name.replace('_', '-')}"))
+    who = f"mallory-{name.replace('_', '-')}"
+    if name in ASSIGNED:
+        begin_run_of(federation, who, ASSIGNED[name])
+    at = target(federation, who)
+    if name in OPERATORS:
+        at = replace(at, certificates=federation.hostile(who, "admin"))
+    what = asdict(at)
     order = json.dumps({**what, "certificates": {key: str(path) for key, path in what["certificates"].items()}})
     out = federation.place.folder / f"attack-{name}.out"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

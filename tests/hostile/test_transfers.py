@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.hostile.assigned import begin_run_of
 from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_fetches
-from tests.hostile.attacks.assigned import begin_run_of
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import target, under
 from tests.integration.processes import eventually

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from protos.fl.v1 import coordinator_pb2_grpc
-from tests.hostile.attacks.assigned import channels
+from tests.hostile.assigned import channels
 from tests.hostile.target import Target, Until
 
 CONNECTIONS, STREAMS, A_SECOND = 10, 3_000, 100

@@ -7,7 +7,7 @@ from typing import Any
 
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
-from tests.hostile.attacks.assigned import assigned, channels
+from tests.hostile.assigned import assigned, channels
 from tests.hostile.target import Target, Until
 
 CONNECTIONS, STREAMS = 10, 300
