@@ -274,9 +274,17 @@ def from_values(values: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "run"
-        raise InvalidInput(field, expected(first), shown(first["input"])) from None
+        refused = _refused(error)
+    # Not from inside the except block: pydantic's errors hide what they hold from the garbage collector, and the
+    # request would stay in memory with the error of which it is the context.
+    raise refused
+
+
+def _refused(error: ValidationError) -> InvalidInput:
+    """The first field at fault."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "run"
+    return InvalidInput(field, expected(first), shown(first["input"]))
 
 
 _LATER_LIMITS = {"max_relative_norm": 0.0, "max_relative_payload": 0.0, "max_client_share": 0.0}

@@ -211,3 +211,10 @@ def test_a_configuration_cannot_be_changed():
     """What was checked stays what it is."""
     with pytest.raises(ValueError, match="frozen"):
         RunConfig(task=TASK).seed = 3
+
+
+def test_a_refusal_keeps_nothing_of_what_was_refused():
+    """Pydantic's error would keep it for ever: the garbage collector does not see what that holds."""
+    with pytest.raises(InvalidInput) as refused:
+        from_values({"task": {"name": "digits", "options": {"a": float("inf")}}})
+    assert refused.value.__context__ is None
