@@ -1,7 +1,7 @@
 # `make install` makes .venv; every other target makes it when it is missing or when what it is made from has changed.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 4
 SEEDS ?= 20
 MINUTES ?= 30
 SECONDS ?= 120
@@ -28,11 +28,11 @@ demo: .venv/installed
 	$(BIN)/fl demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # Also what is marked slow.
 test-all: .venv/installed
-	$(BIN)/python -m pytest -n $(WORKERS) -m ''
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m ''
 
 # What some tests run beside Python, from Debian, as root: TOOLS for `make test`, MORE for `make test-all`. A test whose
 # tool is missing is skipped and says so. kubectl, 1.27 or newer, is not among them: Debian's is too old.
