@@ -112,7 +112,16 @@ async def test_one_client_has_two_threads_of_a_pool_at_most():
     assert begun[-1] == "a3"
 
 
-async def test_bytes_are_paced_where_a_rate_is_set():
-    """Not refused."""
-    limits, _ = made(bytes_per_s=1e9)
-    await limits.of("a").pace(1 << 20)
+async def test_bytes_are_paced_where_a_rate_is_set(monkeypatch):
+    """Two seconds' worth at once: the second half is waited for, not refused; without a rate nobody waits."""
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    limits, _ = made(bytes_per_s=1e6)
+    unlimited, _ = made()
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    await limits.of("a").pace(2_000_000)
+    await unlimited.of("a").pace(2_000_000)
+    assert pauses == [pytest.approx(1.0, abs=0.01)]
