@@ -1,4 +1,4 @@
-# `make install` makes .venv; every other target makes it when it is missing or when what it is made from has changed.
+# `make install` makes .venv. Every other target makes it if it is missing or if its sources have changed.
 
 PYTHON ?= python3
 WORKERS ?= 4
@@ -9,7 +9,10 @@ DAEMONS ?= 20
 TOOLS ?= prometheus prometheus-alertmanager
 MORE ?= buildah podman runc debootstrap
 BIN := .venv/bin
-ROOMS := $(wildcard protos algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
+
+# The tests start many processes. Without cached bytecode each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
+PACKAGES := $(wildcard protos fl_common algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
 
 .PHONY: install demo test test-all tools chaos hostile soak lint lint-style lint-types lint-protos format protos baseline bench clean
 
@@ -17,34 +20,34 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "expected Python 3.11 or newer, got $$($(PYTHON) --version 2>&1): say which one, as in PYTHON=python3.11 make install" >&2; \
+	    echo "expected Python 3.11 or newer, got $$($(PYTHON) --version 2>&1); select one with PYTHON=python3.11 make install" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# One coordinator and eight daemons on this machine: FedCM, then FedAvg.
+# Trains with one coordinator and eight daemons on this machine: FedCM, then FedAvg.
 demo: .venv/installed
 	$(BIN)/fl demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Also what is marked slow.
+# Includes the tests that are marked slow.
 test-all: .venv/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m ''
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m ''
 
-# What some tests run beside Python, from Debian, as root: TOOLS for `make test`, MORE for `make test-all`. A test whose
-# tool is missing is skipped and says so. kubectl, 1.27 or newer, is not among them: Debian's is too old.
+# Installs programs that some tests need, from Debian, as root: TOOLS for `make test`, MORE for `make test-all`. Without
+# its program a test is skipped with the reason. kubectl 1.27 or newer is not included, because Debian's is too old.
 tools:
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(TOOLS) $(MORE)
 
-# Real processes that are killed, cut off and lied to: SEEDS seeds, or SEED=17 again.
+# Real processes with kills, cut links and bad updates: SEEDS seeds, or SEED=17 to repeat one.
 chaos: .venv/installed
 	$(BIN)/python -m tests.chaos --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
-# All hostile programs at once beside honest clients: the coordinator's memory, the honest runs' time and bits.
+# All hostile programs at once and honest clients: measures the coordinator's memory and the time and bits of honest runs.
 hostile: .venv/installed
 	$(BIN)/python -m tests.hostile --seconds $(SECONDS)
 
@@ -55,33 +58,33 @@ lint-style: .venv/installed
 	$(BIN)/ruff format --check .
 
 lint-types: .venv/installed
-	$(BIN)/mypy $(ROOMS)
+	$(BIN)/mypy --explicit-package-bases $(PACKAGES) docs/source tests
 
 lint-protos: .venv/installed
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/baseline.binpb
 
-# Repairs what `make lint-style` can have repaired by itself.
+# Repairs the style errors that can be repaired automatically.
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The generated code, from the .proto files.
+# Generates the code from the .proto files.
 protos: .venv/installed
 	PYTHON=$(BIN)/python protos/generate.sh
 
-# The contract that later ones must stay compatible with. For a release, and for nothing else.
+# Writes the contract that later versions must stay compatible with. Only for a release.
 baseline: .venv/installed
 	$(BIN)/buf build --exclude-source-info --output protos/baseline.binpb
 
-# The short ones of docs/benchmarks.md on two cores: JSON lines, and tables of them.
+# The short benchmarks of docs/benchmarks.md on two cores: prints JSON lines and tables.
 bench: .venv/installed
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.sweep --only short --rounds 3 --results build/bench.json --table short
 	$(BIN)/python -m benchmarks.fleet --clients 1000 --sampled 1000 --processes 2 --idle 20
 	$(BIN)/python -m benchmarks.local_step --pairs 5
 
-# Daemons come and go while runs go on; says whether the coordinator leaks. Linux only.
+# Daemons join and leave during runs; checks the coordinator for leaks. Linux only.
 soak: .venv/installed
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --daemons $(DAEMONS) --seed $(or $(SEED),1)
 

@@ -1,4 +1,7 @@
-"""The mathematics of federated learning with momentum: torch only, no server needed.
+"""The mathematics of federated learning with momentum, as plain functions that need torch and no server.
+
+Update rules, aggregation and local training may enter. Network, files, clocks and threads may not, and the package
+imports no other package of the project. The modules here are the core; methods/ has one module for each paper.
 
 A round of FedCM with one client:
 
@@ -11,7 +14,7 @@ A round of FedCM with one client:
 >>> _ = torch.nn.init.zeros_(model.weight)
 >>> state = fedcm.init(fl.read_state(model).trainable)
 
-The client fits weight * 1 = 3 in two steps; each gradient is 2 * (weight - 3) and counts by alpha:
+The client fits weight * 1 = 3 in two steps. Each gradient is 2 * (weight - 3), multiplied by alpha:
 
 >>> batches = [(torch.tensor([[1.0]]), torch.tensor([[3.0]]))] * 2
 >>> rule = fedcm.local_rule(fedcm.direction(state))
@@ -19,7 +22,7 @@ The client fits weight * 1 = 3 in two steps; each gradient is 2 * (weight - 3) a
 >>> round(result.delta["weight"].item(), 4), result.steps
 (0.57, 2)
 
-The server moves by the mean delta and remembers it, per step and unit of learning rate, as the next round's momentum:
+The server adds the mean delta. The momentum of the next round is that delta divided by -(steps * learning rate):
 
 >>> info = fl.UpdateInfo("client-1", num_examples=1, num_steps=result.steps)
 >>> state = fl.apply_updates(fedcm, state, [(info, result.delta)], fl.RoundInfo(round=0, learning_rate=0.5))
@@ -40,9 +43,11 @@ from algorithms.aggregate import (
     weighted_sums_of_tensors,
 )
 from algorithms.base import (
+    BASIC_PAYLOADS,
     Algorithm,
     ClientContext,
     ClientUpdate,
+    ComputedPayload,
     Exchange,
     GradientRule,
     InputAscent,
@@ -61,17 +66,33 @@ from algorithms.base import (
     Weights,
 )
 from algorithms.client import LocalData, Work, answer
-from algorithms.fedbuff import buffered_step, staleness_weights
+from algorithms.compose import (
+    ClientState,
+    Components,
+    Correction,
+    PreparatoryExchange,
+    ServerOptimizer,
+    compose,
+    mean_delta,
+    mean_delta_and_gradient,
+)
 from algorithms.local import LocalResult, train_locally
 from algorithms.model_state import ModelState, load_state, read_state
 from algorithms.parameters import AlgorithmError
-from algorithms.registry import build, names
+from algorithms.registry import build, client_parameters, names, parameters_of
+from algorithms.rounds import Participant, RoundResult, RunState, run_round, start_run
+from algorithms.schedules import Schedule, Schedules, at_round, check_schedules, values_in
 
 __all__ = [
+    "BASIC_PAYLOADS",
     "Algorithm",
     "AlgorithmError",
     "ClientContext",
+    "ClientState",
     "ClientUpdate",
+    "Components",
+    "ComputedPayload",
+    "Correction",
     "Exchange",
     "GradientRule",
     "InputAscent",
@@ -83,9 +104,16 @@ __all__ = [
     "ModelState",
     "Objective",
     "Order",
+    "Participant",
     "Payload",
+    "PreparatoryExchange",
     "RoundInfo",
+    "RoundResult",
+    "RunState",
+    "Schedule",
+    "Schedules",
     "Scope",
+    "ServerOptimizer",
     "ServerState",
     "Tensors",
     "Update",
@@ -95,19 +123,27 @@ __all__ = [
     "Work",
     "answer",
     "apply_updates",
+    "at_round",
     "average_buffers",
-    "buffered_step",
     "build",
+    "check_schedules",
+    "client_parameters",
+    "compose",
     "example_weights",
     "load_state",
     "maximum",
+    "mean_delta",
+    "mean_delta_and_gradient",
     "names",
     "omega",
+    "parameters_of",
     "read_state",
-    "staleness_weights",
+    "run_round",
+    "start_run",
     "sum_exchange",
     "train_locally",
     "uniform_weights",
+    "values_in",
     "weighted_sums",
     "weighted_sums_of_tensors",
 ]

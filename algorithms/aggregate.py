@@ -1,12 +1,13 @@
-"""From many updates to one: weights, and sums whose bits depend on nothing but the updates and their order.
+"""Aggregation: client weights and weighted sums. The bits depend only on the updates and their order.
 
-Sums are accumulated in float64, one update after the other, and rounded once. Every entry is computed by itself, so
-how the tensors are cut into blocks changes no bit: a coordinator sums blocks that it reads from files, a program that
-holds the updates sums them whole, and both get the same. Callers give updates in the order of client id bytes.
+Sums are accumulated in float64, one update after the other, and rounded once. Each entry is computed separately, so the
+division into blocks changes no bit: a coordinator that sums blocks from files and a program that sums whole updates in
+memory get the same result. Callers pass updates in the order of client id bytes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -25,26 +26,28 @@ from algorithms.base import (
     UpdateInfo,
     Weights,
 )
+from algorithms.parameters import AlgorithmError
+from algorithms.precision import master_dtype
 
 BLOCK = 2**16
-"""Entries in a block that stays in a CPU's cache, scratch included: some ten times as fast as a whole large tensor."""
+"""Entries of a block. With scratch memory it fits a CPU cache: about ten times as fast as a whole tensor."""
 
 
 def uniform_weights(cohort: Sequence[UpdateInfo]) -> tuple[float, ...]:
-    """p_i = 1 / |S|, with the realised |S|."""
+    """p_i = 1 / |S|, where S are the updates that arrived."""
     _require_updates(cohort)
     return (1.0 / len(cohort),) * len(cohort)
 
 
 def example_weights(cohort: Sequence[UpdateInfo]) -> tuple[float, ...]:
-    """p_i = n_i / sum_S n_j: over the cohort, not over the population."""
+    """p_i = n_i / sum_S n_j, summed over the cohort, not over the population."""
     _require_updates(cohort)
     total = sum(update.num_examples for update in cohort)
     return tuple(update.num_examples / total for update in cohort)
 
 
 def omega(objective: Objective, client: UpdateInfo, round_info: RoundInfo) -> float:
-    """How much f_i counts beside the others, 1 on average: omega_i = N n_i / sum n over the population, or 1."""
+    """Weight of f_i in the objective, 1 on average: omega_i = N n_i / sum n over the population; 1 if uniform."""
     if objective == "uniform":
         return 1.0
     return round_info.need("population") * client.num_examples / round_info.need("population_examples")
@@ -60,15 +63,15 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
     """sum_i row[i] * blocks[i] for each row of coefficients, in one pass over the blocks.
 
     Args:
-        blocks: the same slice of each update, any shape, one floating dtype. They are taken one at a time, so a
-            generator that reads files may give them all in one memory. None is changed.
-        coefficients: one row for each sum; in a row one number for each block.
+        blocks: the same slice of each update, of any shape and one floating dtype. They are read one at a time, so a
+            generator may reuse one buffer for all of them. None is changed.
+        coefficients: one row for each sum, with one number for each block.
 
     Returns:
-        One tensor for each row, of the blocks' shape and dtype. (To half types torch rounds by way of float32.)
+        One tensor for each row, with the blocks' shape and dtype; float32 for blocks of a lower precision.
 
     Raises:
-        ValueError: too few or too many blocks, or blocks of integers or of unlike shape or dtype.
+        ValueError: too few or too many blocks, integer blocks, or blocks of different shapes or dtypes.
     """
     columns = list(zip(*coefficients, strict=True))
     totals: list[torch.Tensor] = []
@@ -81,18 +84,18 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
             wide, product = (torch.empty_like(block, dtype=torch.float64) for _ in range(2))
         wide.copy_(block)
         for total, coefficient in zip(totals, column, strict=True):
-            # Not add_(wide, alpha=coefficient): a fused multiply-add may round otherwise at the end of a block.
+            # Not add_(wide, alpha=coefficient): a fused multiply-add may round differently at the end of a block.
             total.add_(torch.mul(wide, coefficient, out=product))
-    return [total.to(block.dtype) for total in totals]
+    return [total.to(master_dtype(block.dtype)) for total in totals]
 
 
 def maximum(blocks: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The largest value of each entry over the blocks, which are as in `weighted_sums` but of any dtype."""
+    """The largest value of each entry. blocks: as in `weighted_sums`, but of any dtype."""
     return reduce(torch.maximum, _alike(blocks)).clone()
 
 
 def weighted_sums_of_tensors(updates: Sequence[Tensors], coefficients: Sequence[Sequence[float]]) -> list[Tensors]:
-    """`weighted_sums` of whole updates that are in memory: for each row the sums by name."""
+    """`weighted_sums` of whole updates in memory: for each row, the sums by tensor name."""
     results: list[Tensors] = [{} for _ in coefficients]
     for name, like in _layout_of(updates).items():
         cuts = zip(*(torch.split(update[name].flatten(), BLOCK) for update in updates), strict=True)
@@ -103,23 +106,36 @@ def weighted_sums_of_tensors(updates: Sequence[Tensors], coefficients: Sequence[
 
 
 def average_buffers(updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-    """The model's buffers after a round: floating ones averaged with p_i, integer ones (counters) at their maximum.
+    """The model's buffers after a round: the weighted mean of floating ones, the maximum of integer ones (counters).
 
-    Server optimizers never see buffers: momentum could make a running variance negative; a mean of p_i >= 0 cannot.
+    Server optimizers do not apply to buffers: momentum could make a running variance negative, a mean with p_i >= 0
+    cannot.
     """
 
     def combined(*blocks: torch.Tensor) -> torch.Tensor:
-        return weighted_sums(blocks, [weights])[0] if blocks[0].is_floating_point() else maximum(blocks)
+        floating = blocks[0].is_floating_point()
+        return weighted_sums(blocks, [weights])[0].to(blocks[0].dtype) if floating else maximum(blocks)
 
     return tree.map(combined, _layout_of(updates), *updates[1:])
 
 
 Update = tuple[UpdateInfo, Mapping[Payload, Tensors]]
-"""One client's answer in one exchange: the facts about it, and its payloads as they were sent."""
+"""One client's update in one exchange: its metadata, and its payloads as sent."""
 
 
 def sum_exchange(exchange: Exchange, updates: Sequence[Update], round_info: RoundInfo) -> dict[str, Tensors]:
-    """The sums of one exchange for updates in memory, in any order, as a coordinator would make them."""
+    """The sums of one exchange, bit-equal to a coordinator's.
+
+    Args:
+        exchange: of the algorithm.
+        updates: in memory, in any order, one for each client.
+        round_info: with the facts that the method needs.
+
+    Raises:
+        ValueError: no update, two of one client, one without a payload of the exchange or with values that are not
+            finite, tensors of different layouts, or a fact that is missing or impossible.
+    """
+    _check_updates(exchange, updates)
     ordered = sorted(updates, key=lambda update: update[0].client_id.encode())
     wanted = exchange.sums([info for info, _ in ordered], round_info)
     results: dict[str, Tensors] = {}
@@ -134,13 +150,43 @@ def sum_exchange(exchange: Exchange, updates: Sequence[Update], round_info: Roun
 def apply_updates(
     algorithm: Algorithm, state: ServerState, updates: Sequence[tuple[UpdateInfo, Tensors]], round_info: RoundInfo
 ) -> ServerState:
-    """A whole server step for deltas in memory, in any order: the next state, as a coordinator would make it.
+    """The next server state, bit-equal to a coordinator's. updates: deltas in memory, in any order.
 
-    For methods of one exchange that want deltas alone; `sum_exchange` is for all.
+    Only for methods with one exchange and deltas as their only payload. For others use `sum_exchange` or `run_round`.
+
+    Raises:
+        AlgorithmError: clients of this method send other payloads too.
+        ValueError: as `sum_exchange`.
     """
+    sends = [", ".join(exchange.payloads) for exchange in algorithm.exchanges]
+    if sends != ["delta"]:
+        raise AlgorithmError(
+            f"{algorithm.name}: expected a method whose clients send one delta, got one whose clients send "
+            f"{', then '.join(sends)}; use run_round, or sum_exchange for each exchange and then server_step"
+        )
     round_info = replace(round_info, cohort_size=len(updates))
     sent: list[Update] = [(info, {"delta": delta}) for info, delta in updates]
     return algorithm.server_step(state, sum_exchange(algorithm.exchanges[-1], sent, round_info), round_info)
+
+
+def _check_updates(exchange: Exchange, updates: Sequence[Update]) -> None:
+    counts = Counter(info.client_id for info, _ in updates)
+    if repeated := sorted(client for client, count in counts.items() if count > 1):
+        raise ValueError(f"expected one update of each client, got more of {', '.join(repeated)}")
+    for info, sent in updates:
+        if missing := [payload for payload in exchange.payloads if payload not in sent]:
+            raise ValueError(
+                f"update of {info.client_id}: expected the payloads {', '.join(exchange.payloads)}, got "
+                f"{', '.join(sent) or 'none'}; {', '.join(missing)} is missing"
+            )
+        for payload in exchange.payloads:
+            for name, tensor in sent[payload].items():
+                # A finite sum proves finite values. Each element is checked only if the sum is not finite.
+                if not bool(torch.isfinite(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
+                    raise ValueError(
+                        f"update of {info.client_id}, {payload}, tensor {name!r}: expected finite values, got a NaN or "
+                        "an infinity; leave this update out"
+                    )
 
 
 def _layout_of(updates: Sequence[Tensors]) -> Tensors:
@@ -152,11 +198,11 @@ def _layout_of(updates: Sequence[Tensors]) -> Tensors:
 
 def _require_updates(updates: Sequence[object]) -> None:
     if not updates:
-        raise ValueError("expected at least one update, got none; a round without updates moves nothing")
+        raise ValueError("expected at least one update, got none; a round without updates changes nothing")
 
 
 def _alike(blocks: Iterable[torch.Tensor], count: int | None = None) -> Iterator[torch.Tensor]:
-    """The blocks, one at a time: at least one, `count` if given, all of the first one's shape and dtype."""
+    """The blocks, one at a time. Raises ValueError unless there are `count`, or at least one, all of one layout."""
     expected = "at least one block" if count is None else f"{count} blocks, one for each coefficient of a row"
     layout: tuple[list[int], torch.dtype] | None = None
     seen = 0
@@ -166,7 +212,7 @@ def _alike(blocks: Iterable[torch.Tensor], count: int | None = None) -> Iterator
         here = (list(block.shape), block.dtype)
         layout = layout or here
         if here != layout:
-            raise ValueError(f"expected blocks alike, got {layout} first and {here} as number {seen}")
+            raise ValueError(f"expected blocks of one shape and dtype, got {layout} first and {here} as number {seen}")
         yield block
     if seen < (count or 1):
         raise ValueError(f"expected {expected}, got {seen}")

@@ -1,15 +1,15 @@
-"""What an algorithm is: a frozen set of plain functions over named tensors.
+"""The types of an algorithm: an immutable set of functions over named tensors.
 
 An algorithm has two halves. The client half is one local rule,
 
     d = a * g + u + mu * (y - x),        y <- y - eta_l(t) * d
 
-with `u` constant for a (client, round). The server half says which payloads it wants from the clients and which
-weighted sums of them, and makes the next state from those sums. `delta` is NEW minus OLD everywhere: the client's final
-model minus the model it was sent.
+with `u` constant for one client and round. The server half defines the payloads that clients send, the weighted sums of
+them, and the next state as a function of these sums. `delta` is NEW minus OLD everywhere: the client's final model
+minus the model it received.
 
-A round is one exchange or several: in each, something is sent down beside the model and payloads come up. What goes
-down in an exchange may be made of the sums of those before it.
+A round has one or more exchanges. In each, the server sends the model and possibly a direction (a second set of
+tensors), and clients send payloads. The direction of an exchange may depend on the sums of earlier exchanges.
 
 The notation is that of the papers: x server model, y client model, g client gradient, eta_l / eta_g local / server
 learning rate, K_i local steps of client i, p_i aggregation weights that sum to one over the cohort S, N population.
@@ -24,21 +24,26 @@ from typing import Literal
 
 import torch
 
+from algorithms.precision import rounded, widened
+
 Tensors = dict[str, torch.Tensor]
-"""Named tensors in a fixed order; no function of this package changes one that it was given."""
+"""Named tensors in a fixed order. Functions of this package do not change their arguments, unless they say so."""
 
 Memory = Mapping[str, Tensors]
-"""Model-sized tensors that are kept from round to round, by the paper's symbol."""
+"""Model-sized tensors kept from round to round, by the paper's symbol."""
 
 Weights = Literal["uniform", "examples"]
 
 Objective = Literal["uniform", "examples"]
-"""What is minimised: the mean of f_i over the clients of the population, or over their examples."""
+"""The minimised objective: the mean of f_i over the clients of the population, or over their examples."""
 
-Payload = Literal["delta", "full_gradient", "variate_change", "client_momentum"]
-"""What a client can send up, each laid out as the trainable parameters:
-delta: y_final - x; full_gradient: g_i(x) over the whole local set; variate_change: g_i(x) - c_i; client_momentum: the
-local heavy-ball buffer at the end."""
+Payload = str
+"""The name of what a client sends, with the layout of the trainable parameters. BASIC_PAYLOADS, or a name of a method's
+own, with a ComputedPayload."""
+
+BASIC_PAYLOADS = ("delta", "full_gradient", "client_momentum")
+"""delta: y_final - x; full_gradient: g_i(x) over the whole local set; client_momentum: the local momentum buffer at the
+end."""
 
 Order = Literal["paper", "feddyn_code"]
 """paper: gradient, clip, decay, mix. feddyn_code: gradient, mix, clip the mixture, then decay, as FedDyn's program."""
@@ -46,15 +51,15 @@ Order = Literal["paper", "feddyn_code"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateInfo:
-    """The facts about one client's update that weights and normalisers look at."""
+    """Metadata of one client's update, from which weights and normalisers are computed."""
 
     client_id: str
     num_examples: int
-    """n_i, examples trained on; over 0."""
+    """n_i, the examples trained on; greater than 0."""
     num_steps: int
-    """K_i, mini-batch steps made; over 0."""
+    """K_i, the mini-batch steps; greater than 0."""
     clip_factor: float = 1.0
-    """The delta as admitted is this times the delta as sent; over 0, at most 1."""
+    """The admitted delta is this factor times the delta as sent; greater than 0, at most 1."""
 
     def __post_init__(self) -> None:
         if self.num_examples <= 0 or self.num_steps <= 0:
@@ -65,45 +70,50 @@ class UpdateInfo:
 
 @dataclass(frozen=True, slots=True)
 class RoundInfo:
-    """Where in the run a server step stands. What no part of a method asks for may be left out."""
+    """Facts about a round that a server step depends on. Those that the method does not use may be omitted."""
 
     round: int
     """t, counted from 0."""
     learning_rate: float
-    """eta_l(t), the local rate that produced the deltas of this round; over 0."""
+    """eta_l(t), the local learning rate that produced the deltas of this round; greater than 0."""
     previous_learning_rate: float | None = None
-    """eta_l(t - 1); None in round 0, or where it is the same. momentum_units = gradient asks for it."""
+    """eta_l(t - 1); None in round 0, or if it is the same. Needed for momentum_units = gradient."""
     rounds: int | None = None
-    """T, the rounds that the run was planned for; it must not change in mid-run. Demon asks for it."""
+    """T, the planned rounds of the run; it must not change during the run. Needed for Demon."""
     population: int | None = None
-    """N, the clients the run may draw from, fixed for the run. SCAFFOLD and FedDyn ask for it."""
+    """N, the clients that the run may sample, fixed for the run. Needed for SCAFFOLD and FedDyn."""
     population_examples: int | None = None
-    """sum n_i over the population. objective = examples asks for it."""
+    """sum n_i over the population. Needed for objective = examples."""
     cohort_size: int | None = None
-    """|S|, the updates that were summed. SCAFFOLD asks for it."""
+    """|S|, the updates that were summed. Needed for SCAFFOLD."""
 
     def __post_init__(self) -> None:
         if self.round < 0 or not self.learning_rate > 0.0:
             raise ValueError(f"expected a round counted from 0 and a learning rate over 0, got {self}")
 
     def need(self, fact: Literal["rounds", "population", "population_examples", "cohort_size"]) -> int:
-        """A fact that the method cannot do without. Raises ValueError if it was left out."""
+        """A fact that the method needs. Raises ValueError if it was omitted, and for a cohort larger than N."""
         value: int | None = getattr(self, fact)
         if not value or value < 0:
             raise ValueError(f"this method needs {fact}, over 0, in every round's RoundInfo; got {self}")
+        if self.population and self.cohort_size and self.cohort_size > self.population:
+            raise ValueError(
+                f"expected a cohort of at most the population's {self.population} clients, got {self.cohort_size}; "
+                "population is N, all clients that the run may sample"
+            )
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """How the steps of one round are made, whatever the method."""
+    """Settings of the local steps of one round, for every method."""
 
     learning_rate: float
-    """eta_l(t), over 0; the decay by round is already in it."""
+    """eta_l(t), greater than 0, with the decay by round applied."""
     weight_decay: float = 0.0
-    """wd: wd * y becomes part of the gradient g before the method's rule. 0: none."""
+    """wd: wd * y is added to the gradient g before the method's rule. 0 for none."""
     max_gradient_norm: float = 0.0
-    """C: global L2 norm that the data gradient is clipped to, before the decay. 0: no clipping."""
+    """C: the data gradient is clipped to this global L2 norm, before weight decay. 0 for no clipping."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate < math.inf:
@@ -115,28 +125,28 @@ class LocalSettings:
 
 
 Scope = Literal["model", "tensor"]
-"""What SAM's norm is taken over: all trainable parameters together, or each tensor by itself."""
+"""The scope of SAM's norm: all trainable parameters together, or each tensor separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientRule:
-    """How g is taken."""
+    """How a local gradient g is computed."""
 
     rho: float = 0.0
     """Radius of SAM: g at y + rho * g(y) / ||g(y)||, same batch. 0: at y."""
     order: Order = "paper"
     scope: Scope = "model"
-    """Of SAM's norm."""
+    """The scope of SAM's norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputAscent:
-    """Inputs seen through a map whose own parameters climb the loss while the model goes down it."""
+    """A map applied to the inputs. Its parameters ascend the loss while the model descends it."""
 
     parameters: Tensors
-    """Where they start; empty: at `start`."""
+    """Their initial values; if empty, those of `start`."""
     start: Callable[[torch.Tensor], Tensors]
-    """First inputs -> parameters that change nothing."""
+    """First inputs -> parameters of the identity map."""
     apply: Callable[[torch.Tensor, Tensors], torch.Tensor]
     """(inputs, parameters) -> inputs of the model."""
     ascend: Callable[[Tensors, Tensors], Tensors]
@@ -154,132 +164,157 @@ class LocalRule:
     anchored: bool = False
     """g is g(y; batch) - g(x; batch), one batch for both."""
     v: Tensors | None = None
-    """Start of a local heavy ball v <- gamma * v + d, y <- y - eta_l * v. None: y <- y - eta_l * d."""
+    """Initial local momentum: v <- gamma * v + d, y <- y - eta_l * v. None: y <- y - eta_l * d."""
     gamma: float = 0.0
     ascent: InputAscent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What a client has when an exchange begins, besides the model and its data."""
+    """A client's inputs to an exchange besides the model and its data."""
 
     direction: Tensors | None = None
-    """What was sent beside the model."""
+    """The tensors that the server sent in addition to the model."""
     state: Memory = field(default_factory=dict)
-    """What the client kept of its last round that counted, or `client_init`."""
+    """The client's state after its last round that counted, or `client_init`."""
     omega: float = 1.0
-    """omega_i = N n_i / sum n, where the method's objective is weighted by examples."""
+    """omega_i = N n_i / sum n if the method's objective is weighted by examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """One client's answer in one exchange; tensors are on the model's device."""
+    """The result of one client's exchange; tensors are on the model's device."""
 
     payloads: Mapping[Payload, Tensors]
-    """As the exchange wanted them, in its order."""
+    """The payloads of the exchange, in its order."""
     buffers: Tensors
-    """Final values of the model's buffers; none from an exchange without training."""
+    """Final values of the model's buffers; empty without training."""
     steps: int
     """K_i, or the batches of a full gradient."""
     learning_rate: float
-    """eta_l(t) that the steps were made with."""
+    """eta_l(t) of the steps."""
     loss: float | None = None
     """Mean loss over the local steps, each before its step; None without training."""
     ascent: Tensors = field(default_factory=dict)
-    """Parameters of an InputAscent after the last step; they are kept and never sent."""
+    """Parameters of an InputAscent after the last step. The client keeps them and never sends them."""
 
     def admitted(self, clip_factor: float) -> ClientUpdate:
-        """The update as the server counted it: its delta scaled."""
+        """The update as the server admitted it: its delta times `clip_factor`."""
         if clip_factor == 1.0 or "delta" not in self.payloads:
             return self
-        delta = {name: clip_factor * tensor for name, tensor in self.payloads["delta"].items()}
+        delta = {name: clip_factor * tensor for name, tensor in widened(self.payloads["delta"]).items()}
         return replace(self, payloads={**self.payloads, "delta": delta})
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedPayload:
+    """A payload that clients compute from basic ones, such as SCAFFOLD's g_i(x) - c_i."""
+
+    made_of: tuple[Payload, ...]
+    """The basic payloads that it needs; they are computed, but not sent."""
+    compute: Callable[[ClientContext, ClientUpdate], Tensors]
+    """(context, an update with these basic payloads) -> the payload."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """A sum over the cohort that a server step wants: sum_i coefficients[i] * payload_i, in float64, rounded once."""
+    """A sum over the cohort for a server step: sum_i coefficients[i] * payload_i, in float64, rounded once."""
 
     coefficients: tuple[float, ...]
-    """One for each update, in the order of the updates that were asked about."""
+    """One for each update, in the order of the cohort passed to `Exchange.sums`."""
     payload: Payload = "delta"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """All that passes from round to round: a checkpoint is this, saved."""
+    """All state that passes from round to round. A checkpoint contains exactly this."""
 
     x: Tensors
-    """Trainable parameters of the server model."""
+    """Trainable parameters of the server model; float32 for a model of a lower precision (algorithms.precision)."""
     memory: Memory = field(default_factory=dict)
     """Model-sized state by the paper's symbol, such as FedCM's "Delta"; same names, shapes and dtypes as x."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """The model's dtypes of the parameters that have a lower precision than x."""
 
     def replace(self, **changes: object) -> ServerState:
         """A new state with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)  # type: ignore[arg-type]  # fields are checked by their names only
+
+    def as_sent(self, tensors: Tensors) -> Tensors:
+        """Tensors of x's layout in the model's dtypes, as clients receive them; the argument itself if none differs."""
+        return rounded(tensors, self.dtypes)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One assignment and its answers. A cohort's second exchange goes to those whose first answer was accepted."""
+    """One assignment and the payloads for it. The next exchange goes to the clients whose payloads were accepted."""
 
     payloads: tuple[Payload, ...]
-    """What comes up, in this order."""
+    """The payloads that clients send, in this order."""
     direction: Callable[[ServerState, Mapping[str, Tensors]], Tensors | None]
-    """(state, sums of the exchanges before) -> the second bundle sent down beside x, or None."""
+    """(state, sums of earlier exchanges) -> the direction sent with x, in the model's dtypes, or None."""
     sums: Callable[[Sequence[UpdateInfo], RoundInfo], Mapping[str, WeightedSum]]
-    """The sums over payloads that the server wants, by name; no two exchanges use one name."""
+    """(cohort, round) -> the weighted sums of payloads, by a name that is unique in the round."""
+    computed: Mapping[Payload, ComputedPayload] = field(default_factory=dict)
+    """The rules of the payloads that are not basic."""
+
+    @property
+    def basic(self) -> frozenset[Payload]:
+        """The basic payloads that a client computes, to send them or to compute others from them."""
+        rules = [self.computed.get(payload) for payload in self.payloads]
+        made_of = (payload for rule in rules if rule is not None for payload in rule.made_of)
+        return frozenset({*made_of, *(payload for payload in self.payloads if payload not in self.computed)})
 
     @property
     def trains(self) -> bool:
-        """Whether clients make local steps, so that their models' buffers change too."""
-        return "delta" in self.payloads
+        """Whether clients train; their models' buffers change then."""
+        return not self.basic.isdisjoint({"delta", "client_momentum"})
 
     @property
     def passes(self) -> bool:
-        """Whether clients take a gradient over their whole local set first."""
-        return not {"full_gradient", "variate_change"}.isdisjoint(self.payloads)
+        """Whether clients first compute a gradient over their whole local set."""
+        return "full_gradient" in self.basic
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One method, both halves, ready to run. Built by `algorithms.build(name, **parameters)`."""
+    """A method with both halves. Built by `algorithms.build(name, **parameters)`."""
 
     name: str
     parameters: Mapping[str, float | int | str | bool]
-    """Every parameter with its value, defaults filled in: what is sent to clients and kept with results."""
+    """All parameters with their values, defaults included. They are sent to clients and stored with results."""
     init: Callable[[Tensors], ServerState]
-    """Trainable parameters of the first model -> state before round 0."""
+    """Trainable parameters of the initial model -> state before round 0."""
     exchanges: tuple[Exchange, ...]
     """In order; the last one trains."""
     weights: Callable[[Sequence[UpdateInfo]], tuple[float, ...]]
-    """p_i of the cohort's updates; they sum to one. Buffers are averaged with them too."""
+    """Cohort -> p_i, which sum to one. Buffers are averaged with them too."""
     server_step: Callable[[ServerState, Mapping[str, Tensors], RoundInfo], ServerState]
-    """State and the sums of all exchanges -> next state."""
+    """(state, sums of all exchanges, round) -> next state."""
     gradient: GradientRule
-    """How clients take g, in local steps and for a full gradient."""
+    """How clients compute g, in local steps and for a full gradient."""
     client_rule: Callable[[ClientContext], LocalRule]
-    """What a client has -> the rule of every local step of the round."""
+    """A client's context -> the rule of all local steps of the round."""
     client_init: Callable[[Tensors], Memory]
-    """x -> what a client keeps before its first round; empty: this method's clients keep nothing."""
+    """x -> a client's state before its first round, in the server's precision; empty without client state."""
     next_client_state: Callable[[ClientContext, ClientUpdate], Memory]
-    """(what the client had, its update as ADMITTED) -> what it keeps. Only of a round that counted."""
+    """(context, the update as ADMITTED) -> the client's next state. Only for a round that counted."""
     restart: Callable[[ServerState], ServerState]
-    """What the server keeps as the sum of what clients keep starts anew, as every client's state does; x stays."""
+    """Reset the server memory that mirrors the clients' states, when all of these are reset. x stays."""
     keeps_client_state: bool = False
     objective: Objective = "uniform"
-    """examples: clients must be told their omega_i."""
+    """examples: each client's context needs its omega_i."""
     needs_population: bool = False
-    """Every RoundInfo must have N, and N must not change; a reducer that is not a mean breaks this method."""
+    """Every RoundInfo needs N, and N must not change. Reducers other than the mean break such a method."""
 
     def direction(self, state: ServerState) -> Tensors | None:
-        """What is sent beside x in the first exchange, the only one of most methods."""
+        """The direction of the first exchange. Most methods have only one."""
         return self.exchanges[0].direction(state, {})
 
     def local_rule(self, direction: Tensors | None) -> LocalRule:
-        """The rule of a client that keeps no state."""
+        """The local rule of a client without state."""
         return self.client_rule(ClientContext(direction))
 
     def sums(self, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Mapping[str, WeightedSum]:
-        """The sums of the last exchange, the only one of most methods."""
+        """The sums of the last exchange. Most methods have only one."""
         return self.exchanges[-1].sums(cohort, round_info)

@@ -1,101 +1,119 @@
-"""A client's part in one exchange, whatever the method: take what was sent, do what is wanted, answer.
+"""A client's part in one exchange, for every method: compute the payloads.
 
-context = ClientContext(direction, state)               state: what was kept, or algorithm.client_init(x)
+context = ClientContext(direction, state)               state: the last one, or algorithm.client_init(x)
 update  = answer(model, data, Work(algorithm, context, settings))
-state   = algorithm.next_client_state(context, update.admitted(clip_factor))        once the round counted it
+state   = algorithm.next_client_state(context, update.admitted(clip_factor))        when the round has counted it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, ClientUpdate, LocalSettings, Payload, Tensors
+from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, LocalSettings, Payload, Tensors
 from algorithms.gradients import Batches, Loss, full_gradient
 from algorithms.local import LocalResult, train_locally
+from algorithms.model_state import trainable_views
 from algorithms.parameters import AlgorithmError
+from algorithms.precision import rounded_like
 
 
 @dataclass(frozen=True, slots=True)
 class LocalData:
-    """A client's examples as the exchange goes through them."""
+    """A client's examples for one exchange."""
 
     batches: Batches
-    """One for each local step."""
+    """One batch for each local step."""
     whole: Batches
-    """Every example once, for a full gradient; not looked at by methods without one."""
+    """Every example once, for a full gradient. Methods without one do not read it."""
     loss: Loss
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is asked of a client in one exchange."""
+    """The work of a client in one exchange."""
 
     algorithm: Algorithm
     context: ClientContext
     settings: LocalSettings
     exchange: int = 0
     x: Tensors | None = None
-    """The model's values, if the caller keeps them anyway; they are read only. None: a copy is made."""
+    """The model's values if the caller has a copy; they are only read. None: `answer` makes a copy."""
 
 
 def answer(
     model: nn.Module, data: LocalData, work: Work, on_step: Callable[[int], object] | None = None
 ) -> ClientUpdate:
-    """The payloads that the exchange wants, from a model that holds x; it is trained in place.
+    """Compute the payloads of the exchange with a model that holds x. The model is trained in place.
 
-    on_step: called after each batch of a full gradient and then after each step, with its number from 0 on; what it
-    raises ends the work.
+    on_step: called after each batch of a full gradient and then after each step, with a number that counts from 0. Its
+    exceptions end the work.
 
     Raises:
         AlgorithmError: a direction or a client state that the method needs is missing.
-        ValueError: there was no batch, or a tensor is not laid out as the model's.
+        ValueError: there is no batch, or a tensor does not have the model's layout.
     """
-    heard = on_step or (lambda number: None)
+    notify = on_step or (lambda number: None)
     algorithm, exchange = work.algorithm, work.algorithm.exchanges[work.exchange]
     rule = algorithm.client_rule(work.context) if exchange.trains else None
     whole, passes = None, 0
     if exchange.passes:
         batches = list(data.whole)
-        whole = full_gradient(model, batches, data.loss, work.settings, algorithm.gradient, on_batch=heard)
+        whole = full_gradient(model, batches, data.loss, work.settings, algorithm.gradient, on_batch=notify)
         passes = len(batches)
     result = None
     if rule is not None:
         result = train_locally(
-            model, data.batches, data.loss, rule, work.settings, x=work.x, on_step=lambda step: heard(passes + step)
+            model, data.batches, data.loss, rule, work.settings, x=work.x, on_step=lambda step: notify(passes + step)
         )
-    made = {payload: _payload(payload, work.context, whole, result) for payload in exchange.payloads}
-    rate = work.settings.learning_rate
+    basic, rate = _basic_payloads(exchange, whole, result), work.settings.learning_rate
     if result is None:
-        return ClientUpdate(made, {}, passes, rate)
-    return ClientUpdate(made, result.buffers, result.steps, rate, result.loss, result.ascent)
+        update = ClientUpdate(basic, {}, passes, rate)
+    else:
+        update = ClientUpdate(basic, result.buffers, result.steps, rate, result.loss, result.ascent)
+    sent_like = trainable_views(model)  # a computed payload may have the precision of a client's state
+    return replace(
+        update,
+        payloads={
+            payload: rounded_like(sent_like, exchange.computed[payload].compute(work.context, update))
+            if payload in exchange.computed
+            else basic[payload]
+            for payload in exchange.payloads
+        },
+    )
 
 
-def _payload(payload: Payload, context: ClientContext, whole: Tensors | None, result: LocalResult | None) -> Tensors:
-    match payload:
-        case "delta" if result is not None:
-            return result.delta
-        case "client_momentum" if result is not None and result.v is not None:
-            return result.v
-        case "full_gradient" if whole is not None:
-            return whole
-        case "variate_change" if whole is not None:
-            return tree.subtract(whole, kept(context, "c_i"))
-    raise AlgorithmError(f"payload {payload!r} cannot be made by this method's clients")
+def _basic_payloads(exchange: Exchange, whole: Tensors | None, result: LocalResult | None) -> dict[Payload, Tensors]:
+    found = {"full_gradient": whole}
+    if result is not None:
+        found |= {"delta": result.delta, "client_momentum": result.v}
+    basic = {payload: found.get(payload) for payload in exchange.basic}
+    if missing := sorted(payload for payload, tensors in basic.items() if tensors is None):
+        raise AlgorithmError(f"clients of this method cannot compute the payload {missing[0]!r}")
+    return {payload: tensors for payload, tensors in basic.items() if tensors is not None}
 
 
-def kept(context: ClientContext, symbol: str) -> Tensors:
-    """What the client keeps under a symbol. Raises AlgorithmError if it has nothing."""
+def required_state(context: ClientContext, symbol: str) -> Tensors:
+    """The client's state under a symbol. Raises AlgorithmError if there is none."""
     if symbol not in context.state:
         raise AlgorithmError(f"expected the client's state {symbol}, got none; start from the method's client_init")
     return context.state[symbol]
 
 
-def sent(context: ClientContext, symbol: str) -> Tensors:
-    """What came down beside the model. Raises AlgorithmError if nothing did."""
+def required_payload(update: ClientUpdate, payload: Payload) -> Tensors:
+    """A payload of an update. Raises AlgorithmError if the update does not have it."""
+    if payload not in update.payloads:
+        raise AlgorithmError(
+            f"expected the update with the payload {payload}, got {', '.join(update.payloads) or 'none'}; the client's "
+            "next state is computed from the update of the exchange that trains"
+        )
+    return update.payloads[payload]
+
+
+def required_direction(context: ClientContext, symbol: str) -> Tensors:
+    """The direction that the server sent. Raises AlgorithmError if it sent none. symbol: its name in the message."""
     if context.direction is None:
-        raise AlgorithmError(f"expected {symbol} beside the model, got none; fetch the round's direction too")
+        raise AlgorithmError(f"expected {symbol} in addition to the model, got none; fetch the round's direction too")
     return context.direction

@@ -1,25 +1,27 @@
-"""A method from its parts: a correction, a server optimizer, weights, and how gradients are taken.
+"""Composes a method from a drift correction, a server optimizer, client weights and a gradient rule.
 
     clients     d = a * g + u + mu * (y - x)                          correction.local_rule
-    server      movement, next memory <- sums over the payloads       correction.advance
-                x <- x + (what the optimizer makes of the movement)   optimizer.step
+    server      movement, next memory <- sums of the payloads         correction.advance
+                next x <- x, movement                                 optimizer.step
 
-Every correction goes with every server optimizer. What keeps them apart is one rule: a correction learns from sums over
-the clients' payloads, never from x_{t+1} - x_t, so that the optimizer's momentum or scaling cannot leak into it.
+Every correction can be combined with every server optimizer. One rule keeps them independent: a correction uses sums of
+the clients' payloads and never x_{t+1} - x_t, so that the optimizer's momentum or scaling does not enter it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from algorithms import tree
 from algorithms.aggregate import WEIGHTS
 from algorithms.base import (
+    BASIC_PAYLOADS,
     Algorithm,
     ClientContext,
     ClientUpdate,
+    ComputedPayload,
     Exchange,
     GradientRule,
     LocalRule,
@@ -34,22 +36,26 @@ from algorithms.base import (
     Weights,
 )
 from algorithms.parameters import AlgorithmError, Value
+from algorithms.precision import low_dtypes, widened
 
 Sums = Mapping[str, WeightedSum]
 Normaliser = Literal["none", "fednova"]
 
-Shares = tuple[float, ...]
-"""p_i of the cohort, in its order."""
+SENT = "sent"
+"""Name of the sent direction among the sums of `Correction.advance`."""
+
+ClientWeights = tuple[float, ...]
+"""p_i of the cohort's updates, in their order."""
 
 
-def mean_delta(p: Shares, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
+def mean_delta(p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
     """Dbar = sum_i p_i delta_i."""
     del cohort, round_info
     return {"Dbar": WeightedSum(p)}
 
 
-def mean_delta_and_gradient(p: Shares, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
-    """Dbar, and G = - sum_i p_i delta_i / (eta_l K_i) in units of a gradient, each client by its own K_i."""
+def mean_delta_and_gradient(p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
+    """Dbar, and G = - sum_i p_i delta_i / (eta_l K_i) in gradient units, with each client's own K_i."""
     eta_l = round_info.learning_rate
     G = tuple(-p_i / (eta_l * client.num_steps) for p_i, client in zip(p, cohort, strict=True))
     return {"Dbar": WeightedSum(p), "G": WeightedSum(G)}
@@ -62,7 +68,7 @@ def _plain_rule(client: ClientContext) -> LocalRule:
 
 
 def _move_by_mean(memory: Memory, sums: Mapping[str, Tensors], round_info: RoundInfo) -> tuple[Tensors, Memory]:
-    """The movement is Dbar; no memory changes."""
+    """The movement is Dbar; the memory stays."""
     del round_info
     return sums["Dbar"], memory
 
@@ -75,50 +81,58 @@ def _steps(client: UpdateInfo, round_info: RoundInfo) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What each client keeps from round to round. As it is: nothing."""
+    """The state that each client keeps from round to round. The default is none."""
 
     symbols: tuple[str, ...] = ()
-    """Model-sized tensors that start from zero. A client sends none of them."""
+    """Symbols of model-sized tensors that start at zero. A client never sends them."""
     advance: Callable[[ClientContext, ClientUpdate], Memory] = lambda client, update: {}
-    """(what the client had, its update as admitted) -> what it keeps."""
+    """(context, the update as admitted) -> next state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
-    """A first exchange, before the local steps: payloads at x whose sums make what is sent down for the steps."""
+class PreparatoryExchange:
+    """An exchange before the one that trains. The sums of its payloads, computed at x, give the direction."""
 
     payloads: tuple[Payload, ...]
-    sums: Callable[[Shares, Sequence[UpdateInfo], RoundInfo], Sums]
+    sums: Callable[[ClientWeights, Sequence[UpdateInfo], RoundInfo], Sums]
     direction: Callable[[Memory, Mapping[str, Tensors]], Tensors]
-    """(memory, those sums) -> what goes down beside x in the exchange that trains."""
+    """(memory, these sums) -> the direction of the exchange that trains."""
+    computed: Mapping[Payload, ComputedPayload] = field(default_factory=dict)
+    """As in Correction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How clients correct for drift, and what they and the server keep and send for it. As it is: no correction."""
+    """How clients correct for drift, with the state and the messages this needs. The default is no correction."""
 
     local_rule: Callable[[ClientContext], LocalRule] = _plain_rule
-    """What a client has -> its rule."""
+    """A client's context -> its rule."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Symbols of what the server keeps, with the value that every entry starts from."""
+    """Symbols of the server memory, each with the initial value of all entries."""
     sends: str | None = None
-    """Symbol of the memory that goes down beside the model."""
-    preparation: Preparation | None = None
-    """In place of `sends`: a round of two exchanges."""
+    """Symbol of the memory that is sent as the direction."""
+    preparation: PreparatoryExchange | None = None
+    """Instead of `sends`, for a round of two exchanges."""
     payloads: tuple[Payload, ...] = ("delta",)
-    """What comes up from local training."""
-    sums: Callable[[Shares, Sequence[UpdateInfo], RoundInfo], Sums] = mean_delta
-    """(p, cohort, round) -> the sums that `advance` wants. Dbar is among them."""
+    """Payloads of the exchange that trains: basic ones, and those of `computed`."""
+    computed: Mapping[Payload, ComputedPayload] = field(default_factory=dict)
+    """Payloads of the method's own, by the names that it gives them."""
+    sums: Callable[[ClientWeights, Sequence[UpdateInfo], RoundInfo], Sums] = mean_delta
+    """(p, cohort, round) -> the sums for `advance`; they include Dbar."""
     advance: Callable[[Memory, Mapping[str, Tensors], RoundInfo], tuple[Tensors, Memory]] = _move_by_mean
-    """(memory, all sums of the round, round) -> (the movement that the optimizer is fed with, next memory)."""
+    """(memory, all sums of the round, round) -> (movement for the optimizer, next memory).
+
+    With `sends`, the sums have the direction as it was sent, by the name SENT: the memory itself, or for a model of low
+    precision the memory rounded to the model's dtypes.
+    """
     client: ClientState = field(default_factory=ClientState)
-    length: Callable[[UpdateInfo, RoundInfo], float] = _steps
-    """By how much the rule stretches a constant gradient: what FedNova divides delta_i / eta_l by."""
+    effective_steps: Callable[[UpdateInfo, RoundInfo], float] = _steps
+    """FedNova's tau_i: -delta_i / eta_l for a constant gradient of 1."""
     objective: Objective = "uniform"
-    """examples: its clients are told their omega_i."""
+    """examples: the rule depends on each client's omega_i."""
     needs_population: bool = False
-    refuses: Mapping[str, str] = field(default_factory=dict)
-    """Values of options that it cannot be combined with -> why."""
+    incompatible: Mapping[str, str] = field(default_factory=dict)
+    """Option values that this correction cannot be combined with -> the reason."""
 
 
 def _move(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:
@@ -129,31 +143,31 @@ def _move(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptimizer:
-    """How the server model moves. As it is: by the movement."""
+    """How the server model moves. The default adds the movement."""
 
     step: Callable[[Tensors, Memory, Tensors, RoundInfo], tuple[Tensors, Memory]] = _move
-    """(x, memory, movement, round) -> (next x, next memory). The movement points forward: it is added."""
+    """(x, memory, movement, round) -> (next x, next memory). The movement is added, not subtracted."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """As in Correction."""
     units: Mapping[str, int] = field(default_factory=dict)
-    """Power of eta_l that each symbol is in: 1 for a mean of deltas, 2 for a mean of squares. Empty: none has any."""
+    """Power of eta_l in each symbol's unit: 1 for a mean of deltas, 2 for a mean of their squares, 0 if omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What one method fixes of the parts, as its builder returns it. None: the run chooses (algorithms.options)."""
+    """The components that a method fixes. None: the run chooses by an option (see algorithms.registry)."""
 
     correction: Correction
     weights: Weights
     optimizer: Callable[..., ServerOptimizer] | None = None
-    """Builder of the server optimizer; its parameters are the method's too."""
+    """Builder of the server optimizer; its parameters become the method's."""
     gradient: Literal["plain", "sam"] | None = None
     normaliser: Normaliser | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """All parts of an algorithm; `compose` joins them."""
+class Components:
+    """All components of an algorithm."""
 
     correction: Correction
     weights: Weights
@@ -162,38 +176,44 @@ class Parts:
     normaliser: Normaliser = "none"
 
 
-def compose(name: str, parameters: Mapping[str, Value], parts: Parts) -> Algorithm:
-    """The algorithm that the parts make together.
+def compose(name: str, parameters: Mapping[str, Value], components: Components) -> Algorithm:
+    """Compose an algorithm from its components.
 
     Raises:
-        AlgorithmError: both parts keep memory under one symbol.
+        AlgorithmError: correction and optimizer keep memory under the same symbol, or a payload is unknown.
     """
-    correction, optimizer = parts.correction, parts.optimizer
+    correction, optimizer = components.correction, components.optimizer
     if clash := sorted(correction.memory.keys() & optimizer.memory.keys()):
-        raise AlgorithmError(f"{name}: expected parts that keep different memory, got {clash} in both; rename one")
+        raise AlgorithmError(
+            f"{name}: expected different memory symbols in correction and optimizer, got {clash} in both; rename one"
+        )
+    exchanges = _exchanges(name, components)
+    for exchange in exchanges:
+        _check_payloads(name, exchange)
 
     def init(x: Tensors) -> ServerState:
         if not x:
             raise AlgorithmError(f"{name}: expected a model with trainable parameters, got none; is all of it frozen?")
-        starts = {**correction.memory, **optimizer.memory}
-        return ServerState(x, {symbol: tree.full_like(x, value) for symbol, value in starts.items()})
+        starts, master = {**correction.memory, **optimizer.memory}, widened(x)
+        memory = {symbol: tree.full_like(master, value) for symbol, value in starts.items()}
+        return ServerState(master, memory, low_dtypes(x))
 
     def restart(state: ServerState) -> ServerState:
         if correction.client == ClientState():
             return state
-        started = {symbol: tree.full_like(state.x, value) for symbol, value in correction.memory.items()}
-        return state.replace(memory={**state.memory, **started})
+        initial = {symbol: tree.full_like(state.x, value) for symbol, value in correction.memory.items()}
+        return state.replace(memory={**state.memory, **initial})
 
     return Algorithm(
         name=name,
         parameters=parameters,
         init=init,
-        exchanges=_exchanges(parts),
-        weights=WEIGHTS[parts.weights],
-        server_step=_server_step(correction, optimizer),
-        gradient=parts.gradient,
-        client_rule=lambda client: replace(correction.local_rule(client), gradient=parts.gradient),
-        client_init=lambda x: {symbol: tree.full_like(x, 0.0) for symbol in correction.client.symbols},
+        exchanges=exchanges,
+        weights=WEIGHTS[components.weights],
+        server_step=_server_step(name, correction, optimizer),
+        gradient=components.gradient,
+        client_rule=lambda client: replace(correction.local_rule(client), gradient=components.gradient),
+        client_init=lambda x: {symbol: tree.full_like(widened(x), 0.0) for symbol in correction.client.symbols},
         next_client_state=correction.client.advance,
         restart=restart,
         keeps_client_state=correction.client != ClientState(),
@@ -202,53 +222,84 @@ def compose(name: str, parameters: Mapping[str, Value], parts: Parts) -> Algorit
     )
 
 
+class _Sums(dict[str, Tensors]):
+    """Sums by name. A missing one is an error that names it."""
+
+    def __init__(self, method: str, sums: Mapping[str, Tensors]) -> None:
+        super().__init__(sums)
+        self._method = method
+
+    def __missing__(self, name: str) -> Tensors:
+        raise AlgorithmError(
+            f"{self._method}: expected the sum {name!r}, got {', '.join(self) or 'none'}; pass the sums of all "
+            "exchanges of the round so far, which sum_exchange makes of all payloads"
+        )
+
+
 def _server_step(
-    correction: Correction, optimizer: ServerOptimizer
+    name: str, correction: Correction, optimizer: ServerOptimizer
 ) -> Callable[[ServerState, Mapping[str, Tensors], RoundInfo], ServerState]:
     def server_step(state: ServerState, sums: Mapping[str, Tensors], round_info: RoundInfo) -> ServerState:
         for symbol, total in sums.items():
             tree.check_layout(state.x, total, f"sum {symbol!r}")
-        movement, corrected = correction.advance(_part(state, correction.memory), sums, round_info)
-        x, optimized = optimizer.step(state.x, _part(state, optimizer.memory), movement, round_info)
-        return ServerState(x, {**corrected, **optimized})
+        memory, given = _select(name, state, correction.memory), _Sums(name, sums)
+        if correction.sends is not None:
+            given[SENT] = state.as_sent(memory[correction.sends])
+        movement, corrected = correction.advance(memory, given, round_info)
+        x, optimized = optimizer.step(state.x, _select(name, state, optimizer.memory), movement, round_info)
+        return state.replace(x=x, memory={**corrected, **optimized})
 
     return server_step
 
 
-def _exchanges(parts: Parts) -> tuple[Exchange, ...]:
-    correction, weigh = parts.correction, WEIGHTS[parts.weights]
+def _exchanges(name: str, components: Components) -> tuple[Exchange, ...]:
+    correction, weigh = components.correction, WEIGHTS[components.weights]
 
     def sums(cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
         wanted = dict(correction.sums(weigh(cohort), cohort, round_info))
-        if parts.normaliser == "fednova":
-            wanted["Dbar"] = _normalised(wanted["Dbar"], [correction.length(c, round_info) for c in cohort])
-        return _of_admitted(wanted, cohort)
+        if components.normaliser == "fednova":
+            wanted["Dbar"] = _normalised(wanted["Dbar"], [correction.effective_steps(c, round_info) for c in cohort])
+        return _for_admitted(wanted, cohort)
 
-    def sent(state: ServerState, sums: Mapping[str, Tensors]) -> Tensors | None:
+    def direction(state: ServerState, sums: Mapping[str, Tensors]) -> Tensors | None:
         if preparation is not None:
-            return preparation.direction(_part(state, correction.memory), sums)
-        return None if correction.sends is None else state.memory[correction.sends]
+            memory = _select(name, state, correction.memory)
+            return state.as_sent(preparation.direction(memory, _Sums(name, sums)))
+        if correction.sends is None:
+            return None
+        return state.as_sent(_select(name, state, [correction.sends])[correction.sends])
 
     preparation = correction.preparation
-    training = Exchange(correction.payloads, sent, sums)
+    training = Exchange(correction.payloads, direction, sums, correction.computed)
     if preparation is None:
         return (training,)
     first = Exchange(
-        preparation.payloads, lambda state, sums: None, lambda c, info: preparation.sums(weigh(c), c, info)
+        preparation.payloads,
+        lambda state, sums: None,
+        lambda c, info: preparation.sums(weigh(c), c, info),
+        preparation.computed,
     )
     return first, training
 
 
-def _normalised(Dbar: WeightedSum, lengths: Sequence[float]) -> WeightedSum:
-    """FedNova: p_i -> p_i * tau_eff / length_i, tau_eff = sum p_i length_i. Equal lengths change nothing."""
-    if len(set(lengths)) == 1:
+def _check_payloads(name: str, exchange: Exchange) -> None:
+    if unknown := sorted(exchange.basic - set(BASIC_PAYLOADS)):
+        raise AlgorithmError(
+            f"{name}: expected the basic payloads {', '.join(BASIC_PAYLOADS)}, or payloads made of these with a rule "
+            f"in `computed`; got {', '.join(unknown)}"
+        )
+
+
+def _normalised(Dbar: WeightedSum, tau: Sequence[float]) -> WeightedSum:
+    """FedNova: p_i -> p_i * tau_eff / tau_i, tau_eff = sum p_i tau_i. Equal tau_i change nothing."""
+    if len(set(tau)) == 1:
         return Dbar
-    tau_eff = sum(p_i * length for p_i, length in zip(Dbar.coefficients, lengths, strict=True))
-    return WeightedSum(tuple(p_i * tau_eff / length for p_i, length in zip(Dbar.coefficients, lengths, strict=True)))
+    tau_eff = sum(p_i * tau_i for p_i, tau_i in zip(Dbar.coefficients, tau, strict=True))
+    return WeightedSum(tuple(p_i * tau_eff / tau_i for p_i, tau_i in zip(Dbar.coefficients, tau, strict=True)))
 
 
-def _of_admitted(wanted: Sums, cohort: Sequence[UpdateInfo]) -> Sums:
-    """The sums over deltas as admitted, as sums over deltas as sent."""
+def _for_admitted(wanted: Sums, cohort: Sequence[UpdateInfo]) -> Sums:
+    """Coefficients for deltas as sent that give the sums of the deltas as admitted."""
     return {
         name: replace(row, coefficients=tuple(c * k.clip_factor for c, k in zip(row.coefficients, cohort, strict=True)))
         if row.payload == "delta"
@@ -257,5 +308,10 @@ def _of_admitted(wanted: Sums, cohort: Sequence[UpdateInfo]) -> Sums:
     }
 
 
-def _part(state: ServerState, symbols: Mapping[str, float]) -> Memory:
+def _select(method: str, state: ServerState, symbols: Iterable[str]) -> dict[str, Tensors]:
+    if missing := [symbol for symbol in symbols if symbol not in state.memory]:
+        raise AlgorithmError(
+            f"{method}: expected the memory {', '.join(missing)} in the server's state, got "
+            f"{', '.join(state.memory) or 'none'}; start from the method's init"
+        )
     return {symbol: state.memory[symbol] for symbol in symbols}

@@ -1,4 +1,4 @@
-"""Local training: K_i steps of one rule, the same for every method."""
+"""Local training: K_i steps with one local rule, for every method."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from algorithms import tree
 from algorithms.base import LocalRule, LocalSettings, Tensors
 from algorithms.gradients import Batches, BatchGradients, Loss, clipped
 from algorithms.model_state import read_buffers, trainable_views
+from algorithms.precision import low_dtypes, rounded_like, widened
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What one client's training gave; tensors are on the model's device."""
+    """The result of one client's training; tensors are on the model's device."""
 
     delta: Tensors
     """delta_i = y_final - x of the trainable parameters: NEW minus OLD."""
@@ -25,14 +26,14 @@ class LocalResult:
     steps: int
     """K_i."""
     loss: float
-    """Mean of the steps' losses, each before its step."""
+    """Mean loss of the steps, each computed before its step."""
     v: Tensors | None = None
-    """Final local heavy ball, of a rule that has one."""
+    """Final local momentum, if the rule has one."""
     ascent: Tensors = field(default_factory=dict)
-    """Final parameters of the rule's map of the inputs, if it has one."""
+    """Final parameters of the rule's input map, if it has one."""
 
 
-def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends on
+def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inputs
     model: nn.Module,
     batches: Batches,
     loss: Loss,
@@ -42,23 +43,23 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
     x: Tensors | None = None,
     on_step: Callable[[int], object] | None = None,
 ) -> LocalResult:
-    """Train `model` in place from the values it has, one step for each batch.
+    """Train `model` in place from its current values, one step for each batch.
 
     Args:
-        model: any module, of any floating dtype, on any device; left in training mode.
-        batches: (inputs, targets); moved to the model's device if they are elsewhere.
+        model: any module, of any floating dtype, on any device; it stays in training mode.
+        batches: (inputs, targets), on any device.
         loss: mean loss of a batch from (model(inputs), targets), of shape [].
         rule: the method's local rule; its tensors may be on another device.
         settings: learning rate, weight decay, clipping.
-        x: the values that the model has, where the caller keeps them anyway; None: they are copied.
-        on_step: called after each step with its 0-based number; what it raises ends the training.
+        x: the current values of the model if the caller has a copy. None: they are copied here.
+        on_step: called after each step with its number, from 0. Its exceptions end the training.
 
     Raises:
-        ValueError: there was no batch, or `rule.u` is not laid out as the trainable parameters.
+        ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
+            parameters.
     """
     y = trainable_views(model)
-    x = _start(y, x, rule)
-    step = _Step(model, loss, settings, _prepared(rule, x), x)
+    step = _Step(model, loss, settings, rule, _start(y, x, rule))
     total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
 
     model.train()
@@ -72,45 +73,65 @@ def train_locally(  # noqa: PLR0913, PLR0917 - the loop and all that it depends 
 
     if not steps:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
-    delta = tree.subtract(y, x)  # in the memory that the gradients have left
-    return LocalResult(delta, read_buffers(model), steps, total.item() / steps, step.v, step.ascended)
+    v = None if step.v is None else rounded_like(y, step.v)
+    # The delta goes into memory that the gradients no longer use.
+    return LocalResult(step.delta(), read_buffers(model), steps, total.item() / steps, v, step.ascended)
 
 
 class _Step:
-    """One step after the other from x. What only lives within a step is written where that of the last one stood."""
+    """Makes the local steps from x. Intermediate results of a step reuse the memory of the previous one.
 
-    def __init__(self, model: nn.Module, loss: Loss, settings: LocalSettings, rule: LocalRule, x: Tensors) -> None:  # noqa: PLR0913, PLR0917
+    For a model of low precision y is in float32, and the model gets y rounded after each step: a step that is shorter
+    than the model's precision would be lost.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, settings: LocalSettings, rule: LocalRule, x: Tensors) -> None:  # noqa: PLR0913, PLR0917 - as train_locally
         self._gradients = BatchGradients(model, loss, settings, rule)
-        self._settings, self._rule, self._x = settings, rule, x
-        self._y, self._u, self._anchor = trainable_views(model), rule.u, None
-        self._for_g, self._for_d, self._for_v = tree.spare(x), tree.spare(x), tree.spare(x)
+        self._low, self._sent, self._model = bool(low_dtypes(x)), x, trainable_views(model)
+        x = self._x = widened(x)
+        rule = _prepared(rule, x)
+        self._settings, self._rule = settings, rule
+        self._y, self._u, self._anchor = widened(self._model), rule.u, None
+        self._g_out, self._d_out, self._v_out = tree.scratch(x), tree.scratch(x), tree.scratch(x)
         self.v = rule.v
         if rule.gradient.order == "paper" and rule.mu:
-            # One constant for two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
+            # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
 
     @property
     def ascended(self) -> Tensors:
-        """Parameters of the rule's map of the inputs."""
+        """Current parameters of the rule's input map."""
         return self._gradients.ascended
 
+    def delta(self) -> Tensors:
+        """y - x, in the model's dtypes."""
+        return rounded_like(self._model, tree.subtract(self._y, self._x))
+
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Move the model by one mini-batch; its loss before."""
-        loss, g = self._gradients.take(inputs, targets)
+        """Make the step of one mini-batch. Returns the loss before it."""
+        loss, g = self._gradients.compute(inputs, targets)
+        if self._low:
+            g = widened(g)
         if self._rule.anchored:
-            g = tree.subtract(g, self._gradients.again_at(self._x), self._for_g)
+            g = tree.subtract(g, self._gradients.recompute_at(self._sent), self._g_out)
+        self._advance(g)
+        if self._low:
+            tree.copy_(self._model, self._y)
+        return loss
+
+    def _advance(self, g: Tensors) -> None:
+        """One step of y."""
         rate, rule = self._settings.learning_rate, self._rule
         if self.v is None and rule.gradient.order == "paper":
             self._move(g)
-            return loss
-        d = self._mixed(g) if rule.gradient.order == "paper" else self._mixed_then_shaped(g)
+            return
+        d = self._mixed(g) if rule.gradient.order == "paper" else self._mixed_clipped_decayed(g)
         if self.v is not None:
-            d = self.v = tree.accumulate(self.v, rule.gamma, d, self._for_v)
+            d = self.v = tree.accumulate(self.v, rule.gamma, d, self._v_out)
         tree.add_(self._y, d, -rate)
-        return loss
 
     def _move(self, g: Tensors) -> None:
-        """y <- y - eta_l * d, part by part, which takes fewer passes; a neutral part costs and changes nothing."""
+        """y <- y - eta_l * d, one term at a time, which needs fewer passes. Neutral terms are skipped."""
         rate, rule = self._settings.learning_rate, self._rule
         if self._anchor is not None:
             tree.lerp_(self._y, self._anchor, rate * rule.mu)
@@ -119,48 +140,50 @@ class _Step:
         tree.add_(self._y, g, -rate * rule.a)
 
     def _mixed(self, g: Tensors) -> Tensors:
-        """d = a * g + u + mu * (y - x), neutral parts skipped."""
+        """d = a * g + u + mu * (y - x), without its neutral terms."""
         if self._u is not None:
-            return tree.add(self._u, g, self._rule.a, self._for_d)
+            return tree.add(self._u, g, self._rule.a, self._d_out)
         if self._rule.a != 1.0:
-            g = tree.scale(g, self._rule.a, self._for_g)
+            g = tree.scale(g, self._rule.a, self._g_out)
         if self._anchor is None:
             return g
-        away = tree.subtract(self._y, self._anchor, self._for_d)
-        return tree.add(g, away, self._rule.mu, self._for_d)
+        away = tree.subtract(self._y, self._anchor, self._d_out)
+        return tree.add(g, away, self._rule.mu, self._d_out)
 
-    def _mixed_then_shaped(self, g: Tensors) -> Tensors:
-        """d = clip(a * g + u - mu * x) + (wd + mu) * y: there the optimizer adds mu * y together with the decay.
+    def _mixed_clipped_decayed(self, g: Tensors) -> Tensors:
+        """d = clip(a * g + u - mu * x) + (wd + mu) * y: that program's optimizer adds mu * y together with the decay.
 
-        `_prepared` has put - mu * x into u.
+        `_prepared` has added - mu * x to u.
         """
-        d = clipped(self._mixed(g), self._settings, self._for_d)
+        d = clipped(self._mixed(g), self._settings, self._d_out)
         decay = self._settings.weight_decay + self._rule.mu
-        return tree.add(d, self._y, decay, self._for_d) if decay else d
+        return tree.add(d, self._y, decay, self._d_out) if decay else d
 
 
 def _start(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
-    """x, which stays as it is while y moves. A model that is to compute at x gets it in memory of torch's own."""
+    """x, which stays while y moves. For a model that computes at x, it lies in memory allocated by torch."""
     if kept is None or rule.anchored:
         return tree.map(torch.clone, y)
+    kept = rounded_like(y, kept)
     tree.check_layout(y, kept, "x")
-    return tree.map(_beside, y, kept)
+    return tree.map(_placed_like, y, kept)
 
 
 def _prepared(rule: LocalRule, x: Tensors) -> LocalRule:
-    """The rule with its tensors checked and brought to the parameters' device, once a round."""
-    brought: dict[str, Tensors] = {}
+    """The rule with its tensors checked and moved to the parameters' device, once a round."""
+    moved: dict[str, Tensors] = {}
     for name, tensors in (("u", rule.u), ("v", rule.v)):
         if tensors is not None:
+            tensors = widened(tensors)  # noqa: PLW2901 - only the precision changes
             tree.check_layout(x, tensors, f"direction {name} of the local rule")
-            brought[name] = tree.map(_beside, x, tensors)
-    rule = replace(rule, u=brought.get("u"), v=brought.get("v"))
+            moved[name] = tree.map(_placed_like, x, tensors)
+    rule = replace(rule, u=moved.get("u"), v=moved.get("v"))
     if rule.gradient.order == "feddyn_code" and rule.mu:
         rule = replace(rule, u=tree.scale(x, -rule.mu) if rule.u is None else tree.add(rule.u, x, -rule.mu))
     return rule
 
 
-def _beside(like: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor on the parameter's device and in its order of axes, which torch's kernels need to be fast."""
+def _placed_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor on the parameter's device and with its strides, which torch's kernels need to be fast."""
     tensor = tensor.to(like.device)
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)

@@ -1,4 +1,4 @@
-"""Between a torch model and named tensors: what is trained, what is averaged, what stays as it is."""
+"""Reads and writes a torch model as named tensors: trainable parameters, buffers and frozen parameters."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from torch import nn
 
 from algorithms import tree
 from algorithms.base import Tensors
+from algorithms.precision import rounded_like
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All values of a model, by the names that `named_parameters` and `named_buffers` give them."""
+    """All values of a model, by their names in `named_parameters` and `named_buffers`."""
 
     trainable: Tensors
-    """Parameters with requires_grad: the x of the formulas, and the only tensors that a delta has."""
+    """Parameters with requires_grad: the x of the formulas, and the tensors of a delta."""
     buffers: Tensors
-    """Persistent buffers, floating ones first, then integers: averaged plainly or taken at their maximum."""
+    """Persistent buffers, floating ones first. Floating ones are averaged; of integers the maximum is taken."""
     frozen: Tensors
-    """The other parameters: sent down once, never up."""
+    """The other parameters: sent to a client once, never back."""
 
 
 def read_state(model: nn.Module) -> ModelState:
@@ -30,7 +31,7 @@ def read_state(model: nn.Module) -> ModelState:
 
 
 def state_views(model: nn.Module) -> ModelState:
-    """The model's values outside autograd, sharing their memory, as `trainable_views` does."""
+    """Views of the model's values outside autograd. They share its memory."""
     parameters = dict(model.named_parameters())
     trainable = {name: each.detach() for name, each in parameters.items() if each.requires_grad}
     frozen = {name: each.detach() for name, each in parameters.items() if not each.requires_grad}
@@ -42,19 +43,29 @@ def read_buffers(model: nn.Module) -> Tensors:
     return tree.map(torch.clone, _buffers(model))
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """The further names of shared parameters and persistent buffers in the state_dict -> the name in `ModelState`."""
+    first = {id(each): name for name, each in [*model.named_parameters(), *model.named_buffers()]}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = {name: first[id(each)] for name, each in every if first[id(each)] != name}
+    # Only the state dict shows which buffers are persistent.
+    persistent = model.state_dict().keys() if names else ()
+    return {name: of for name, of in names.items() if name in persistent}
+
+
 def load_state(model: nn.Module, state: ModelState) -> None:
-    """Copy all of `state` into the model, whatever device each is on.
+    """Copy all of `state` into the model, across devices. A server's float32 is rounded to a model of lower precision.
 
     Raises:
-        ValueError: a name is missing or unknown, or a shape or dtype is not the model's; nothing was copied then.
+        ValueError: a name is missing or unknown, or a shape or dtype differs. Nothing is copied then.
     """
     fill(state_views(model), state)
 
 
 def fill(views: ModelState, state: ModelState) -> None:
-    """`load_state` for a model of which these are the views."""
+    """`load_state` for the model that these views belong to."""
     parts = (
-        ("trainable parameters", views.trainable, state.trainable),
+        ("trainable parameters", views.trainable, rounded_like(views.trainable, state.trainable)),
         ("buffers", views.buffers, state.buffers),
         ("frozen parameters", views.frozen, state.frozen),
     )
@@ -66,18 +77,18 @@ def fill(views: ModelState, state: ModelState) -> None:
 
 
 def trainable_views(model: nn.Module) -> Tensors:
-    """The trainable parameters outside autograd, sharing their memory: write into a view and the model has changed."""
+    """Views of the trainable parameters outside autograd. Writing into a view changes the model."""
     return tree.map(torch.detach, trainable_parameters(model))
 
 
 def trainable_parameters(model: nn.Module) -> Tensors:
-    """The trainable parameters themselves, on which autograd leaves gradients."""
+    """The trainable parameters themselves, which hold autograd's gradients."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _buffers(model: nn.Module) -> Tensors:
     named = dict(model.named_buffers())
-    # Only a state dict tells which buffers are persistent.
+    # Only the state dict shows which buffers are persistent.
     persistent = model.state_dict().keys() if named else ()
     buffers = [(name, buffer.detach()) for name, buffer in named.items() if name in persistent]
     return dict(sorted(buffers, key=lambda item: not item[1].is_floating_point()))

@@ -1,6 +1,6 @@
-"""What values a method's parameters may take, written where the method is built.
+"""Types, ranges and defaults of a method's parameters, and their check.
 
-A builder's signature says it all, as in `def fedcm(alpha: Share = 0.1, ...)`: name, type, range and default.
+The signature of a method's builder declares them, as in `def fedcm(alpha: Share = 0.1, ...)`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,26 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Value = float | int | str | bool
 
 
 class AlgorithmError(ValueError):
-    """An algorithm was asked for that cannot be: the name, a parameter or a combination is wrong."""
+    """An algorithm cannot be built or run: its name, a parameter or a combination is wrong, or an input is missing.
+
+    parameter: the name of the wrong parameter; empty for other errors.
+    """
+
+    def __init__(self, message: str, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Finite numbers between two bounds; a bound is outside (over, below) or inside (at_least, at_most)."""
+    """Finite numbers between two bounds, exclusive (over, below) or inclusive (at_least, at_most)."""
 
     over: float = -math.inf
     at_least: float = -math.inf
@@ -39,20 +47,34 @@ class Range:
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds if math.isfinite(bound))
 
 
+PER_ROUND = "a schedule may change it from round to round"
+"""Marks such a parameter in its annotation. The method must be right for any sequence of values."""
+
 Positive = Annotated[float, Range(over=0)]
 NonNegative = Annotated[float, Range(at_least=0)]
 Share = Annotated[float, Range(over=0, at_most=1)]
 Decay = Annotated[float, Range(at_least=0, below=1)]
-"""The beta of a moving average or of a momentum; 0 is no memory."""
+"""The factor of a moving average or a momentum; 0 for no memory."""
+
+PositivePerRound = Annotated[Positive, PER_ROUND]
+NonNegativePerRound = Annotated[NonNegative, PER_ROUND]
+SharePerRound = Annotated[Share, PER_ROUND]
+DecayPerRound = Annotated[Decay, PER_ROUND]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What may be given for one parameter."""
+    """The declaration of one parameter."""
 
     kind: Any
-    """Its annotation: a number with its Range, a Literal, or bool."""
-    default: Value
+    """Its annotation: a number with its Range, a Literal, or bool; each of them or None."""
+    default: Value | None
+    """None: the parameter may be absent, which has a meaning of its own."""
+
+    @property
+    def per_round(self) -> bool:
+        """Whether a schedule may change it from round to round."""
+        return PER_ROUND in get_args(self.kind)
 
 
 Parameters = Mapping[str, Parameter]
@@ -60,7 +82,7 @@ Parameters = Mapping[str, Parameter]
 
 @cache
 def declared(builder: Callable[..., object]) -> Parameters:
-    """The parameters of a builder, as its signature has them."""
+    """The parameters that a builder's signature declares."""
     kinds = get_type_hints(builder, include_extras=True)
     return {
         name: Parameter(kinds[name], parameter.default)
@@ -69,27 +91,29 @@ def declared(builder: Callable[..., object]) -> Parameters:
 
 
 def read_parameters(owner: str, parameters: Parameters, given: Mapping[str, object]) -> dict[str, Value]:
-    """All parameters with their values: the given ones checked, defaults for the others.
+    """The values of all parameters: the given ones, checked, and the defaults of the others, if these are not None.
 
-    A whole number may come as 5.0, a real one as 5: the value returned has the declared type.
+    5.0 is accepted for a whole number and 5 for a real one. The returned value has the declared type.
 
     Raises:
-        AlgorithmError: a parameter that `owner` does not have, or a value out of its range.
+        AlgorithmError: `owner` has no such parameter, or a value is out of range.
     """
     for name in given:
         if name not in parameters:
-            raise AlgorithmError(unknown(f"parameter of {owner}", name, parameters))
+            raise AlgorithmError(unknown(f"parameter of {owner}", name, parameters), name)
     values = {}
     for name, parameter in parameters.items():
+        if name not in given and parameter.default is None:
+            continue
         try:
             values[name] = _read(parameter.kind, given.get(name, parameter.default))
         except AlgorithmError as error:
-            raise AlgorithmError(f"{owner}, parameter {name!r}: {error}") from None
+            raise AlgorithmError(f"{owner}, parameter {name!r}: {error}", name) from None
     return values
 
 
 def unknown(what: str, name: str, available: Iterable[str]) -> str:
-    """The message for a name that is not among the available ones; a near one is suggested."""
+    """The message for an unknown name. It suggests a similar available name."""
     names = sorted(available)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -106,7 +130,9 @@ def _read(kind: Any, value: Any) -> Value:
         if not isinstance(value, bool):
             raise AlgorithmError(f"expected true or false; got {value!r}")
         return value
-    number, limits = get_args(kind)
+    if get_origin(kind) in (UnionType, Union):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    number, limits, *_ = get_args(kind)
     if isinstance(value, bool) or not isinstance(value, int | float) or value not in limits or number(value) != value:
         raise AlgorithmError(f"expected a {'whole ' if number is int else ''}number {limits}; got {value!r}")
     return float(value) if number is float else int(value)

@@ -1,28 +1,51 @@
-"""From a name and parameters, as they stand in a configuration or on the wire, to an algorithm."""
+"""All methods by name: builds an algorithm from a name and parameters, as a configuration or the wire gives them.
+
+Besides its own parameters, a method has options for the components that it does not fix itself:
+
+    server_optimizer   sgd, momentum, ...; its parameters have the prefix server_, as in server_beta, except eta_g;
+                       its memory is server_m, server_v, ...
+    momentum_units     parameter | gradient, for optimizers whose memory is in units of the model's parameters
+    gradient           plain | sam; sam adds its radius rho and sam_scope = model | tensor, the scope of its norm
+    normaliser         none | fednova
+    order              paper | feddyn_code
+
+A component that the method fixes is no option: FedAdam fixes its server optimizer and has that optimizer's parameters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
-from algorithms.base import Algorithm
-from algorithms.compose import Method, compose
-from algorithms.fedavg import fedavg
-from algorithms.fedavgm import fedavgm
-from algorithms.fedcm import fedcm
-from algorithms.feddemon import feddemon, feddemonadam
-from algorithms.feddyn import feddyn
-from algorithms.fednova import fednova
-from algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from algorithms.fedprox import fedprox
-from algorithms.fedrobust import fedrobust
-from algorithms.fedsam import fedsam, mofedsam
-from algorithms.mfl import mfl
-from algorithms.mime import mime, mimelite
-from algorithms.options import options_of, parts_of
-from algorithms.parameters import AlgorithmError, declared, read_parameters, unknown
-from algorithms.qg import qg
-from algorithms.scaffold import scaffold
-from algorithms.slowmo import slowmo
+from algorithms import tree
+from algorithms.base import Algorithm, GradientRule, Memory, Order, RoundInfo, Scope, Tensors
+from algorithms.compose import Components, Method, Normaliser, ServerOptimizer, compose
+from algorithms.methods.fedavg import fedavg
+from algorithms.methods.fedavgm import fedavgm, heavy_ball, nesterov
+from algorithms.methods.fedcm import fedcm
+from algorithms.methods.feddemon import demon, demon_adam, feddemon, feddemonadam
+from algorithms.methods.feddyn import feddyn
+from algorithms.methods.fednova import fednova
+from algorithms.methods.fedopt import adagrad, adam, fedadagrad, fedadam, fedyogi, yogi
+from algorithms.methods.fedprox import fedprox
+from algorithms.methods.fedrobust import fedrobust
+from algorithms.methods.fedsam import fedsam, mofedsam
+from algorithms.methods.mfl import mfl
+from algorithms.methods.mime import mime, mimelite
+from algorithms.methods.qg import qg
+from algorithms.methods.scaffold import scaffold
+from algorithms.methods.sgd import sgd
+from algorithms.methods.slowmo import slow_momentum, slowmo
+from algorithms.parameters import (
+    AlgorithmError,
+    NonNegativePerRound,
+    Parameter,
+    Parameters,
+    Value,
+    declared,
+    read_parameters,
+    unknown,
+)
 
 _BUILDERS: tuple[Callable[..., Method], ...] = (
     fedavg,
@@ -48,24 +71,147 @@ _BUILDERS: tuple[Callable[..., Method], ...] = (
 )
 METHODS: Mapping[str, Callable[..., Method]] = {builder.__name__: builder for builder in _BUILDERS}
 
+OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
+    "sgd": sgd,
+    "momentum": heavy_ball,
+    "nesterov": nesterov,
+    "slowmo": slow_momentum,
+    "demon": demon,
+    "adagrad": adagrad,
+    "yogi": yogi,
+    "adam": adam,
+    "demon_adam": demon_adam,
+}
+GRADIENTS = ("plain", "sam")
+
+_UNPREFIXED = "eta_g"
+
 
 def names() -> tuple[str, ...]:
-    """The methods that `build` knows, sorted."""
+    """The names of all methods, sorted."""
     return tuple(sorted(METHODS))
 
 
 def build(name: str, /, **parameters: object) -> Algorithm:
-    """The method called `name`; parameters by the paper's symbols, defaults for those that are not given.
+    """Build the method called `name`. Parameters have the paper's symbols as names; omitted ones have their defaults.
 
-    Beside its own parameters a method has the options of `algorithms.options` that it leaves open.
+    Besides its own parameters, a method takes the options listed in this module's docstring.
 
     Raises:
-        AlgorithmError: no such method, no such parameter, a value out of its range, or parts that do not go together.
+        AlgorithmError: the method or a parameter is unknown, a value is out of range, or options are incompatible.
     """
+    method, declarations = _method(name, parameters)
+    values = read_parameters(name, declarations, parameters)
+    return compose(name, values, components_of(name, method, values))
+
+
+def parameters_of(name: str, /, **parameters: object) -> Parameters:
+    """The declarations of all parameters of a method with these options. Raises AlgorithmError as `build` does."""
+    return _method(name, parameters)[1]
+
+
+def client_parameters(algorithm: Algorithm) -> dict[str, Value]:
+    """The parameters as clients get them: without those that older clients do not know and do not need."""
+    return {
+        name: value
+        for name, value in algorithm.parameters.items()
+        if name not in _ONLY_SERVER and _UNNEEDED.get((algorithm.name, name)) != value
+    }
+
+
+_ONLY_SERVER = {"v0", "server_v0"}
+"""Parameters of server optimizers that older clients do not know."""
+_UNNEEDED: Mapping[tuple[str, str], Value] = {("fedrobust", "L"): "diagonal"}
+"""(method, parameter) -> the value with which it is what older clients do, which do not know the parameter."""
+
+
+def _method(name: str, parameters: Mapping[str, object]) -> tuple[Method, Parameters]:
     if name not in METHODS:
         raise AlgorithmError(unknown("algorithm", name, METHODS))
     own = declared(METHODS[name])
     values = read_parameters(name, own, {key: value for key, value in parameters.items() if key in own})
     method = METHODS[name](**values)
-    values = read_parameters(name, {**own, **options_of(method, parameters)}, parameters)
-    return compose(name, values, parts_of(name, method, values))
+    return method, {**own, **options_of(method, parameters)}
+
+
+def options_of(method: Method, given: Mapping[str, object]) -> dict[str, Parameter]:
+    """The method's options, with the parameters of the components that `given` selects."""
+    parameters: dict[str, Parameter] = {}
+    optimizer: Callable[..., ServerOptimizer] | None = method.optimizer
+    if optimizer is None:
+        parameters["server_optimizer"] = Parameter(_one_of(OPTIMIZERS), "sgd")
+        optimizer = OPTIMIZERS.get(str(given.get("server_optimizer", "sgd")), sgd)
+        parameters |= {_prefixed(name): parameter for name, parameter in declared(optimizer).items()}
+    else:
+        parameters |= declared(optimizer)
+    if optimizer().units:
+        parameters["momentum_units"] = Parameter(Literal["parameter", "gradient"], "parameter")
+    if method.gradient is None:
+        parameters["gradient"] = Parameter(_one_of(GRADIENTS), "plain")
+    if (method.gradient or given.get("gradient")) == "sam":
+        parameters |= {"rho": Parameter(NonNegativePerRound, 0.1), "sam_scope": Parameter(Scope, "model")}
+    if method.normaliser is None:
+        parameters["normaliser"] = Parameter(Normaliser, "none")
+    parameters["order"] = Parameter(Order, "paper")
+    return parameters
+
+
+def components_of(name: str, method: Method, chosen: Mapping[str, Any]) -> Components:
+    """The components of a method for these options, which are complete and checked.
+
+    Raises:
+        AlgorithmError: the method is incompatible with an option. The message has the reason.
+    """
+    for option, value in chosen.items():
+        if value in method.correction.incompatible:
+            reason = method.correction.incompatible[str(value)]
+            raise AlgorithmError(f"{name}: {option} = {value!r} cannot be combined with it: {reason}", option)
+    build = method.optimizer or OPTIMIZERS[chosen["server_optimizer"]]
+    prefixed = _prefixed if method.optimizer is None else str
+    optimizer = build(**{own: chosen[prefixed(own)] for own in declared(build) if prefixed(own) in chosen})
+    if method.optimizer is None:
+        optimizer = _renamed(optimizer)
+    if chosen.get("momentum_units") == "gradient":
+        optimizer = in_gradient_units(optimizer)
+    return Components(
+        method.correction,
+        method.weights,
+        optimizer,
+        GradientRule(chosen.get("rho", 0.0), chosen["order"], chosen.get("sam_scope", "model")),
+        method.normaliser or chosen["normaliser"],
+    )
+
+
+def in_gradient_units(optimizer: ServerOptimizer) -> ServerOptimizer:
+    """The optimizer with its memory rescaled to the round's eta_l first: v <- v * (eta_l(t) / eta_l(t-1))^power."""
+
+    def step(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:
+        ratio = round_info.learning_rate / (round_info.previous_learning_rate or round_info.learning_rate)
+        if ratio != 1.0:
+            memory = {
+                symbol: tree.scale(tensors, ratio ** optimizer.units.get(symbol, 0))
+                for symbol, tensors in memory.items()
+            }
+        return optimizer.step(x, memory, movement, round_info)
+
+    return ServerOptimizer(step, optimizer.memory, optimizer.units)
+
+
+def _renamed(optimizer: ServerOptimizer) -> ServerOptimizer:
+    """The optimizer with prefixed memory symbols, so that they differ from a correction's, such as MimeLite's m."""
+    names = {symbol: _prefixed(symbol) for symbol in optimizer.memory}
+
+    def step(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:
+        x, after = optimizer.step(x, {own: memory[name] for own, name in names.items()}, movement, round_info)
+        return x, {name: after[own] for own, name in names.items()}
+
+    memory = {name: optimizer.memory[own] for own, name in names.items()}
+    return ServerOptimizer(step, memory, {names[own]: power for own, power in optimizer.units.items()})
+
+
+def _prefixed(name: str) -> str:
+    return name if name == _UNPREFIXED else f"server_{name}"
+
+
+def _one_of(names: Mapping[str, object] | tuple[str, ...]) -> Value | Any:
+    return Literal[tuple(names)]

@@ -1,12 +1,11 @@
-"""Arithmetic over named tensors: the one place of this package that knows how tensors are gone through.
+"""Arithmetic on named tensors.
 
-Functions make new tensors; one whose name ends in an underscore writes into its first argument, as in torch. All
-tensors of an operation are handled together (torch._foreach), so that on a GPU a step costs a few kernels and not a few
-for each parameter. Operands are matched by name; the result has the order of the first one.
+Functions return new tensors. As in torch, a function whose name ends in an underscore writes into its first argument.
+All tensors of an operation are handled in one call (torch._foreach), so that on a GPU a step needs a few kernels and
+not a few for each parameter. Operands are matched by name. The result has the order of the first operand.
 
-On a CPU, asking for the memory of a large result costs several times the sum that is put there. So what runs in every
-step takes `into`, memory from `spare` that the result may be written to, whatever stood there; it may be an operand's.
-The result is the same bit for bit.
+On a CPU, allocating a large result costs several times as much as computing it. So functions that run in every step
+take `into`: memory from `scratch` for the result, which may also be an operand. The result has the same bits.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from algorithms.base import Tensors
 
 
 def map(function: Callable[..., torch.Tensor], first: Tensors, *others: Tensors) -> Tensors:
-    """`function` applied to the tensors of each name."""
+    """`function` applied to the tensors of each name in turn."""
     return {name: function(tensor, *(other[name] for other in others)) for name, tensor in first.items()}
 
 
 def full_like(a: Tensors, value: float) -> Tensors:
-    """Tensors laid out as those of `a`, every entry `value`."""
+    """Tensors with the layout of `a` and every entry equal to `value`."""
     return map(lambda tensor: torch.full_like(tensor, value), a)
 
 
-def spare(a: Tensors) -> Tensors | None:
-    """Memory for results laid out as `a`, used over and over; None on a GPU, whose allocator has memory at hand.
+def scratch(a: Tensors) -> Tensors | None:
+    """Reusable memory for results with the layout of `a`; None on a GPU, whose allocator caches memory.
 
-    A tensor's is asked for when something is first written there: nothing is held for what a method does not do.
+    Each tensor is allocated at its first use, so that operations a method does not make cost no memory.
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in a.values())
-    return _Spare(a) if on_cpu else None
+    return _Scratch(a) if on_cpu else None
 
 
 def add(a: Tensors, b: Tensors, scale: float = 1.0, into: Tensors | None = None) -> Tensors:
-    """a + scale * b; a scale of 1 is exact."""
+    """a + scale * b; exact for a scale of 1."""
     if into is not None:
         return map(lambda a, b, out: torch.add(a, b, alpha=scale, out=out), a, b, into)
     return _named(a, torch._foreach_add(list(a.values()), _matched(a, b), alpha=scale))
 
 
 def accumulate(memory: Tensors, beta: float, a: Tensors, into: Tensors | None = None) -> Tensors:
-    """beta * memory + a, the momentum of the papers; with beta = 0 it is `a`, and the memory is not read."""
+    """beta * memory + a, the momentum of the papers. For beta = 0 it is `a`, and the memory is not read."""
     return add(a, memory, beta, into) if beta else a
 
 
@@ -57,7 +56,7 @@ def subtract(a: Tensors, b: Tensors, into: Tensors | None = None) -> Tensors:
 
 
 def scale(a: Tensors, factor: float | torch.Tensor, into: Tensors | None = None) -> Tensors:
-    """factor * a; a factor that is a tensor of shape [] stays on its device."""
+    """factor * a. A factor of shape [] stays on its device."""
     if into is not None:
         return map(lambda a, out: torch.mul(a, factor, out=out), a, into)
     return _named(a, torch._foreach_mul(list(a.values()), factor))
@@ -69,17 +68,17 @@ def lerp(a: Tensors, b: Tensors, weight: float) -> Tensors:
 
 
 def norm(a: Tensors) -> torch.Tensor:
-    """One L2 norm over all entries of all tensors, of shape [] and on their device, so that nothing waits for it."""
+    """The L2 norm over all entries of all tensors, of shape [], on their device, without synchronization."""
     return whole_norm(norms(a))
 
 
 def norms(a: Tensors) -> list[torch.Tensor]:
-    """The L2 norm of each tensor; those of several groups of tensors together are what `whole_norm` takes."""
+    """The L2 norm of each tensor; `whole_norm` combines them."""
     return list(torch._foreach_norm(list(a.values())))
 
 
 def whole_norm(norms: list[torch.Tensor]) -> torch.Tensor:
-    """The L2 norm of tensors whose norms these are."""
+    """The L2 norm over all tensors with these norms."""
     whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return whole
 
@@ -90,7 +89,7 @@ def add_(a: Tensors, b: Tensors, scale: float = 1.0) -> None:
 
 
 def lerp_(a: Tensors, b: Tensors, weight: float) -> None:
-    """a <- a + weight * (b - a); where a = b nothing changes, bit for bit."""
+    """a <- a + weight * (b - a); bit-exact where a = b."""
     torch._foreach_lerp_(list(a.values()), _matched(a, b), weight)
 
 
@@ -102,12 +101,12 @@ def copy_(a: Tensors, b: Tensors) -> None:
 def check_layout(expected: Tensors, given: Tensors, what: str) -> None:
     """Raise ValueError, naming `what`, unless `given` has the names, shapes and dtypes of `expected`, in any order.
 
-    Without this check torch would broadcast a wrong shape in silence.
+    Without this check torch would silently broadcast a wrong shape.
     """
     missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
     if missing or unknown:
         raise ValueError(
-            f"{what}: expected the tensors of the model, got some without {missing} and with {unknown} besides; "
+            f"{what}: expected the tensors of the model, got {missing} missing and {unknown} unknown; "
             "check that both sides build the same model"
         )
     for name, tensor in expected.items():
@@ -118,7 +117,7 @@ def check_layout(expected: Tensors, given: Tensors, what: str) -> None:
             )
 
 
-class _Spare(Tensors):
+class _Scratch(Tensors):
     def __init__(self, like: Tensors) -> None:
         super().__init__()
         self._like = like

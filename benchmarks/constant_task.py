@@ -1,7 +1,7 @@
 """A task that learns nothing: every step adds the same small constant to every parameter.
 
-What a round costs with it is what the system costs: bytes, disk, sums. Options: `parameters` and `tensors`, the
-size of the model and the number of pieces it is cut into.
+With it, the cost of a round is that of the system: bytes, disk, sums. Options: `parameters` is the size of the model,
+`tensors` the number of its parameter tensors.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tasks import Examples, Shard
 
 STEP = 2.0**-10
-"""What a step at learning rate 1 adds to every parameter; a power of two, so that sums of it are exact."""
+"""Added to every parameter by a step at learning rate 1. A power of two, so that sums are exact."""
 
 
 class Constant(nn.Module):
-    """`tensors` parameters, `parameters` numbers in all, zero at first."""
+    """`tensors` tensors with `parameters` numbers together, initially zero."""
 
     def __init__(self, parameters: int, tensors: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Constant(nn.Module):
 
 
 class ConstantTask:
-    """The task; one example, so that an epoch is one step."""
+    """A task with one example, so that an epoch is one step."""
 
     version = "1"
 
@@ -51,11 +51,11 @@ class ConstantTask:
         return Examples(torch.zeros(1, 1), torch.zeros(1))
 
     def eval_data(self, shard: Shard | None = None) -> Examples:
-        """The same one."""
+        """The same example."""
         del shard
         return Examples(torch.zeros(1, 1), torch.zeros(1))
 
     def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Nothing is learned, so nothing is measured but the sum."""
+        """The sum only: nothing is learned."""
         del target
         return {"sum": output}

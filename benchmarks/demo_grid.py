@@ -1,10 +1,12 @@
-"""The settings of the demo, chosen once: `python -m benchmarks.demo_grid` writes fl_ops/demo/grid.json.
+"""The grid search for the demo's settings; it writes fl_ops/demo/grid.json.
 
-Every algorithm gets the same learning rates, FedCM each of its alphas with each of them. A cell is run on several
-seeds, and a seed decides all: how the data are dealt, the first model, the cohorts, the batches. Accuracy is measured
-on one in five of the TRAINING scans of each digit, which no client holds; the 360 scans that the demo evaluates on are
-not looked at. The best cell of each algorithm is then run on fresh seeds with all training scans, on those 360: that
-says what the choice is worth, and nothing is chosen by it.
+    python -m benchmarks.demo_grid
+
+Every algorithm is run with the same learning rates, FedCM with each of its alphas at each rate. Every cell is run with
+several seeds; a seed decides the data partition, the first model, the cohorts and the batches. Accuracy is measured on
+one in five of the TRAINING scans of each digit, which no client has; the 360 scans of the demo's evaluation are not
+used. The best cell of each algorithm is then run with other seeds and all training scans, and evaluated on these 360
+scans. This checks the choice and does not influence it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from typing import Any
 
 import torch
 
-from fl_ops.demo.dealing import METRIC
+from fl_ops.demo.partitioning import METRIC
 from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, DemoSettings, Method
-from fl_ops.simulate.clients import deal
-from fl_ops.simulate.settings import parse_plan
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 
 TARGET = Path(__file__).parents[1] / "fl_ops" / "demo" / "grid.json"
@@ -60,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a cell, a seed, and whether it is judged on validation scans or on the demo's own."""
+    """One run. validate: evaluate on validation scans, otherwise on the demo's held-out scans."""
 
     cell: Cell
     seed: int
@@ -76,8 +78,8 @@ def run(job: Job) -> list[float]:
         "partition": {"method": "dirichlet", "alpha": DIRICHLET_ALPHA},
         "validation_every": VALIDATION_EVERY if job.validate else 0,
     }  # fmt: skip
-    dealt = deal(parse_plan({**DEMO.run(method), "simulation": simulation}), job.seed)
-    with Simulation(dealt.config, dealt.clients, task=dealt.evaluated) as simulated:
+    prepared = prepare(parse_simulation({**DEMO.run(method), "simulation": simulation}), job.seed)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulated:
         return [done.metrics[METRIC] for done in simulated.rounds()]
 
 
@@ -91,11 +93,11 @@ def cells() -> list[Cell]:
     ]
 
 
-def measured(pool: ProcessPoolExecutor, cells: Iterable[Cell], seeds: tuple[int, ...], validate: bool) -> list[Any]:
-    """Each cell with the mean and the worst of the last rounds, by seed and on average."""
+def measure(pool: ProcessPoolExecutor, cells: Iterable[Cell], seeds: tuple[int, ...], validate: bool) -> list[Any]:
+    """Run each cell with all seeds. Returns mean and worst accuracy of the last rounds, by seed and on average."""
     rows = []
     for cell in cells:
-        last = [reached[-LAST:] for reached in pool.map(run, [Job(cell, seed, validate) for seed in seeds])]
+        last = [accuracies[-LAST:] for accuracies in pool.map(run, [Job(cell, seed, validate) for seed in seeds])]
         means, worst = [round(fmean(values), 4) for values in last], [round(min(values), 4) for values in last]
         rows.append({**asdict(cell), "mean": round(fmean(means), 4), "mean_by_seed": means, "worst_by_seed": worst})
         print(cell, rows[-1]["mean"], means, worst, file=sys.stderr, flush=True)
@@ -103,7 +105,7 @@ def measured(pool: ProcessPoolExecutor, cells: Iterable[Cell], seeds: tuple[int,
 
 
 def best(rows: list[Any], algorithm: str) -> Cell:
-    """What the rule chooses."""
+    """The cell that the rule chooses."""
     chosen = max((row for row in rows if row["algorithm"] == algorithm), key=lambda row: row["mean"])
     return Cell(algorithm, chosen["learning_rate"], chosen["parameters"])
 
@@ -112,9 +114,9 @@ def main() -> None:
     """Search, check, and write the file."""
     began = time.monotonic()
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        grid = measured(pool, cells(), SEEDS, validate=True)
+        grid = measure(pool, cells(), SEEDS, validate=True)
         choice = [best(grid, algorithm) for algorithm in PARAMETERS]
-        check = measured(pool, choice, CHECK_SEEDS, validate=False)
+        check = measure(pool, choice, CHECK_SEEDS, validate=False)
     facts = {
         "command": "python -m benchmarks.demo_grid",
         "date": datetime.now(UTC).date().isoformat(),
@@ -133,13 +135,13 @@ def main() -> None:
         },
         "check": {"seeds": CHECK_SEEDS, "cells": check},
     }  # fmt: skip
-    # Numbers side by side, so that a cell can be read.
+    # Lists of numbers on one line, so that a cell is readable.
     text = re.sub(r"\[[^\[\]{}]*\]", lambda numbers: " ".join(numbers.group().split()), json.dumps(facts, indent=1))
     TARGET.write_text(text + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on, without a name."""
+    """System, processors and versions, which the results depend on."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),

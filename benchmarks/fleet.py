@@ -1,19 +1,17 @@
-"""What idle clients cost: thousands of them attached to one coordinator that has nothing for them to do.
+"""The cost of idle clients: thousands of them attached to one coordinator without work.
 
     python -m benchmarks.fleet --clients 10000 --processes 4
 
-Measures resident memory a client, processor time while idle, seconds until all are attached, seconds from the start of
-a round until every sampled client has its assignment, and seconds until all are back after a kill -9 of the
-coordinator. The clients speak the real protocol with the daemons' own code; each has a connection of its own. Prints
-one JSON line.
+Measures resident memory per client, processor time while idle, seconds until all are attached, seconds from the start
+of a round until every sampled client has its assignment, and seconds until all are attached again after a kill -9 of
+the coordinator. The clients use the real protocol with the daemons' code; each has its own connection. Prints one JSON
+line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
 import sys
 import tempfile
 import time
@@ -23,47 +21,47 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-from benchmarks.idle_clients import Crowd, live
-from benchmarks.place import PATIENCE_S, TASK, Place, Server, cpu_s, resident_mb
+from benchmarks.crowds.idle_clients import Crowd, live
+from benchmarks.crowds.processes import crowds, raise_file_limit
+from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, resident_mb
 from benchmarks.table import markdown
+from fl_common.pem import Pem, PemFiles
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2, coordinator_pb2
-from protos.pem import Pem, PemFiles
 from tasks import fingerprint, load_task
 
-_SPAWN = multiprocessing.get_context("spawn")
 _LIMITS = "[limits]\nreattach_grace_s = 120\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What idle clients cost.")
+    parser = argparse.ArgumentParser(description="The cost of idle clients.")
     parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--sampled", type=int, default=1000, help="clients of the one round")
-    parser.add_argument("--processes", type=int, default=4, help="processes that the clients live in")
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds over which idleness is measured")
+    parser.add_argument("--sampled", type=int, default=1000, help="number of clients in the round")
+    parser.add_argument("--processes", type=int, default=4, help="number of processes for the clients")
+    parser.add_argument("--idle", type=float, default=60.0, help="duration of the idle measurement, seconds")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
     case = parser.parse_args(arguments)
-    _may_open_files(case.clients + 500)
+    raise_file_limit(case.clients + 500)
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder, Processes(Path(folder)) as processes:
-        found = measure(case, Place(Path(folder), processes, tls=case.tls))
+        found = measure(case, Deployment(Path(folder), processes, tls=case.tls))
     print(json.dumps(found))
-    _say("\n".join(markdown([row(found)])))
+    _log("\n".join(markdown([row(found)])))
 
 
-def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
-    """Start, attach, idle, sample, kill, come back."""
-    server = place.serve(extra=_LIMITS)
+def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
+    """Start, attach, idle, sample, kill, attach again."""
+    server = deployment.serve(extra=_LIMITS)
     empty, start = resident_mb(server.child), cpu_s(server.child)
-    with _crowds(case, place, server.address) as crowds:
+    with _crowds(case, deployment, server.address) as crowds:
         attached = _seconds(lambda: _attached(crowds) == case.clients, "all are attached")
-        _say(f"{case.clients} attached after {attached:.1f} s")
+        _log(f"{case.clients} attached after {attached:.1f} s")
         full, before = resident_mb(server.child), cpu_s(server.child)
         time.sleep(case.idle)
         busy = cpu_s(server.child) - before
-        told, spread = _assignments(case, server, crowds)
-        _say(f"{case.sampled} assigned after {told:.2f} s")
-        back, later = _come_back(case, place, server, crowds)
+        assigned, spread = _assignments(case, server, crowds)
+        _log(f"{case.sampled} assigned after {assigned:.2f} s")
+        back, restarted = _reattach(case, deployment, server, crowds)
     return {
         "clients": case.clients,
         "tls": case.tls,
@@ -73,15 +71,15 @@ def measure(case: argparse.Namespace, place: Place) -> dict[str, Any]:
         "kb_a_client": round((full - empty) * 1024 / case.clients, 1),
         "idle_cpu_share": round(busy / case.idle, 4),
         "sampled": case.sampled,
-        "assigned_s": round(told, 3),
+        "assigned_s": round(assigned, 3),
         "first_to_last_assignment_s": round(spread, 3),
         "back_after_kill_s": round(back, 2),
-        "back_server_cpu_ms_a_client": round(cpu_s(later.child) * 1000 / case.clients, 2),
+        "back_server_cpu_ms_a_client": round(cpu_s(restarted.child) * 1000 / case.clients, 2),
     }
 
 
 def row(found: dict[str, Any]) -> dict[str, object]:
-    """What was measured, as docs/benchmarks.md has it."""
+    """The columns of docs/benchmarks.md."""
     return {
         "clients": f"{found['clients']:,}",
         "wire": "mTLS" if found["tls"] else "plain text",
@@ -96,7 +94,7 @@ def row(found: dict[str, Any]) -> dict[str, object]:
 
 
 def _assignments(case: argparse.Namespace, server: Server, crowds: Sequence[Pipe]) -> tuple[float, float]:
-    """Seconds from the request for a run until the last sampled client has its assignment, and from the first."""
+    """Seconds until the last sampled client has its assignment: from the request for a run, and from the first one."""
     with server.operator() as admin:
         began = time.time()
         run = admin.create_run(_spec(case)).run_id
@@ -106,53 +104,40 @@ def _assignments(case: argparse.Namespace, server: Server, crowds: Sequence[Pipe
     return max(times) - began, max(times) - min(times)
 
 
-def _come_back(case: argparse.Namespace, place: Place, server: Server, crowds: Sequence[Pipe]) -> tuple[float, Server]:
-    """Seconds from the death of the coordinator until everybody is attached to the next one, and that one.
-
-    That is started at once, as whoever looks after a service does.
-    """
-    ports, all_came_twice = (_port(server.address), _port(server.admin.server)), _arrivals(crowds) + case.clients
+def _reattach(
+    case: argparse.Namespace, deployment: Deployment, server: Server, crowds: Sequence[Pipe]
+) -> tuple[float, Server]:
+    """Kill the coordinator and start a new one at once. Returns seconds until all are attached, and the new one."""
+    ports, arrivals = (_port(server.address), _port(server.admin.server)), _arrivals(crowds) + case.clients
     began = time.monotonic()
     server.child.process.kill()
     server.child.process.wait()
-    later = place.serve(ports, _LIMITS)
-    _say(f"the next one serves {time.monotonic() - began:.1f} s after the kill")
-    _seconds(lambda: _attached(crowds) == case.clients and _arrivals(crowds) >= all_came_twice, "all are back")
-    return time.monotonic() - began, later
+    restarted = deployment.serve(ports, _LIMITS)
+    _log(f"the new coordinator serves {time.monotonic() - began:.1f} s after the kill")
+    _seconds(lambda: _attached(crowds) == case.clients and _arrivals(crowds) >= arrivals, "all are attached again")
+    return time.monotonic() - began, restarted
 
 
 @contextmanager
-def _crowds(case: argparse.Namespace, place: Place, server: str) -> Iterator[list[Pipe]]:
-    """Processes full of clients; they end with the block."""
+def _crowds(case: argparse.Namespace, deployment: Deployment, server: str) -> Iterator[list[Pipe]]:
+    """Processes with many clients each; they end with the block."""
     task = load_task(TASK)
     offer = coordinator_pb2.TaskOffer(name=TASK, train_examples=1, eval_examples=1)
     offer.fingerprint.version, offer.fingerprint.source = fingerprint(task)
     names = [f"client-{index:05d}" for index in range(case.clients)]
-    pipes, processes = [], []
-    for index in range(case.processes):
-        mine = tuple(names[index :: case.processes])
-        files = {name: _pem(place, name) for name in mine} if place.tls else {}
-        here, there = _SPAWN.Pipe()
-        process = _SPAWN.Process(
-            target=live, args=(there, Crowd(server, mine, offer.SerializeToString(), files)), daemon=True
-        )
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    try:
+    groups = [tuple(names[index :: case.processes]) for index in range(case.processes)]
+    with crowds(live, [_crowd(deployment, server, group, offer) for group in groups]) as pipes:
         yield pipes
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for process in processes:
-            process.terminate()
-            process.join()
 
 
-def _pem(place: Place, name: str) -> Pem:
-    mine = place.certificates("client", name)
-    return PemFiles(mine.cert, mine.key, mine.ca).read()
+def _crowd(deployment: Deployment, server: str, names: tuple[str, ...], offer: coordinator_pb2.TaskOffer) -> Crowd:
+    files = {name: _pem(deployment, name) for name in names} if deployment.tls else {}
+    return Crowd(server, names, offer.SerializeToString(), files)
+
+
+def _pem(deployment: Deployment, name: str) -> Pem:
+    files = deployment.certificates("client", name)
+    return PemFiles(files.cert, files.key, files.ca).read()
 
 
 def _ask(crowds: Sequence[Pipe]) -> list[tuple[int, int, list[float]]]:
@@ -176,14 +161,14 @@ def _times(crowds: Sequence[Pipe]) -> list[float]:
 def _seconds(holds: Callable[[], bool], what: str) -> float:
     began = time.monotonic()
     while not holds():
-        if time.monotonic() - began > PATIENCE_S:
-            raise SystemExit(f"waited {PATIENCE_S:g} s in vain until {what}")
+        if time.monotonic() - began > TIMEOUT_S:
+            raise SystemExit(f"timeout: after {TIMEOUT_S:g} s it is not true that {what}")
         time.sleep(0.1)
     return time.monotonic() - began
 
 
-def _say(words: str) -> None:
-    print(words, file=sys.stderr)
+def _log(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
@@ -199,14 +184,6 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
-
-
-def _may_open_files(count: int) -> None:
-    """A connection is an open file; the children inherit the limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < count:
-        raise SystemExit(f"expected that {count} files may be open, and the limit here is {hard}: take fewer --clients")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

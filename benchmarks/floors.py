@@ -1,8 +1,8 @@
-"""What a round cannot be faster than: the same bytes through bare gRPC streams, and through raw TCP.
+"""Lower bounds of a round's time: the same bytes through bare gRPC streams, and through raw TCP.
 
-One server process and as many client processes as the round has, on loopback. In every turn each client takes
-`bytes_down` and then sends `bytes_up`; nothing is looked at, kept or summed. gRPC has the product's own options, its
-chunk size and its asyncio server; TCP has a thread for each connection.
+`benchmarks.round_overhead` uses this module. One server process and one process for each client run on loopback. In
+every turn each client receives `bytes_down` and then sends `bytes_up`; nothing is checked, stored or summed. gRPC has
+the product's options, chunk size and asyncio server; TCP has a thread for each connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import grpc.aio
 from protos.wire import CHUNK_BYTES, client_options, server_options
 
 _SPAWN = multiprocessing.get_context("spawn")
-_DOWN, _UP = "/floor/Down", "/floor/Up"
+DOWN, UP = "/floor/Down", "/floor/Up"
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What goes over the wire in one turn, and how often."""
+    """The bytes of one turn, and the number of turns."""
 
     clients: int
     bytes_down: int
@@ -50,17 +50,36 @@ def tcp_seconds(traffic: Traffic) -> float:
     return _median_turn(_serve_tcp, _client_tcp, traffic)
 
 
+@contextmanager
+def grpc_floor(traffic: Traffic) -> Iterator[tuple[int, Callable[[], tuple[float, float]]]]:
+    """A server of bare streams for clients of the caller. Yields its port, and what waits for the result.
+
+    That is the median seconds of a turn, and the server's processor time for one. The first turn, in which the clients
+    connect, is not counted.
+    """
+    here, there = _SPAWN.Pipe()
+
+    def result() -> tuple[float, float]:
+        seconds: list[float] = here.recv()
+        used: list[float] = here.recv()
+        return statistics.median(seconds[1:]), (used[-1] - used[0]) / (len(used) - 1)
+
+    with _running(_serve_grpc, (there, traffic)):
+        yield here.recv(), result
+
+
 def _median_turn(serve: Callable[..., None], client: Callable[..., None], traffic: Traffic) -> float:
     here, there = _SPAWN.Pipe()
     with _running(serve, (there, traffic)):
         port = here.recv()
         with _running(client, (port, traffic), traffic.clients):
-            return statistics.median(here.recv())
+            seconds: list[float] = here.recv()
+            return statistics.median(seconds)
 
 
 @contextmanager
 def _running(work: Callable[..., None], arguments: tuple[object, ...], count: int = 1) -> Iterator[None]:
-    """Processes that do the work; none is left behind."""
+    """Processes that run `work`; all of them end with the block."""
     processes = [_SPAWN.Process(target=work, args=arguments, daemon=True) for _ in range(count)]
     for process in processes:
         process.start()
@@ -74,27 +93,30 @@ def _running(work: Callable[..., None], arguments: tuple[object, ...], count: in
 
 
 class _Turns:
-    """Tells when everybody is there for a turn, and how long each took."""
+    """Synchronises the clients of a turn and measures its time."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._came = self._done = 0
+        self._arrived = self._done = 0
         self._began = 0.0
         self.seconds: list[float] = []
+        self.used: list[float] = []
+        """Processor time of the server's process at the end of each turn."""
 
     def arrive(self) -> bool:
-        """A client wants its bytes. True: it was the last one, and the turn begins."""
-        self._came += 1
-        if self._came % self._traffic.clients:
+        """A client is ready to receive. True if it is the last one: the turn begins."""
+        self._arrived += 1
+        if self._arrived % self._traffic.clients:
             return False
         self._began = time.monotonic()
         return True
 
     def finish(self) -> bool:
-        """A client's bytes are here. True: they were the last ones of the last turn."""
+        """A client's bytes have arrived. True if these are the last ones of the last turn."""
         self._done += 1
         if self._done % self._traffic.clients == 0:
             self.seconds.append(time.monotonic() - self._began)
+            self.used.append(time.process_time())
         return len(self.seconds) == self._traffic.rounds
 
 
@@ -103,7 +125,7 @@ def _serve_grpc(results: Connection, traffic: Traffic) -> None:
 
 
 async def _grpc_server(results: Connection, traffic: Traffic) -> None:
-    turns, over, chunks = _Turns(traffic), asyncio.Event(), _chunks(traffic.bytes_down)
+    turns, over, chunks = _Turns(traffic), asyncio.Event(), chunks_of(traffic.bytes_down)
     go = asyncio.Event()
 
     async def down(_request: bytes, _context: object) -> AsyncIterator[bytes]:
@@ -134,6 +156,7 @@ async def _grpc_server(results: Connection, traffic: Traffic) -> None:
     await over.wait()
     await server.stop(1.0)
     results.send(turns.seconds)
+    results.send(turns.used)
 
 
 def _client_grpc(port: int, traffic: Traffic) -> None:
@@ -141,17 +164,18 @@ def _client_grpc(port: int, traffic: Traffic) -> None:
 
 
 async def _grpc_client(port: int, traffic: Traffic) -> None:
-    chunks = _chunks(traffic.bytes_up)
+    chunks = chunks_of(traffic.bytes_up)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=list(client_options())) as channel:
-        down: Any = channel.unary_stream(_DOWN)
-        up: Any = channel.stream_unary(_UP)
+        down: Any = channel.unary_stream(DOWN)
+        up: Any = channel.stream_unary(UP)
         for _ in range(traffic.rounds):
             async for _ in down(b""):
                 pass
             await up(iter(chunks))
 
 
-def _chunks(size: int) -> list[bytes]:
+def chunks_of(size: int) -> list[bytes]:
+    """The bytes of one direction, in chunks."""
     whole = bytes(CHUNK_BYTES)
     return [whole] * (size // CHUNK_BYTES) + [bytes(size % CHUNK_BYTES)]
 
@@ -161,14 +185,14 @@ def _serve_tcp(results: Connection, traffic: Traffic) -> None:
     barrier = threading.Barrier(traffic.clients)
     down = bytes(traffic.bytes_down)
 
-    def talk(connection: socket.socket) -> None:
+    def serve(connection: socket.socket) -> None:
         with connection:
             for _ in range(traffic.rounds):
                 with lock:
                     turns.arrive()
                 barrier.wait()
                 connection.sendall(down)
-                _take(connection, traffic.bytes_up)
+                _receive(connection, traffic.bytes_up)
                 with lock:
                     last = turns.finish()
             if last:
@@ -177,7 +201,7 @@ def _serve_tcp(results: Connection, traffic: Traffic) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=traffic.clients) as listener:
         results.send(listener.getsockname()[1])
         for _ in range(traffic.clients):
-            threading.Thread(target=talk, args=(listener.accept()[0],), daemon=True).start()
+            threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
         over.wait()
     results.send(turns.seconds)
 
@@ -186,14 +210,14 @@ def _client_tcp(port: int, traffic: Traffic) -> None:
     up = bytes(traffic.bytes_up)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for _ in range(traffic.rounds):
-            _take(connection, traffic.bytes_down)
+            _receive(connection, traffic.bytes_down)
             connection.sendall(up)
 
 
-def _take(connection: socket.socket, size: int) -> None:
+def _receive(connection: socket.socket, size: int) -> None:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     while size:
         count = connection.recv_into(buffer, min(size, len(buffer)))
         if not count:
-            raise ConnectionError("the other end is gone")
+            raise ConnectionError("the peer has closed the connection")
         size -= count

@@ -1,11 +1,11 @@
-"""A model of a gigabyte: what the coordinator's memory, event loop and other callers feel of its rounds.
+"""Rounds of a model of one gigabyte: the coordinator's memory, event loop lag and response times.
 
     python -m benchmarks.large_model --params 250000000 --clients 2
 
-Real processes and production settings, as in `round_overhead`. While rounds go on an operator asks for the run again
-and again: a call that takes long has waited for the event loop or for the processor. Heartbeats are on time if no
-client was cut off: a ping that stays unanswered for 12 s ends a connection, and the daemon's log says so. Prints one
-JSON line, and what was reached beside the goals.
+Real processes and production settings, as in `round_overhead`. During the rounds an operator lists the runs again and
+again: a slow call has waited for the event loop or for the processor. Heartbeats were on time if no client lost its
+connection: a ping without an answer for 12 s ends a connection, and the daemon logs that. Prints one JSON line, and the
+results next to their goals.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import round_overhead
-from benchmarks.place import Place, Server
+from benchmarks.deployment import Deployment, Server
 from benchmarks.scrape import histogram, quantile
 from benchmarks.table import markdown
 from fl_ops.demo.processes import Processes
 
 LAG = "fl_event_loop_lag_seconds"
 PAUSE_S = 0.05
-"""Between two questions of the operator."""
+"""Pause between two calls of the operator."""
 MEMORY_GOAL, LAG_GOAL_MS = 2.5, 50.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What a round of a large model costs.", parents=[_parser()])
+    parser = argparse.ArgumentParser(description="The cost of a round of a large model.", parents=[_parser()])
     case = parser.parse_args(arguments, namespace=argparse.Namespace(algorithm="fedavg", tls=False))
     with tempfile.TemporaryDirectory(prefix="large-model-") as folder, Processes(Path(folder)) as processes:
         watch = Watch()
-        found = round_overhead.measure(case, Place(Path(folder), processes, tls=False), watch.during)
+        found = round_overhead.measure(case, Deployment(Path(folder), processes, tls=False), watch.during)
         found |= watch.found() | {"cut_off": _cut_off(Path(folder))}
     if case.floors:
         found |= round_overhead.floors(case, found)
     print(json.dumps(found))
-    for line in (*_beside_goals(found), *markdown([row(found)])):
+    for line in (*_compared_with_goals(found), *markdown([row(found)])):
         print(line, file=sys.stderr)
 
 
@@ -54,12 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--params", type=int, default=250_000_000)
     parser.add_argument("--tensors", type=int, default=62)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-floors", dest="floors", action="store_false", help="leave the floors out")
+    parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     return parser
 
 
 class Watch:
-    """How late the coordinator's loop was during the rounds, and how long an operator's calls took."""
+    """Measures the lag of the coordinator's event loop and the duration of an operator's calls during the rounds."""
 
     def __init__(self) -> None:
         self._calls_s: list[float] = []
@@ -67,7 +67,7 @@ class Watch:
 
     @contextmanager
     def during(self, server: Server) -> Iterator[None]:
-        """Watch as long as the block lasts."""
+        """Measure while the block runs."""
         before, over = histogram(server.metrics, LAG), threading.Event()
         asking = threading.Thread(target=self._ask, args=(server, over))
         asking.start()
@@ -87,7 +87,7 @@ class Watch:
                 self._calls_s.append(time.monotonic() - began)
 
     def found(self) -> dict[str, Any]:
-        """Milliseconds."""
+        """The results, in milliseconds."""
         calls = sorted(self._calls_s)
         p99 = calls[int(0.99 * (len(calls) - 1))]
         return {
@@ -99,7 +99,7 @@ class Watch:
 
 
 def row(found: dict[str, Any]) -> dict[str, object]:
-    """What was measured, as docs/benchmarks.md has it."""
+    """The columns of docs/benchmarks.md."""
     lag, calls = found["loop_lag_ms"], found["calls_meanwhile_ms"]
     return {
         "clients": found["clients"],
@@ -107,22 +107,22 @@ def row(found: dict[str, Any]) -> dict[str, object]:
         "round, median": f"{found['round_s_median']:.1f} s",
         "over bare gRPC": f"{found['over_grpc']:.2f}" if "over_grpc" in found else "",
         "server memory over idle, in models": f"{found['server_rss_models']:.2f}",
-        "loop lag, p99": f"{lag['p99']:.0f} ms, surely under {lag['p99_at_most']:g} ms",
+        "loop lag, p99": f"{lag['p99']:.0f} ms, certainly below {lag['p99_at_most']:g} ms",
         "calls meanwhile, p99 and longest": f"{calls['p99']:.0f} ms, {calls['longest']:.0f} ms",
         "connections lost": found["cut_off"],
     }
 
 
 def _cut_off(logs: Path) -> int:
-    """How often a daemon lost its connection, as their logs have it."""
+    """Number of connections that daemons lost, from their logs."""
     return sum(log.read_text().count('"disconnected"') for log in logs.glob("client-*.log"))
 
 
-def _beside_goals(found: dict[str, Any]) -> Iterator[str]:
+def _compared_with_goals(found: dict[str, Any]) -> Iterator[str]:
     lag = found["loop_lag_ms"]
     yield f"server memory  base + {found['server_rss_models']} models, goal {MEMORY_GOAL}"
     yield f"loop lag p99   {lag['p99']} ms (in the bucket up to {lag['p99_at_most']:g} ms), goal {LAG_GOAL_MS:g} ms"
-    yield f"cut off        {found['cut_off']} times, goal 0"
+    yield f"connections lost {found['cut_off']} times, goal 0"
     yield f"round          {found['round_s_median']} s" + (
         f", {found['over_grpc']} times bare grpc, {found['over_tcp']} times TCP" if "over_grpc" in found else ""
     )

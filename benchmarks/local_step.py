@@ -1,10 +1,10 @@
-"""What a daemon's local epoch costs beside a bare PyTorch SGD loop over the same batches, paired in one run.
+"""The time of a daemon's local epoch, compared with a plain PyTorch SGD loop over the same batches.
 
     python -m benchmarks.local_step --model resnet18-gn --methods fedavg fedcm --pairs 15
 
-Epochs alternate bare, ours, ours, bare, so that what else the machine does in the meantime meets both alike; a pair's
-ratio is ours over bare, by the clock and by the processor time of this process. Prints one JSON line with what was
-asked and the machine, and one for each method. It fails if FedAvg's model is not bit for bit that of the bare loop.
+Epochs alternate bare, ours, ours, bare, so that other load on the machine affects both in the same way. A pair's ratio
+is ours over bare, by wall time and by processor time of this process. Prints one JSON line with the options and the
+machine, and one for each method. It fails if FedAvg's model is not equal to that of the bare loop bit for bit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch.nn import functional
 import algorithms as fl
 from algorithms import tree
 from benchmarks.demo_grid import machine
-from fl_client.allocator import keep_freed_memory
-from fl_client.config import MemoryFormat, Precision
-from fl_client.device import Compute
+from fl_client.settings.config import MemoryFormat, Precision
+from fl_client.settings.device import Compute
+from fl_common.allocator import keep_freed_memory
 from tasks import Examples
 from tasks.batches import batches, seed_everything
 from tasks.models import ResNet18, grey_cnn
@@ -40,7 +40,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, and the client's share of the data set that the papers train it on, cut among 100 clients."""
+    """A model, and a client's share of the papers' data set for 100 clients."""
 
     model: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -58,18 +58,18 @@ CASES: Mapping[str, Case] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long something took."""
+    """A duration."""
 
     wall: float
     cpu: float
-    """Of this process; with one thread it does not see what else the machine does, but for caches and clocks."""
+    """Processor time of this process. With one thread, other load affects it only through caches and clock rates."""
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(self.wall + other.wall, self.cpu + other.cpu)
 
 
 class Bench:
-    """One model and one data set of random numbers, trained by either loop from the same values."""
+    """One model and one random data set; both loops train from the same initial values."""
 
     def __init__(self, case: Case, device: torch.device, compute: Compute) -> None:
         seed_everything(SEED)
@@ -81,7 +81,7 @@ class Bench:
         self._noise = tree.map(lambda tensor: 1e-3 * torch.randn_like(tensor), self._start.trainable)
 
     def bare(self) -> None:
-        """The loop as torch's own tutorials write it."""
+        """The loop of the PyTorch tutorials."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
         self.model.train()
         for inputs, targets in self._batches():
@@ -90,7 +90,7 @@ class Bench:
             optimizer.step()
 
     def work(self, method: str) -> fl.Work:
-        """What a client is asked for in the exchange that trains; what it was sent and kept is noise, not zero."""
+        """The work of a client in the exchange that trains. Direction and client state are noise, not zero."""
         algorithm = fl.build(method)
         state = algorithm.init(self._start.trainable)
         sums = {name: self._noise for exchange in algorithm.exchanges[:-1] for name in exchange.sums(_ONE, _ROUND)}
@@ -100,12 +100,12 @@ class Bench:
         return fl.Work(algorithm, context, fl.LocalSettings(RATE), len(algorithm.exchanges) - 1)
 
     def ours(self, work: fl.Work) -> None:
-        """The same epoch as a daemon trains it: rule, steps and delta."""
+        """The same epoch with the daemon's code: rule, steps and delta."""
         data = fl.LocalData(self._batches(), (), functional.cross_entropy)
         fl.answer(self.model, data, work)
 
     def timed(self, epoch: Callable[[], None]) -> Seconds:
-        """One epoch from the first values, which are put back outside of the time."""
+        """The duration of one epoch from the initial values; restoring these is not measured."""
         fl.load_state(self.model, self._start)
         self.model.zero_grad()
         self._wait()
@@ -127,7 +127,7 @@ _ROUND = fl.RoundInfo(0, RATE, rounds=1, population=1, population_examples=1, co
 
 
 def measure(bench: Bench, method: str, pairs: int) -> dict[str, Any]:
-    """Ratios of `pairs` pairs of two epochs each, after one of either that is not counted."""
+    """Ratios of `pairs` pairs of two epochs each, after one warm-up epoch of each loop."""
     work = bench.work(method)
     bare, ours = bench.bare, lambda: bench.ours(work)
     bench.timed(bare)
@@ -161,7 +161,7 @@ def _spread(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def check(bench: Bench) -> None:
-    """FedAvg must end where the bare loop ends."""
+    """FedAvg must end with the values of the bare loop."""
     bench.timed(bench.bare)
     expected = fl.read_state(bench.model).trainable
     bench.timed(lambda: bench.ours(bench.work("fedavg")))
@@ -172,23 +172,25 @@ def check(bench: Bench) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one model and print a line for each method."""
-    parser = argparse.ArgumentParser(description="A daemon's local epoch beside a bare PyTorch loop.")
+    parser = argparse.ArgumentParser(description="A daemon's local epoch compared with a plain PyTorch loop.")
     parser.add_argument("--model", choices=tuple(CASES), default="small-cnn")
     parser.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS)
-    parser.add_argument("--pairs", type=int, default=15, help="pairs of two epochs each that are measured")
+    parser.add_argument("--pairs", type=int, default=15, help="number of measured pairs of two epochs each")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=get_args(Precision), default="float32")
     parser.add_argument("--memory-format", choices=get_args(MemoryFormat), default="auto")
-    parser.add_argument("--stock-allocator", action="store_true", help="both loops without what a daemon asks of glibc")
-    asked = parser.parse_args(arguments)
+    parser.add_argument(
+        "--stock-allocator", action="store_true", help="run both loops without the daemon's allocator settings"
+    )
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if not asked.stock_allocator:
+    if not options.stock_allocator:
         keep_freed_memory()
-    bench = Bench(CASES[asked.model], torch.device(asked.device), Compute(asked.precision, asked.memory_format))
+    bench = Bench(CASES[options.model], torch.device(options.device), Compute(options.precision, options.memory_format))
     check(bench)
-    print(json.dumps({**vars(asked), "machine": machine()}), flush=True)
-    for method in asked.methods:
-        print(json.dumps(measure(bench, method, asked.pairs)), flush=True)
+    print(json.dumps({**vars(options), "machine": machine()}), flush=True)
+    for method in options.methods:
+        print(json.dumps(measure(bench, method, options.pairs)), flush=True)
 
 
 if __name__ == "__main__":

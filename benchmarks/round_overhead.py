@@ -1,9 +1,9 @@
-"""What a round costs without training: a real coordinator and real daemons on loopback, production settings.
+"""The cost of a round without training: a real coordinator and real daemons on loopback with production settings.
 
     python -m benchmarks.round_overhead --clients 10 --params 11173962 --rounds 5 --algorithm fedcm
 
-Prints one JSON line, with what the same bytes cost over bare gRPC streams and over raw TCP, measured right behind it.
-It fails if the model that comes out is not the one that must.
+Prints one JSON line, with the time of the same bytes over bare gRPC streams and over raw TCP, measured directly after
+the rounds. It fails if the final model is not the expected one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.constant_task import STEP
+from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, peak_mb, resident_mb
 from benchmarks.floors import Traffic, grpc_seconds, tcp_seconds
-from benchmarks.place import PATIENCE_S, TASK, Place, Server, cpu_s, peak_mb, resident_mb
-from fl_ops.admin_client import AdminClient
+from fl_ops.admin.client import AdminClient
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2
 
-Around = Callable[[Server], AbstractContextManager[object]]
+DuringRounds = Callable[[Server], AbstractContextManager[object]]
 ALPHA = 0.5
 """FedCM's local share; a power of two keeps the expected model exact."""
 
@@ -38,38 +38,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one case and print it."""
     case = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="round-overhead-") as folder, Processes(Path(folder)) as processes:
-        found = measure(case, Place(Path(folder), processes, tls=case.tls))
+        found = measure(case, Deployment(Path(folder), processes, tls=case.tls))
     if case.floors:
         found |= floors(case, found)
     print(json.dumps(found))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="What a round costs without training.")
+    parser = argparse.ArgumentParser(description="The cost of a round without training.")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--params", type=int, default=10_000)
     parser.add_argument("--tensors", type=int, default=62)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
-    parser.add_argument("--no-floors", dest="floors", action="store_false", help="leave the floors out")
-    parser.add_argument("--json", action="store_true", help="taken and not needed: it always prints JSON")
+    parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
+    parser.add_argument("--json", action="store_true", help="ignored: the output is always JSON")
     return parser
 
 
-def measure(case: argparse.Namespace, place: Place, during: Around = nullcontext) -> dict[str, Any]:
-    """Start everything, run, look; whoever made the place stops it. during: entered for as long as rounds go on."""
+def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRounds = nullcontext) -> dict[str, Any]:
+    """Start all processes, run and measure; the caller stops the processes. during: entered while rounds run."""
     began = time.monotonic()
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
-    server = place.serve()
+    server = deployment.serve()
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
-    clients = [place.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
+    clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
         with during(server):
             run = admin.create_run(_spec(case)).run_id
             rounds = _rounds(admin, run, case.rounds)
         first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
-        _export(admin, run, model := place.folder / "model.safetensors")
+        _export(admin, run, model := deployment.folder / "model.safetensors")
     _check(case, load_file(model))
     seconds = [each.seconds for each in rounds]
     return {
@@ -92,7 +92,7 @@ def measure(case: argparse.Namespace, place: Place, during: Around = nullcontext
 
 
 def floors(case: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    """The same bytes, over what a round cannot be faster than."""
+    """The lower bounds: the time of the same bytes over bare gRPC and raw TCP."""
     model = case.params * 4
     down = model * (2 if case.algorithm == "fedcm" else 1)
     traffic = Traffic(case.clients, down, model, case.rounds)
@@ -120,13 +120,13 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
 
 
 def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends:
         answer = admin.get_run(run)
         if len(answer.rounds) == wanted:
             return list(answer.rounds)
         time.sleep(0.2)
-    raise SystemExit(f"{len(answer.rounds)} of {wanted} rounds after {PATIENCE_S:g} s: {answer.run.reason}")
+    raise SystemExit(f"{len(answer.rounds)} of {wanted} rounds after {TIMEOUT_S:g} s: {answer.run.reason}")
 
 
 def _export(admin: AdminClient, run: str, path: Path) -> None:
@@ -137,7 +137,7 @@ def _export(admin: AdminClient, run: str, path: Path) -> None:
 
 
 def _check(case: argparse.Namespace, model: dict[str, torch.Tensor]) -> None:
-    """Every parameter must be the sum of the steps: STEP a round, or FedCM's recurrence for it."""
+    """Every parameter must be the sum of the steps: STEP per round, or FedCM's recurrence of it."""
     value, direction = 0.0, 0.0
     alpha = ALPHA if case.algorithm == "fedcm" else 1.0
     for _ in range(case.rounds):

@@ -1,4 +1,4 @@
-"""What a coordinator tells Prometheus, read by a benchmark."""
+"""Reads histograms from a coordinator's metrics page."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 Buckets = Mapping[float, float]
-"""A histogram: observations so far that were at most so large, by the bound; math.inf has all."""
+"""A histogram: cumulative number of observations by upper bound; math.inf has all."""
 
 
 class Quantile(NamedTuple):
-    """Where a share of the observations lies below."""
+    """A value that a share of the observations does not exceed."""
 
     value: float
-    """As Prometheus reckons: the bucket's observations spread evenly in it."""
+    """As in Prometheus: interpolated, as if observations were spread evenly over their bucket."""
     bound: float
-    """The upper bound of the bucket that it lies in: this is sure."""
+    """The upper bound of the bucket, which is exact."""
 
 
 def histogram(address: str, name: str) -> Buckets:
-    """A histogram without labels, from the metrics page at host:port."""
+    """A histogram without labels from the metrics page at host:port."""
     with urlopen(f"http://{address}/metrics", timeout=20) as page:
         families = text_string_to_metric_families(page.read().decode())
         samples = [each for family in families for each in family.samples if each.name == f"{name}_bucket"]
@@ -31,11 +31,11 @@ def histogram(address: str, name: str) -> Buckets:
 
 
 def quantile(before: Buckets, after: Buckets, share: float) -> Quantile:
-    """Of what was observed between two looks. Raises ValueError if that is nothing."""
+    """Quantile of the observations between two readings. Raises ValueError if there are none."""
     counts = {bound: after[bound] - before[bound] for bound in sorted(after)}
     wanted = share * counts[math.inf]
     if not wanted:
-        raise ValueError("expected observations between the two looks, and there are none")
+        raise ValueError("expected observations between the two readings, and there are none")
     lower, below = 0.0, 0.0
     for bound, count in counts.items():
         if count >= wanted:

@@ -1,4 +1,4 @@
-"""The picture of a sweep: round time beside its floors, and server memory, against clients and against model size."""
+"""The plot of a sweep: round time with its lower bounds, and server memory, by number of clients and by model size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from benchmarks.sweep import RESNET18, Found, of_series
+from benchmarks.sweep_results import RESNET18, Result, of_series
 
 LINES = (
     ("round_s_median", "Impetus", "#0b6e99", "o", "-"),
@@ -22,9 +22,9 @@ LINES = (
 """Key, label, colour, marker and style."""
 
 
-def draw(found: Sequence[Found], path: Path) -> None:
-    """Write the picture as SVG; the same numbers make the same file."""
-    by_clients, by_size = of_series("clients", found), of_series("sizes", found)
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Write the plot as SVG. The same numbers give the same file."""
+    by_clients, by_size = of_series("clients", results), of_series("sizes", results)
     with mpl.rc_context({"svg.hashsalt": "round-overhead", "svg.fonttype": "none", "font.size": 10}):
         figure, grid = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained", sharey="row")
         clients, sizes = [each["clients"] for each in by_clients], [_megabytes(each["params"]) for each in by_size]
@@ -48,14 +48,14 @@ def draw(found: Sequence[Found], path: Path) -> None:
         plt.close(figure)
 
 
-def _times(axes: Axes, series: Sequence[Found], xs: Sequence[float]) -> None:
+def _times(axes: Axes, series: Sequence[Result], xs: Sequence[float]) -> None:
     for key, label, colour, marker, style in LINES:
         axes.plot(xs, [each[key] for each in series], color=colour, marker=marker, linestyle=style, label=label)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _memory(axes: Axes, series: Sequence[Found], xs: Sequence[float]) -> None:
+def _memory(axes: Axes, series: Sequence[Result], xs: Sequence[float]) -> None:
     idle = [each["server_rss_mb_idle"] for each in series]
     bound = [each["server_rss_mb_idle"] + 4 * _megabytes(each["params"]) * 1e6 / 2**20 for each in series]
     axes.plot(xs, [each["server_rss_mb"] for each in series], color="#0b6e99", marker="o", label="peak")

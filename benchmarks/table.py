@@ -1,4 +1,4 @@
-"""Rows of Markdown: what docs/benchmarks.md shows is printed by the benchmarks themselves."""
+"""Markdown tables: the benchmarks print the rows of docs/benchmarks.md themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def markdown(rows: Iterable[Mapping[str, object]]) -> list[str]:
-    """A table of rows that all have the same columns; numbers are told from words by their first row."""
+    """A table of rows with the same columns. A column is aligned to the right if its first cell starts with a digit."""
     lines: list[str] = []
     for row in rows:
         if not lines:

@@ -1,75 +1,98 @@
 """`fl-client run --config client.toml`: arguments in, exit code out. `run` may be left out.
 
-`fl-client init`, `doctor` and `unit` set a device up, and lie in fl_client/setup.
+`fl-client init`, `doctor` and `unit` set a device up. Their code is in fl_client/setup.
 
-Exit codes: 0 told to stop; 2 cannot start (configuration, state directory, device, task); 1 a fault of the program
-itself, with a traceback. Another daemon with the same identity ends neither: the log says so, and this one waits.
+Exit codes: 0 stopped by a signal; 130 Ctrl-C before the start; 2 cannot start (configuration, state directory,
+device, task); 1 an error in the program, with a traceback. A second daemon with the same identity does not end: it logs
+the conflict and retries.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from fl_client.config import ClientConfig, load_config
-from fl_client.errors import StartError
-from protos.private_files import keep_files_private
+from fl_common.program import quiet_interrupts, raised_interrupts, version_text
+
+if TYPE_CHECKING:
+    from fl_client.settings.config import ClientConfig
 
 OK, CANNOT_START = 0, 2
 SETUP = ("init", "doctor", "unit")
-"""What is not the daemon but comes before it."""
+"""Commands that set a device up."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the daemon until a signal ends it, or what sets a device up, and return the exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in SETUP:
-        from fl_client.setup.commands import main as set_up
+    """Run the daemon until a signal ends it, or a set-up command, and return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    with quiet_interrupts():  # `app.run` has its own handlers
+        if given and given[0] in SETUP:
+            from fl_client.setup.commands import main as set_up
 
-        return set_up(words)
-    first, *on_top = _settings_files(words[1:] if words[:1] == ["run"] else words)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)  # until the event loop has its own handlers
+            with raised_interrupts():
+                return set_up(given)
+        if given and not given[0].startswith("-") and given[0] != "run":
+            print(f"fl-client: expected a command of run, {', '.join(SETUP)}, got {given[0]!r}", file=sys.stderr)
+            return CANNOT_START
+        return _main(given[1:] if given[:1] == ["run"] else given)
+
+
+def _main(arguments: list[str]) -> int:
+    from fl_client.errors import StartError
+    from fl_client.settings.config import load_config
+
+    first, *overrides = _settings_files(arguments)
+    signal.signal(signal.SIGTERM, _exit)  # until the event loop installs its own handlers
     try:
-        return _run(load_config(first, on_top))
+        return _run(load_config(first, overrides))
     except StartError as error:
         print(f"fl-client: {error}", file=sys.stderr)
         return CANNOT_START
 
 
 def _settings_files(arguments: list[str]) -> list[Path]:
+    import argparse
+
+    from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
     parser = argparse.ArgumentParser(
         prog="fl-client",
         description="Train on this device's data for a coordinator.",
         usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit} --help",
-        epilog="init writes the settings, doctor looks whether a daemon can work with them, unit makes it a service.",
+        epilog="init writes the settings, doctor checks the device, unit installs a systemd service.\n\n"
+        "examples:\n  fl-client init --server fl.example.org:7070 --task digits\n  fl-client --config client.toml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--config", type=Path, required=True, action="append", metavar="FILE",
-        help="settings in TOML; once more for a file whose keys take the place of those before",
+        help="settings in TOML; repeat it for files that override keys of the earlier ones",
     )  # fmt: skip
+    parser.add_argument("--version", action="version", version=version_text((PROTOCOL_MIN, PROTOCOL_MAX)))
     files: list[Path] = parser.parse_args(arguments).config
     return files
 
 
 def _run(config: ClientConfig) -> int:
-    keep_files_private()
-    from fl_client import app, logs
+    from fl_common.file_permissions import set_private_umask
+
+    set_private_umask()
+    from fl_client import app
+    from fl_client.monitoring import logs
 
     with logs.logging(config.log) as progress:
         idle = app.run(config, progress)
         app.log.info("stopped")
     if not idle:
         sys.stdout.flush()
-        os._exit(OK)  # the interpreter would wait for a training step that nobody wants
+        os._exit(OK)  # the interpreter would wait for the training step
     return OK
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _exit(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(OK)
 
 

@@ -1,4 +1,4 @@
-"""Composition root: the only place where the daemon's concrete parts are chosen and put together."""
+"""Builds the daemon from its settings: the only module that chooses and connects the concrete parts."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from fl_client import device as devices
-from fl_client.allocator import keep_freed_memory
-from fl_client.attendance import Attendance, Door
-from fl_client.bundles import BundleCache
-from fl_client.certificates import Certificates
-from fl_client.config import ClientConfig
+from fl_client.assignments.availability import AvailabilityMonitor
+from fl_client.assignments.executor import Services
+from fl_client.assignments.state_directory import StateDirectory
+from fl_client.connection.bundles import BundleCache
+from fl_client.connection.certificates import Certificates
+from fl_client.connection.link import Link, RetryDelays
+from fl_client.connection.session_manager import Endpoint, SessionManager
+from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
-from fl_client.data import LocalTask, load_local_task
-from fl_client.disk import Disk
 from fl_client.errors import StartError
-from fl_client.gatekeeper import Gatekeeper
-from fl_client.gates.make import Surroundings, gates_of
-from fl_client.gates.panel import Panel
-from fl_client.identity import identity_of
-from fl_client.link import Link, Waits
-from fl_client.logs import Progress
-from fl_client.metrics import Metrics
-from fl_client.shelf import Shelf
-from fl_client.state import FILES, StateDir
-from fl_client.storage.room import Room
-from fl_client.training import Trainer
-from fl_client.transport import GrpcTransport
-from fl_client.work import Tools
-from fl_client.worker import Worker
+from fl_client.gates.factory import HostState, make_gates
+from fl_client.gates.gate_set import GateSet
+from fl_client.monitoring.logs import Progress
+from fl_client.monitoring.metrics import Metrics
+from fl_client.settings import device as devices
+from fl_client.settings.config import ClientConfig
+from fl_client.settings.identity import identity_of
+from fl_client.storage.device_storage import DeviceStorage
+from fl_client.storage.disk import DiskThread, StorageLimits
+from fl_client.storage.state import FILES, StateDir
+from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.trainer import Trainer
+from fl_client.training.worker import Worker
+from fl_common.allocator import keep_freed_memory
+from fl_common.file_permissions import restrict_permissions
+from fl_common.metrics import package_version
+from fl_common.settings import SettingsError, split_address
+from fl_common.tracing import UNTRACED, Traces, open_traces
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
-from protos.metrics import installed
-from protos.private_files import tighten
-from protos.settings import SettingsError, split_address
-from protos.traces import UNTRACED, Traces, open_traces
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
 
 
 def run(config: ClientConfig, progress: Progress) -> bool:
-    """Run a daemon until a signal ends it. False: a training step would not end, so the process must be ended hard.
+    """Run a daemon until a signal ends it. Returns False if a training step does not end: the process must be killed.
 
     Raises:
         StartError: it cannot start.
@@ -57,19 +57,19 @@ def run(config: ClientConfig, progress: Progress) -> bool:
     client_id, metrics = identity_of(config), Metrics()
     with ExitStack() as held:
         state = held.enter_context(StateDir(config.state_dir))
-        if still := tighten(state.path, FILES):
+        if still := restrict_permissions(state.path, FILES):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         state.claim(client_id)
         if config.metrics_listen is not None:
-            held.enter_context(metrics.listening(*split_address(config.metrics_listen)))
+            held.enter_context(metrics.serve(*split_address(config.metrics_listen)))
         traces = _traces()
         held.callback(traces.close)
         device = devices.choose(config.device)
         keep_freed_memory()
-        progress.say("loading the task's data")
+        progress.show("loading the task's data")
         local = load_local_task(config, state, device)
-        metrics.about(device, len(local.train), config.state_dir)
-        if config.insecure_remote:  # at every start: who set it once may have forgotten it
+        metrics.set_device(device, len(local.train), config.state_dir)
+        if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         instruments = Instruments(metrics, progress, traces=traces)
@@ -78,47 +78,51 @@ def run(config: ClientConfig, progress: Progress) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What a daemon is watched with, and its waiting times."""
+    """The monitoring of a daemon, its delays and its clock."""
 
     metrics: Metrics
     progress: Progress
-    waits: Waits = field(default_factory=Waits)
+    delays: RetryDelays = field(default_factory=RetryDelays)
     clock: Callable[[], float] = time.time
-    """Unix seconds, for the owner's hours."""
+    """Unix seconds, for the owner's time windows."""
     traces: Traces = UNTRACED
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
-    """Wire one daemon, inside a running event loop.
+    """Connect the parts of one daemon, inside a running event loop.
 
     Raises:
-        ConfigError: the TLS files cannot be used.
-        StartError: what a gate looks at is not on this device.
+        ConfigError: the TLS files cannot be used, or a gate's sensor is not on this device.
     """
-    link, worker = Link(replace(instruments.waits, most=config.limits.max_wait_s)), Worker(config.threads)
-    around = Surroundings(local.train.inputs.device, worker.idle_for, instruments.clock)
-    panel = Panel(gates_of(config.gates, around), config.gates.open_after_s)
-    tools = Tools(
+    link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
+    worker = Worker(config.threads)
+    host = HostState(local.train.inputs.device, worker.idle_for, instruments.clock)
+    gates = GateSet(make_gates(config.gates, host), config.gates.open_after_s)
+    limits = StorageLimits(config.limits.max_runs, config.limits.max_kept_bytes)
+    metrics, disk = instruments.metrics, DiskThread()
+    availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
+    services = Services(
         link=link,
-        bundles=BundleCache(link, config.max_bundle_bytes, instruments.metrics.received),
+        bundles=BundleCache(link, config.max_bundle_bytes, metrics.bytes_received),
         trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
         worker=worker,
-        disk=Disk(),
-        shelf=Shelf(state.pending, state.states, Room(config.limits.max_runs, config.limits.max_kept_bytes)),
-        gatekeeper=Gatekeeper(panel, config.gates, instruments.metrics, instruments.clock),
-        metrics=instruments.metrics,
+        disk=disk,
+        state=StateDirectory(state, disk, availability, config.gates.check_s),
+        storage=DeviceStorage(state.pending, state.states, limits),
+        availability=availability,
+        metrics=metrics,
         progress=instruments.progress,
         traces=instruments.traces,
         limits=config.limits,
     )
-    hello = _hello(config, local)
+    constant = _registration(config, local)
 
-    def hello_now() -> pb.RegisterRequest:
-        now = pb.RegisterRequest(availability=tools.gatekeeper.introduce())
-        now.MergeFrom(hello)
-        return now
+    def registration() -> pb.RegisterRequest:
+        request = pb.RegisterRequest(availability=services.availability.availability_for_registration())
+        request.MergeFrom(constant)
+        return request
 
-    return Daemon(Attendance(hello_now, _door(config, instruments), link), tools)
+    return Daemon(SessionManager(registration, _endpoint(config, instruments), link), services)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -136,30 +140,35 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _door(config: ClientConfig, instruments: Instruments) -> Door:
-    """The way in. Raises ConfigError now, not later, when the TLS files cannot be used."""
+def _endpoint(config: ClientConfig, instruments: Instruments) -> Endpoint:
+    """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     traces = instruments.traces
     if config.tls is None:
-        return Door(config.server, lambda: GrpcTransport(config.server, traces=traces))
-    certificates = Certificates(config.tls, identity_of(config), (instruments.metrics, instruments.waits))
-    return Door(config.server, lambda: GrpcTransport(config.server, certificates.fresh(), traces), certificates.renewed)
+        return Endpoint(config.server, lambda: GrpcTransport(config.server, traces=traces))
+    certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
+    return Endpoint(
+        config.server,
+        lambda: GrpcTransport(config.server, certificates.current(), traces),
+        certificates.renewed,
+        certificates.explained,
+    )
 
 
 def _traces() -> Traces:
-    """Raises StartError where they are asked for and cannot be had."""
+    """Raises StartError where tracing is configured and not possible."""
     try:
         return open_traces("fl-client")
     except SettingsError as error:
         raise StartError(str(error)) from None
 
 
-def _hello(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
-    """What this daemon says of itself in every registration of this process."""
+def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
+    """The part of a registration that stays the same while this process runs."""
     return pb.RegisterRequest(
         client_id=identity_of(config),
         instance_id=uuid.uuid4().hex,
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        software=f"impetus {installed('impetus-fl')}",
+        software=f"impetus {package_version('impetus-fl')}",
         labels=config.labels,
         device=devices.describe(local.train.inputs.device),
         tasks=[local.offer()],

@@ -1,4 +1,4 @@
-"""The long-running part: stay connected and work, until it is told to stop."""
+"""The running daemon: stays connected, executes assignments, and stops cleanly."""
 
 from __future__ import annotations
 
@@ -7,55 +7,59 @@ from contextlib import suppress
 
 import structlog
 
-from fl_client.attendance import Attendance
-from fl_client.desk import Desk
+from fl_client.assignments.executor import Services
+from fl_client.assignments.manager import AssignmentManager
+from fl_client.connection.session_manager import SessionManager
 from fl_client.errors import TransportError
-from fl_client.work import Tools
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
 GOODBYE_SECONDS = 1.0
-"""For telling the coordinator that this daemon stops."""
+"""Time for the report that this daemon stops."""
 
 STEP_SECONDS = 1.0
-"""For the training step under way to end."""
+"""Time for the current training step to end."""
 
 
 class Daemon:
-    """One device at work for one coordinator."""
+    """One device that trains for one coordinator."""
 
-    def __init__(self, attendance: Attendance, tools: Tools) -> None:
-        self._attendance = attendance
-        self._tools = tools
+    def __init__(self, sessions: SessionManager, services: Services) -> None:
+        self._sessions = sessions
+        self._services = services
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Work until `stop` is set; then True, or False if a training step is still going on and will not end soon."""
+        """Run until `stop` is set. Returns False if a training step is in progress and does not end soon."""
+        availability, link, state = self._services.availability, self._services.link, self._services.state
         try:
             async with asyncio.TaskGroup() as tasks:
-                desk, keeper = Desk(self._tools, tasks), self._tools.gatekeeper
-                await keeper.look()
-                attending = tasks.create_task(self._attendance.keep(desk))
-                gates = [tasks.create_task(keeper.watch()), tasks.create_task(keeper.tell(self._tools.link))]
+                assignments = AssignmentManager(self._services, tasks)
+                await availability.check()
+                attending = tasks.create_task(self._sessions.run(assignments))
+                reporting = [
+                    tasks.create_task(each)
+                    for each in (availability.run(), availability.report_changes(link), state.watch())
+                ]
                 await stop.wait()
-                for task in gates:
-                    task.cancel()  # from here on it is the goodbye that says whether this device may train
-                desk.clear()
+                for task in reporting:
+                    task.cancel()  # from here on only the goodbye reports the availability
+                assignments.stop()
                 await self._say_goodbye()
                 attending.cancel()
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         finally:
-            idle = await self._tools.worker.idle(STEP_SECONDS)
-            await self._tools.disk.idle()
+            idle = await self._services.worker.shut_down(STEP_SECONDS)
+            await self._services.disk.close()
         return idle
 
     async def _say_goodbye(self) -> None:
-        """Tell the coordinator, if it is there, so that it need not wait for this device."""
-        if (session := self._tools.link.current) is None:
+        """Report that this daemon stops, if there is a session, so that the coordinator does not wait for it."""
+        if (session := self._services.link.current) is None:
             return
         stopping = pb.Availability(
-            may_train=False, reason=pb.UNAVAILABLE_REASON_STOPPING, detail="the daemon was told to stop"
+            may_train=False, reason=pb.UNAVAILABLE_REASON_STOPPING, detail="the daemon is stopping"
         )
         request = pb.ReportStatusRequest(session_id=session.id, availability=stopping)
         with suppress(TransportError, TimeoutError):

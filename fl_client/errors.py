@@ -1,21 +1,25 @@
-"""Everything that can go wrong in the daemon, as one tree.
+"""All errors of the daemon, as one tree.
 
 ClientError
-├── StartError            the daemon cannot start; the message says what to change
+├── UsageError            a set-up command cannot do what its arguments ask for
+├── StartError            the daemon cannot start; the message names the change that is needed
 │   ├── ConfigError       the configuration file
 │   ├── StateError        the state directory
-│   └── DeviceError       the device that was asked for
-├── WorkFailed            one assignment cannot be done; the coordinator is told why
+│   └── DeviceError       the configured device
+├── WorkFailed            one assignment failed; the coordinator gets the reason
 └── TransportError        one call failed
-    ├── Unreachable       no answer: coordinator away, link cut, handshake failed; try again
-    │   └── Contested     another daemon of the same identity is at work; try again later
+    ├── Unreachable       no answer: coordinator down, connection cut, handshake failed; retry
+    │   ├── Contested     another daemon uses the same identity; retry later
+    │   └── FailedCall    the coordinator failed in the call; retry a few times
+    ├── InvalidCertificate  no connection, and this device's certificate has ended or is not valid yet
     ├── SessionLost       the coordinator does not know the session; register again
     ├── Fenced            a newer session of the same identity is open
     ├── ProtocolMismatch  no protocol version in common
-    ├── NotAllowed        certificate or ban list forbids it
-    ├── ResourceGone      a resource that is no longer sent out
-    ├── BrokenTransfer    bytes that are not what their checksum says; go on from what is good
-    └── Refused           the coordinator will never take this request
+    ├── NotAllowed        the certificate or the ban list forbids it
+    ├── ResourceGone      the coordinator no longer sends this resource
+    ├── BrokenTransfer    damaged bytes; resume after the last good ones
+    ├── GivenUp           the coordinator failed in every try of a call
+    └── Refused           the coordinator will never accept this request
 """
 
 from __future__ import annotations
@@ -24,15 +28,19 @@ from protos.fl.v1 import coordinator_pb2
 
 
 class ClientError(Exception):
-    """Any failure that the daemon knows by name."""
+    """Base of all errors of the daemon."""
+
+
+class UsageError(ClientError):
+    """A set-up command cannot do what its arguments ask for. The message names what was expected, and what to do."""
 
 
 class StartError(ClientError):
-    """The daemon cannot start; the message says what was expected, what came, and what to change."""
+    """The daemon cannot start. The message names what was expected, what was found, and what to change."""
 
 
 class ConfigError(StartError):
-    """The configuration file is missing, is not TOML, or says something that cannot be."""
+    """The configuration file is missing, is not TOML, or has an invalid value."""
 
 
 class StateError(StartError):
@@ -40,11 +48,11 @@ class StateError(StartError):
 
 
 class DeviceError(StartError):
-    """The device that was asked for is not there."""
+    """The configured device does not exist."""
 
 
 class WorkFailed(ClientError):
-    """One assignment cannot be done; goes to the coordinator as a WorkFailure."""
+    """One assignment failed. The coordinator gets a WorkFailure."""
 
     def __init__(self, reason: coordinator_pb2.FailureReason, message: str) -> None:
         super().__init__(message)
@@ -52,7 +60,7 @@ class WorkFailed(ClientError):
 
 
 class TransportError(ClientError):
-    """One call failed. wait: seconds that the coordinator asked to wait before the next try, None if it did not."""
+    """One call failed. wait: seconds that the coordinator requests before the next try, or None."""
 
     def __init__(self, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -60,11 +68,25 @@ class TransportError(ClientError):
 
 
 class Unreachable(TransportError):
-    """No answer: the coordinator is away, the link was cut, the handshake failed, or it said "later"."""
+    """No answer: the coordinator is down, the connection was cut, the handshake failed, or a wait was requested."""
 
 
 class Contested(Unreachable):
-    """Another daemon of the same identity is at work, and this one is to come again later."""
+    """Another daemon uses the same identity. This one retries later."""
+
+
+class FailedCall(Unreachable):
+    """The coordinator answers, and fails in this call: INTERNAL, for example. A few more tries may help."""
+
+
+class InvalidCertificate(TransportError):
+    """No connection, and this device's certificate has ended or is not valid yet. A new one helps, or a right clock."""
+
+    def __init__(self, message: str, todo: str, *, ended: bool) -> None:
+        super().__init__(message)
+        self.todo = todo
+        self.ended = ended
+        """False: it is not valid yet, and becomes so by itself or with the right time."""
 
 
 class SessionLost(TransportError):
@@ -80,11 +102,11 @@ class Fenced(TransportError):
 
 
 class ProtocolMismatch(TransportError):
-    """No protocol version in common. spoken: the coordinator's oldest and newest."""
+    """No protocol version in common. supported: the coordinator's oldest and newest."""
 
-    def __init__(self, message: str, spoken: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, message: str, supported: tuple[int, int] = (0, 0)) -> None:
         super().__init__(message)
-        self.spoken = spoken
+        self.supported = supported
 
 
 class NotAllowed(TransportError):
@@ -92,12 +114,16 @@ class NotAllowed(TransportError):
 
 
 class ResourceGone(TransportError):
-    """A resource that is no longer sent out."""
+    """The coordinator no longer sends this resource."""
 
 
 class BrokenTransfer(TransportError):
-    """Bytes that are not what their offset or checksum says: go on from what is good."""
+    """Bytes with a wrong offset or checksum. The transfer resumes after the last good ones."""
+
+
+class GivenUp(TransportError):
+    """The coordinator failed in every try of a call. It may have acted on one of them."""
 
 
 class Refused(TransportError):
-    """The coordinator will never take this request."""
+    """The coordinator will never accept this request."""

@@ -2,14 +2,17 @@
 
 import os
 
+from fl_common.program import quiet_interrupts
+
 
 def main() -> None:
-    """Runs the command of the process's arguments and exits with its code."""
-    # What grpc's core would log (a failed handshake) is told by the command's own error; read when grpc is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from fl_ops.cli import app
+    """Run the command line of this process and exit with its code."""
+    with quiet_interrupts():
+        # Silences the logs of grpc's core: the command prints its own error. grpc reads this when it is imported.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from fl_ops.commands.cli import app
 
-    app(prog_name="fl")
+        app(prog_name="fl")
 
 
 if __name__ == "__main__":

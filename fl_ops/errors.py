@@ -1,10 +1,11 @@
-"""What can go wrong for an operator, and the exit code that scripts see.
+"""All errors of the command `fl`, as one tree, with the exit code of each.
 
 OpsError
-├── Refused       the coordinator said no, or the work failed
-├── Misused       the command line or a configuration is wrong
+├── Refused       the coordinator refused, or the work failed
+│   └── UnknownCall    the coordinator is older than this command
+├── UsageError    the command line or a configuration is wrong
 ├── Unreachable   no coordinator answers
-├── NotAllowed    the certificate or its role does not allow it
+├── NotAllowed    the certificate or its role does not allow the call
 └── NotFound      no such run, client or round
 """
 
@@ -28,29 +29,35 @@ class Exit(IntEnum):
 
 
 class OpsError(Exception):
-    """Ends a command. Its text says what was expected, what came and what to do."""
+    """Ends a command. The text states what was expected, what was found and what to do."""
 
     code = Exit.REFUSED
+    trace = ""
+    """The traceback of the code of a task's author, where that code caused the error."""
 
 
 class Refused(OpsError):
-    """The coordinator refused, or what it sent was not usable."""
+    """The coordinator refused the call, or its answer was not usable."""
 
 
-class Misused(OpsError):
+class UnknownCall(Refused):
+    """The coordinator is older than this command."""
+
+
+class UsageError(OpsError):
     """The command line, a configuration file or a value in it is wrong."""
 
     code = Exit.MISUSED
 
 
 class Unreachable(OpsError):
-    """Nothing that could answer is at the address, or it went away."""
+    """No coordinator answers at the address, or the connection was lost."""
 
     code = Exit.UNREACHABLE
 
 
 class NotAllowed(OpsError):
-    """The caller is not who the coordinator lets do this."""
+    """The coordinator does not allow the caller to do this."""
 
     code = Exit.NOT_ALLOWED
 

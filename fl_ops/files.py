@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fl_ops.errors import Misused, OpsError, Refused
+from fl_common.atomic_files import atomic_writer
+from fl_ops.errors import OpsError, Refused, UsageError
 
 PUBLIC = 0o644
 PRIVATE = 0o600
@@ -26,9 +26,9 @@ class Target:
 
 
 def check_free(target: Target, remedy: str) -> None:
-    """Raises Misused with `remedy` when a file is in the way."""
+    """Raises UsageError with `remedy` when a file is in the way."""
     if not target.replace and os.path.lexists(target.path):
-        raise Misused(f"{target.path} exists already and is not overwritten: {remedy}")
+        raise UsageError(f"{target.path} exists already and is not overwritten: {remedy}")
 
 
 @contextmanager
@@ -36,36 +36,18 @@ def written_whole(target: Target) -> Iterator[BinaryIO]:
     """A file to write to, which appears at its path when the block ends well, and not at all otherwise.
 
     Raises:
-        Misused: a file is in the way and may not be replaced; the folder is missing.
+        UsageError: a file is in the way and may not be replaced; the folder is missing.
         Refused: the disk is full, or the folder may not be written to.
     """
-    with _told(target.path):
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.path.name}.", dir=target.path.parent)
-    beside = Path(name)
-    try:
-        with _told(target.path), os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fchmod(file.fileno(), target.mode)
-            os.fsync(file.fileno())
-        with _told(target.path):
-            _place(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+    with _told(target.path), atomic_writer(target.path, replace=target.replace) as file:
+        yield file
+        os.fchmod(file.fileno(), target.mode)
 
 
 def make_folder(path: Path) -> None:
     """A folder for its owner only, if there is none yet. Raises an `OpsError` when it cannot be made."""
     with _told(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _place(beside: Path, target: Target) -> None:
-    if target.replace:
-        beside.replace(target.path)
-    else:
-        # A link, unlike a rename, fails when somebody else made the file in between.
-        os.link(beside, target.path)
 
 
 @contextmanager
@@ -76,8 +58,8 @@ def _told(path: Path) -> Iterator[None]:
     except OpsError:
         raise
     except FileExistsError as exc:
-        raise Misused(f"{path} exists already and is not overwritten") from exc
+        raise UsageError(f"{path} exists already and is not overwritten") from exc
     except FileNotFoundError as exc:
-        raise Misused(f"{path} cannot be written: there is no folder {path.parent}; make it first") from exc
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first") from exc
     except OSError as exc:
         raise Refused(f"{path} cannot be written: {exc.strerror or exc}") from exc

@@ -1,60 +1,90 @@
-"""`fl-server --config server.toml`: arguments in, exit code out."""
+"""The command `fl-server --config server.toml`."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from fl_server.allocator import share_one_heap
-from fl_server.config import ServerConfig
-from protos.private_files import keep_files_private
-from protos.settings import SettingsError, read_settings
+from fl_common.program import quiet_interrupts, version_text
+
+if TYPE_CHECKING:
+    from fl_server.config import ServerConfig
 
 EXIT_OK = 0
 EXIT_UNUSABLE = 2
-"""Settings, state directory or port cannot be used: starting again changes nothing."""
+"""Settings, state directory or port cannot be used; a restart does not help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a coordinator; returns the exit code."""
-    # What grpc would say of a port in use, we say in words.
+    """Run a coordinator. Returns the exit code."""
+    with quiet_interrupts():  # `serve` has its own handlers
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    # Our own message about a port in use replaces grpc's.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    parser = argparse.ArgumentParser(
-        prog="fl-server", description="The coordinator of federated training: serves until SIGTERM."
-    )
-    parser.add_argument(
-        "--config", type=Path, required=True, action="append", metavar="FILE",
-        help="settings in TOML; once more for a file whose keys take the place of those before",
-    )  # fmt: skip
-    first, *on_top = parser.parse_args(arguments).config
+    from fl_common.allocator import share_one_heap
+    from fl_common.file_permissions import set_private_umask
+    from fl_common.settings import SettingsError, read_settings
+    from fl_server.config import ServerConfig
+
+    first, *on_top = _settings_files(arguments)
     try:
         config = read_settings(first, ServerConfig, on_top)
     except SettingsError as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
-    keep_files_private()
-    # Until `serve` listens: the first process of a container would not hear SIGTERM at all.
+    set_private_umask()
+    # Until `serve` handles signals: the first process of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, _leave)
     # Before there is a second thread.
     share_one_heap()
-    # Only now: torch takes seconds, and a wrong file should be told at once.
+    return _serve(config)
+
+
+def _settings_files(arguments: Sequence[str] | None) -> list[Path]:
+    import argparse
+
+    from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+    parser = argparse.ArgumentParser(
+        prog="fl-server", description="The coordinator of federated training: serves until SIGTERM.",
+        epilog="example: fl-server --config server.toml", formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", type=Path, required=True, action="append", metavar="FILE",
+        help="settings in TOML; repeat it for a file whose keys replace earlier ones",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=version_text((PROTOCOL_MIN, PROTOCOL_MAX)))
+    files: list[Path] = parser.parse_args(arguments).config
+    return files
+
+
+def _serve(config: ServerConfig) -> int:
+    import asyncio
+    import gc
+
+    # Imported here: torch takes seconds, and an error in the settings should appear at once.
+    from fl_common.settings import SettingsError
     from fl_server.app import serve
     from fl_server.logs import set_up_logs
-    from fl_server.store.base import StoreError
+    from fl_server.store.errors import StoreError
 
-    # A quarter of a million objects that live as long as the process: looking for garbage among them stops all else
-    # for a third of a second, again and again while clients come.
+    # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection
+    # stops everything for a third of a second.
     gc.freeze()
-    folder = set_up_logs(config.log, config.limits.log_lines_per_minute)
+    # A fleet of ten thousand has a million long-lived objects, and its rounds make as many short-lived ones: collected
+    # as often as usual, the old ones would be searched in every round.
+    gc.set_threshold(10_000, 10, 50)
+    repeats = set_up_logs(config.log, config.limits.log_lines_per_minute)
     try:
-        asyncio.run(serve(config, folder))
+        asyncio.run(serve(config, repeats))
     except (SettingsError, StoreError) as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

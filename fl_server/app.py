@@ -1,4 +1,4 @@
-"""The coordinator put together, from its settings to its last word: start, serve, drain, stop."""
+"""Builds the coordinator from its settings, and runs it: start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -18,68 +18,68 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
-from fl_server import admin, service
+from fl_common.file_permissions import restrict_permissions
+from fl_common.logs import RepeatFilter
+from fl_common.metrics import serve_metrics
+from fl_common.metrics_server import ServerLimits
+from fl_common.settings import SettingsError, split_address
+from fl_common.tracing import open_traces
+from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
-from fl_server.coordinator import Coordinator
-from fl_server.fleet import Fleet
-from fl_server.health import Health, add_port
-from fl_server.interceptors import CallInterceptor, CallPolicy
-from fl_server.ledger import Ledger
-from fl_server.logs import keep_telling
+from fl_server.coordinator.coordinator import Coordinator
+from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
-from fl_server.open_files import Connections, allow_open_files
-from fl_server.parts import Parts
-from fl_server.rpc.callers import Callers
-from fl_server.rpc.connections import ConnectionWatch
-from fl_server.rpc.listeners import CALLS_BESIDE, ports
-from fl_server.spool import Spool
+from fl_server.rpc import admin, service
+from fl_server.rpc.health import Health, add_port
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.limits.connections import ConnectionWatch
+from fl_server.rpc.limits.listeners import EXTRA_CALLS, ports
+from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.limits.open_files import Connections, allow_open_files
+from fl_server.rpc.tls import Certificates
+from fl_server.services import Services
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.held_parts import MostHeld
-from fl_server.store.lock import lock_directory
-from fl_server.store.sql import open_ledger
-from fl_server.tls import Certificates
-from fl_server.uploads import Uploads
+from fl_server.store.database.opening import open_ledger
+from fl_server.store.ledger import Ledger
+from fl_server.store.spool.spool import Spool
+from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.store.state_directory import lock_directory
+from fl_server.uploads.receiver import UploadReceiver
 from protos.fl.v1 import admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.logs import Folder
-from protos.metrics import listening
-from protos.metrics_port import Serving
-from protos.private_files import tighten
-from protos.settings import SettingsError, split_address
-from protos.traces import open_traces
 
 log = structlog.get_logger()
 
 _LAG_PERIOD_S = 0.1
 STOP_S = 2.0
-"""For closing everything, behind the grace: a step or a disk that hangs ends with the process."""
+"""Time for closing everything after the grace. A step or a disk that hangs ends with the process."""
 EXIT_AT_ONCE = 130
 
 
 class Server:
-    """One coordinator process. Made in any thread, for that takes a while; then it lives on the event loop."""
+    """One coordinator process. Built in any thread, because that takes a while; then it lives on the event loop."""
 
     def __init__(self, config: ServerConfig, probes: Health, connections: Connections) -> None:
-        """connections: how many each port may have."""
+        """connections: the connections that each port may have."""
         self.config = config
         self._health = probes
         self._connections, self._ports = connections, ports(config, connections)
         self._open = AsyncExitStack()
-        self._parts = self._build()
-        self._coordinator = Coordinator(self._parts)
-        self._uploads = Uploads(self._parts)
+        self._services = self._build()
+        self._coordinator = Coordinator(self._services)
+        self._uploads = UploadReceiver(self._services)
         self._certificates: Certificates | None = None
         self._servers: list[grpc.aio.Server] = []
         self._addresses = dict(probes.addresses)
 
-    def _build(self) -> Parts:
-        """Everything that is on disk or counts; the state directory is ours from here on."""
+    def _build(self) -> Services:
+        """Lock the state directory, and open ledger, files, thread pools and metrics."""
         config, state = self.config, self.config.state_dir
         traces = open_traces("fl-server")
         self._open.push_async_callback(asyncio.to_thread, traces.close)
         lock = lock_directory(state)
         self._open.callback(lock.release)
-        if still := tighten(state):
+        if still := restrict_permissions(state):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
         metrics = Metrics(CollectorRegistry())
@@ -87,14 +87,15 @@ class Server:
         ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
         lock.keep_ledger(ledger.store.coordinator_id)
-        most_held = MostHeld(config.transfers.kept_files, config.transfers.kept_mib << 20)
+        most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
+        evaluations = ThreadPoolExecutor(2, thread_name_prefix="evaluation")
         io = ThreadPoolExecutor(4, thread_name_prefix="io")
         reads = ThreadPoolExecutor(2, thread_name_prefix="reads")
-        for pool in (compute, io, reads):
-            # Beside the loop, which has probes to answer meanwhile.
+        for pool in (compute, evaluations, io, reads):
+            # In a thread: the loop has to answer health checks.
             self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
-        return Parts(
+        return Services(
             config=config,
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
@@ -102,6 +103,7 @@ class Server:
             fleet=Fleet(ledger, config, metrics),
             metrics=metrics,
             compute=compute,
+            evaluations=evaluations,
             io=io,
             reads=reads,
             traces=traces,
@@ -109,23 +111,23 @@ class Server:
 
     @property
     def ledger(self) -> Ledger:
-        """What is true."""
-        return self._parts.ledger
+        """The ledger."""
+        return self._services.ledger
 
     async def start(self) -> None:
-        """Read the state back, then listen. Raises SettingsError for a port or a certificate that cannot be had."""
+        """Restore the state, then listen. Raises SettingsError for a port or a certificate that cannot be used."""
         if self.config.tls is not None:
-            self._certificates = Certificates(self.config.tls, self._parts.metrics)
+            self._certificates = Certificates(self.config.tls, self._services.metrics)
         clients = self._listener(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
-            (service.handlers(service.CoordinatorService(self._parts, self._coordinator, self._uploads)),)
+            (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
         )
         operators = self._listener(self.config.admin_listen, "admin_listen")
-        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._parts, self._coordinator), operators)
-        self._parts.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
-        self._health.count(self._parts.metrics)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), operators)
+        self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
+        self._health.count(self._services.metrics)
         self._serve_metrics()
-        await self._parts.fleet.start()
+        await self._services.fleet.start()
         await self._coordinator.start()
         for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
             self._health.serve_on(server)
@@ -136,13 +138,13 @@ class Server:
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
 
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
-        port, metrics = self._ports[setting], self._parts.metrics
-        callers = Callers(port.streams, port.calls, known_connections=2 * port.connections)
-        policy = CallPolicy(metrics, callers, setting, self._parts.fleet.refuse_holder, self.config.limits.stall_s)
-        interceptors = [*self._parts.traces.server_interceptors(), CallInterceptor(policy)]
-        # One call more than the interceptor takes: it has the better words.
+        port, metrics = self._ports[setting], self._services.metrics
+        callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
+        policy = CallPolicy(metrics, callers, setting, self._services.fleet.refuse_holder, self.config.limits.stall_s)
+        interceptors = [*self._services.traces.server_interceptors(), CallInterceptor(policy)]
+        # More calls than the interceptor accepts: its message is better than grpc's.
         server = grpc.aio.server(
-            interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + CALLS_BESIDE
+            interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + EXTRA_CALLS
         )
         credentials = None
         if self._certificates is not None:
@@ -157,8 +159,8 @@ class Server:
             return
         host, port = split_address(self.config.metrics_listen)
         try:
-            serving = Serving(self._connections.metrics, self.config.connections.handshake_s)
-            port = self._open.enter_context(listening(self._parts.metrics.registry, host, port, serving))
+            limits = ServerLimits(self._connections.metrics, self.config.connections.handshake_s)
+            port = self._open.enter_context(serve_metrics(self._services.metrics.registry, host, port, limits))
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
@@ -166,18 +168,20 @@ class Server:
         self._addresses["metrics_listen"] = f"{host}:{port}"
 
     async def drain(self) -> None:
-        """Nothing new; what is under way may finish within the grace, or is on disk and goes on after a restart."""
+        """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start."""
         log.info("draining", grace_s=self.config.drain_grace_s)
-        self._parts.metrics.draining.set(1)
+        self._services.metrics.draining.set(1)
         for run in self._coordinator.runs():
-            run.hold()
-        self._parts.fleet.push_all(pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down")))
+            run.drain()
+        self._services.fleet.push_all(
+            pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down"))
+        )
         ends = time.monotonic() + self.config.drain_grace_s
-        while time.monotonic() < ends and self._busy():  # noqa: ASYNC110 - two kinds of work, for seconds only
+        while time.monotonic() < ends and self._busy():  # noqa: ASYNC110 - two kinds of work, polled for some seconds
             await asyncio.sleep(0.05)
 
     def _busy(self) -> bool:
-        return self._uploads.in_flight > 0 or any(run.stepping for run in self._coordinator.runs())
+        return self._uploads.in_flight > 0 or any(run.computing for run in self._coordinator.runs())
 
     async def stop(self) -> None:
         """Close everything, in the reverse order of opening."""
@@ -186,60 +190,63 @@ class Server:
         await self._open.aclose()
 
     async def watch_certificates(self) -> None:
-        """Take up those that are renewed."""
+        """Use renewed certificates."""
         if self._certificates is not None:
             await self._certificates.watch()
 
     async def watch_connections(self) -> None:
-        """Look at who holds connections, and say so where they run out."""
+        """Watch the connections, and log when a port has no more of them."""
         limits = {setting: port.connections for setting, port in self._ports.items()}
         limits["metrics_listen"] = self._connections.metrics
-        await ConnectionWatch(self._addresses, limits, self._parts.metrics).watch()
+        await ConnectionWatch(self._addresses, limits, self._services.metrics).watch()
 
     async def measure_lag(self) -> None:
-        """Watch how late the loop wakes up."""
+        """Measure how late the event loop wakes up."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(_LAG_PERIOD_S)
-            self._parts.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
+            self._services.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
 
 
-def warn_of_plain_text(config: ServerConfig) -> None:
+def warn_of_open_ports(config: ServerConfig) -> None:
     """Warn at every start: the setting may have been forgotten."""
     if config.insecure_remote:
         todo = "add [tls]: `fl ca init` makes the certificates"
         log.warning("insecure_remote", listen=config.listen, admin_listen=config.admin_listen, todo=todo)
+    if config.tls is not None and config.tls.no_client_certificates:
+        todo = "set tls.client_ca: anybody can register as any client"
+        log.warning("no_client_certificates", listen=config.listen, admin_listen=config.admin_listen, todo=todo)
 
 
-async def serve(config: ServerConfig, folder: Folder | None = None) -> None:
-    """Run a coordinator until SIGTERM or SIGINT; a second signal leaves at once, and nothing acknowledged is lost.
+async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> None:
+    """Run a coordinator until SIGTERM or SIGINT. A second signal ends it at once; nothing acknowledged is lost.
 
-    folder: what folds the lines of the log.
-    Raises StoreTaken when another coordinator has taken the ledger: then there is nothing to drain.
+    repeats: limits repeated log lines.
+    Raises StoreTakenOver when another coordinator has taken the ledger: then there is nothing to drain.
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
     _listen_to_signals(asyncio.get_running_loop(), leaving.set)
     connections = allow_open_files(config.limits.max_clients, config.connections)
     await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
-    warn_of_plain_text(config)
+    warn_of_open_ports(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
     ending = asyncio.create_task(_end_in_time(config, leaving, probes))
     try:
         server = await asyncio.to_thread(Server, config, probes, connections)
-        await _serve(server, leaving, folder or Folder(0))
+        await _serve(server, leaving, repeats or RepeatFilter(0))
     finally:
         ending.cancel()
         await probes.close()
     log.info("stopped")
 
 
-async def _serve(server: Server, leaving: asyncio.Event, folder: Folder) -> None:
-    """From the recovery until everything is closed."""
+async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) -> None:
+    """Recover, serve, drain, and close everything."""
     server.ledger.on_taken = leaving.set
     try:
         await server.start()
         works = (
-            server.measure_lag(), server.watch_certificates(), server.watch_connections(), keep_telling(folder),
+            server.measure_lag(), server.watch_certificates(), server.watch_connections(), write_repeat_counts(repeats),
         )  # fmt: skip
         watching = [asyncio.create_task(work) for work in works]
         await leaving.wait()
@@ -253,7 +260,7 @@ async def _serve(server: Server, leaving: asyncio.Event, folder: Folder) -> None
 
 
 async def _end_in_time(config: ServerConfig, leaving: asyncio.Event, probes: Health) -> None:
-    """From the moment that the process is to leave: not ready any more, and not here for longer than the grace."""
+    """After the first signal: report not ready, and end the process when the grace is over."""
     await leaving.wait()
     in_time = threading.Timer(config.drain_grace_s + STOP_S, leave_at_once, ["the grace is over"])
     in_time.daemon = True
@@ -266,13 +273,13 @@ async def _end_in_time(config: ServerConfig, leaving: asyncio.Event, probes: Hea
 
 
 def _listen_to_signals(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
-    """The first signal asks for an end in good order; the next is obeyed wherever the program is, busy or not."""
-    heard: list[int] = []
+    """The first signal starts a drain. The second ends the process at once, even if the event loop is busy."""
+    received: list[int] = []
 
     def on_signal(number: int, _: object) -> None:
-        if heard:
+        if received:
             leave_at_once("a second signal")
-        heard.append(number)
+        received.append(number)
         loop.call_soon_threadsafe(leave)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -280,7 +287,7 @@ def _listen_to_signals(loop: asyncio.AbstractEventLoop, leave: Callable[[], None
 
 
 def leave_at_once(why: str) -> None:
-    """End the process as a crash would, which nothing that was acknowledged minds."""
+    """End the process like a crash. Nothing acknowledged is lost."""
     with suppress(RuntimeError):  # the signal may have come in the middle of another line
         log.warning("leaving_at_once", why=why)
     os._exit(EXIT_AT_ONCE)

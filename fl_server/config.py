@@ -1,4 +1,4 @@
-"""The coordinator's settings: server.toml, read and checked once."""
+"""The coordinator's settings in server.toml, read and checked at the start."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from protos.settings import Address, Section, is_loopback, split_address
+from fl_common.settings import Address, Section, is_loopback, split_address
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+LEAST_ROUNDS = 20
+"""Of each run whose details are kept."""
 _MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen")
 
 
@@ -38,50 +40,53 @@ TaskPath = Annotated[str, AfterValidator(_task_path)]
 """module:attribute."""
 
 LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
-"""A URL that no message, log or repr shows: it may have a password."""
+"""A URL that no message, log or repr shows, because it may have a password."""
 
 
 class TlsConfig(Section):
-    """Files in PEM."""
+    """Certificates and keys, as PEM files."""
 
     cert: Path
     """The coordinator's certificate."""
     key: Path
     """Its private key."""
     client_ca: Path | None = None
-    """Who signs the certificates of clients and admins. None: TLS without client certificates, names are as claimed."""
+    """The CA of clients and admins. A caller needs a certificate that it signed, which has the caller's name."""
+    no_client_certificates: bool = False
+    """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
+    client, and every program on this machine is an admin."""
 
 
 class LimitsConfig(Section):
-    """What one client may take."""
+    """Limits of one client and of all clients."""
 
     max_update_mib: int = Field(default=2048, ge=1)
     """Largest update."""
     chunk_bytes: int = Field(default=CHUNK_BYTES, ge=64 << 10, le=MAX_CHUNK_BYTES)
     """Size of the chunks sent, and the best size of those received."""
     reattach_grace_s: float = Field(default=20.0, gt=0)
-    """How long a lost stream is waited for, and the roster after a start."""
+    """How long the coordinator waits for a client with a lost stream, and after a start for the clients of before."""
     stall_s: float = Field(default=60.0, gt=0)
-    """An upload that brings no header, or then less than `chunk_bytes`, in so long is ended, and goes on later where it
-    stopped."""
+    """An upload without a header, or with less than `chunk_bytes`, in this time is ended. It resumes later at the same
+    offset."""
     max_clients: int = Field(default=20_000, ge=1)
-    """Sessions open at once. Each needs an open file: the process raises its own limit as far as it may."""
+    """Most open sessions. Each needs an open file; the process raises its soft limit to its hard limit."""
     registrations_per_s: float = Field(default=300.0, gt=0)
-    """So many clients are let in; when more come, each has a time of its own: it waits for the next ten seconds in its
-    call, and is told to come again for a later time. Two seconds' worth may come at once."""
+    """Registrations a second; those of two seconds may come at once. Each further client gets a time slot: within ten
+    seconds it waits in its call, and for a later slot it is asked to call again."""
     comebacks_per_min: float = Field(default=10.0, gt=0)
-    """Times a minute that the coordinator acts on a client's report that it may train again. A report beyond that takes
-    effect when its time comes; that a client may not train takes effect at once."""
+    """Reports of a client that it may train again, a minute. A report above this rate takes effect later; a report that
+    it may not train takes effect at once."""
     history_per_minute: int = Field(default=5, ge=0)
-    """Lines of history that one client's coming, or two daemons under its name, may leave in a minute for each kind of
-    event; those above are counted, and one line tells how many. 0: all are written."""
+    """History rows a minute for each client and event of registrations and contested identities. Further rows are
+    counted, and one row has their number. 0: no limit."""
     log_lines_per_minute: int = Field(default=20, ge=0)
-    """Lines of the log of one event about one client or caller in a minute; those above are counted, and one line has
-    how many as `repeated`. 0: all are written."""
+    """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
+    number as `repeated`. 0: no limit."""
 
 
 class TransfersConfig(Section):
-    """What one client may cost by its calls. More is refused with RESOURCE_EXHAUSTED and a time to come again."""
+    """Limits of one client's calls. A call above them is refused with RESOURCE_EXHAUSTED and a time to wait."""
 
     uploads_at_once: int = Field(default=4, ge=1)
     """Streams of SubmitUpdate; a daemon has one for each assignment under way."""
@@ -92,66 +97,66 @@ class TransfersConfig(Section):
     attends_at_once: int = Field(default=8, ge=1)
     """Streams of Attend, old ones that have not ended yet included."""
     calls: int = Field(default=200, ge=1)
-    """Calls of all these kinds that may come in a burst. A new assignment entitles to a new burst."""
+    """Calls of all these kinds in a burst. A new assignment grants a new burst."""
     calls_per_s: float = Field(default=20.0, gt=0)
     """Calls a second beyond the burst."""
     fetches: int = Field(default=16, ge=1)
-    """Times that one resource may be fetched whole for one assignment; a daemon fetches it once."""
+    """Whole fetches of one resource for one assignment; a daemon fetches it once."""
     fetch_again_s: float = Field(default=30.0, gt=0)
-    """Beyond that it may be fetched once in so long."""
+    """Above that, one fetch in this time is allowed."""
     bytes_per_s: float = Field(default=0.0, ge=0)
-    """Tensor bytes a second, up and down together: transfers are slowed down to it, not refused. 0: no limit."""
+    """Tensor bytes a second, up and down together. Transfers are slowed down, not refused. 0: no limit."""
     kept_files: int = Field(default=4, ge=1)
     """Unfinished uploads kept on disk, over all runs. For one more, the oldest that no stream writes is removed."""
     kept_mib: int = Field(default=4096, ge=1)
-    """Room on disk for them, in the same way. One upload is kept whatever its size."""
+    """Disk space for them, with the same rule. One upload of any size is always kept."""
     messages_waiting: int = Field(default=256, ge=1)
-    """An Attend stream from which nothing was read for 30 s, with more messages waiting, is ended; the client
-    registers again and is sent its outstanding work."""
+    """An Attend stream is ended when more messages than this wait and none was read for 30 s. The client registers
+    again and is sent its outstanding work."""
 
 
 class ConnectionsConfig(Section):
-    """What strangers and peers may hold open.
+    """Limits of open connections.
 
-    How many connections clients may have follows from `limits.max_clients` and from the process's limit on open files,
-    of which a quarter is kept for ledger, checkpoints and updates.
+    The number of connections of clients follows from `limits.max_clients` and from the process's limit on open files. A
+    quarter of that limit is reserved for ledger, checkpoints and updates.
     """
 
     handshake_s: float = Field(default=10.0, gt=0, le=600)
-    """A connection whose TLS and HTTP/2 handshakes take longer is closed; of one to `metrics_listen`, its request."""
+    """A connection is closed if its TLS and HTTP/2 handshakes take longer; at `metrics_listen`, its request."""
     idle_s: float = Field(default=300.0, ge=1, le=86_400)
-    """A connection without a call is closed after that; its client opens another when it needs one."""
+    """A connection without a call is closed after this time; its client opens another when it needs one."""
     admin: int = Field(default=128, ge=1, le=65_536)
     """Connections to `admin_listen` at once."""
     health: int = Field(default=64, ge=1, le=65_536)
     """Connections to `health_listen` at once; each is closed after a minute."""
     metrics: int = Field(default=32, ge=1, le=65_536)
-    """Connections to `metrics_listen` at once; when more come, the one that has waited longest is closed."""
+    """Connections to `metrics_listen` at once; for one more, the connection that has waited longest is closed."""
     calls_per_client: int = Field(default=64, ge=16, le=65_536)
     """Calls at once by the holder of one certificate, and on one connection. A daemon has fewer than ten."""
 
 
 class QuarantineConfig(Section):
-    """Clients whose updates are refused, or whose work fails, again and again."""
+    """Clients with repeatedly refused updates or failed work."""
 
     after: int = Field(default=3, ge=0)
-    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. A client state that is
-    reported as lost counts as one. 0: never."""
+    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. A lost client state
+    counts as a refusal. 0: never."""
     failures: int = Field(default=10, ge=0)
-    """Failures in a row that a client reports of its work, with no update that counted in between, from which on it is
-    not drawn for a while. 0: never."""
+    """Failures in a row that a client reports, without an update that counted in between, from which on it is not drawn
+    for a while. 0: never."""
     first_s: float = Field(default=600.0, gt=0)
-    """How long at first; each further refusal, with no update that counted in between, costs twice the time."""
+    """First quarantine; each further refusal, without an update that counted in between, takes twice as long."""
     longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
-    """How long at most."""
+    """Longest quarantine."""
 
 
 class StatesConfig(Section):
     """Client states of methods whose clients keep one (SCAFFOLD, FedDyn, FedRobust): how often they may be lost."""
 
     losses: int = Field(default=3, ge=0)
-    """Times that a client may lose its state in one run. With the last of them it is left out of that run, until
-    `fl clients release`. 0: any number of times."""
+    """State losses of a client in one run after which it is left out of that run, until `fl clients release`. 0: no
+    limit."""
     rounds_between_restarts: int = Field(default=10, ge=1)
     """Committed rounds between two restarts of a run's states for lost ones. A client that loses its state before takes
     no part until then, and one restart does for all of them. A run that has too few clients without them does not
@@ -161,16 +166,43 @@ class StatesConfig(Section):
     states' sum; at least three times the rounds between two draws of one client."""
 
 
+class RetentionConfig(Section):
+    """What is kept of ended runs and of old rounds. By default everything is kept."""
+
+    keep_runs: int = Field(default=0, ge=0)
+    """Ended runs that are kept, those that ended last. Older ones are deleted as by `fl run delete`. 0: all."""
+    keep_days: float = Field(default=0.0, ge=0, le=36_500)
+    """Days from the end of a run until it is deleted. 0: never."""
+    keep_rounds: int = Field(default=0, ge=0)
+    """Newest rounds of each run whose details are kept: attempts, updates, accepted lists, evaluations by each client.
+    Summaries of all rounds stay. A run without the details of all its rounds cannot be replayed. Where clients keep a
+    state (SCAFFOLD, FedDyn), the details stay until the run has ended. 0: all; otherwise at least 20."""
+
+    @property
+    def limits_anything(self) -> bool:
+        """Whether anything is ever removed."""
+        return bool(self.keep_runs or self.keep_days or self.keep_rounds)
+
+    @model_validator(mode="after")
+    def _enough_rounds(self) -> Self:
+        if 0 < self.keep_rounds < LEAST_ROUNDS:
+            raise ValueError(
+                f"keep_rounds: expected 0, which keeps all, or at least {LEAST_ROUNDS}, got {self.keep_rounds}: norm "
+                "limits use the updates of the latest ten rounds"
+            )
+        return self
+
+
 class ServerConfig(Section):
-    """All that a coordinator is told; runs are created later, by `fl run create`."""
+    """The settings of a coordinator. Runs are created with `fl run create`."""
 
     state_dir: Path
-    """Ledger, checkpoints and spool; one coordinator at a time."""
+    """Folder of ledger, checkpoints and spool; one coordinator at a time."""
     ledger: LedgerUrl | None = None
     """URL of a PostgreSQL database, postgresql://user@host/database, that has the ledger in place of a SQLite file in
     `state_dir`. A password is better in PGPASSWORD or ~/.pgpass than here."""
     listen: Address = "127.0.0.1:7070"
-    """For clients. Port 0: any free one; the log says which."""
+    """For clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"
     """For operators."""
     metrics_listen: Address | None = "127.0.0.1:7072"
@@ -180,23 +212,24 @@ class ServerConfig(Section):
     process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
     tls: TlsConfig | None = None
     insecure: bool = False
-    """Speak plain text, on this machine only."""
+    """Use plain text, on this machine only."""
     insecure_remote: bool = False
-    """Speak plain text over a network where everyone can read and change it."""
+    """Use plain text over a network, where others can read and change it."""
     tasks: list[TaskPath] = Field(default_factory=list)
     """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
-    module:attribute: ["my_task:Wine"]. No other module is ever imported for a run."""
+    module:attribute: ["my_task:Wine"]. No other module is imported for a run."""
     reflection: bool = False
-    """Tell any peer that may call what services and messages there are, as grpcurl asks for it."""
+    """Offer gRPC server reflection to callers, which grpcurl uses."""
     limits: LimitsConfig = LimitsConfig()
     connections: ConnectionsConfig = ConnectionsConfig()
     transfers: TransfersConfig = TransfersConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     states: StatesConfig = StatesConfig()
+    retention: RetentionConfig = RetentionConfig()
     durability: Literal["process", "power"] = "process"
-    """What an acknowledged update survives: SIGKILL, or a power cut too (an fsync for each)."""
+    """An acknowledged update survives SIGKILL ("process"), or a power cut too ("power", with an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)
-    """How long SIGTERM waits for uploads and a commit under way."""
+    """How long the coordinator waits after SIGTERM for uploads and a commit under way."""
     threads: int = Field(default=1, ge=1, le=1024)
     """torch threads for steps and evaluations."""
     log: Literal["auto", "json", "pretty"] = "auto"
@@ -213,7 +246,7 @@ class ServerConfig(Section):
         if self.tls is not None:
             if self.insecure or self.insecure_remote:
                 raise ValueError("insecure and [tls] contradict each other: remove one of them")
-            self._needs_client_certificates()
+            self._client_certificates_by_name(self.tls)
             return self
         if not self.insecure:
             raise ValueError(
@@ -229,9 +262,21 @@ class ServerConfig(Section):
                 )
         return self
 
-    def _needs_client_certificates(self) -> None:
-        if self.tls is not None and self.tls.client_ca is None and not is_loopback(split_address(self.admin_listen)[0]):
+    def _client_certificates_by_name(self, tls: TlsConfig) -> None:
+        """TLS without client certificates only by name, and never for operators on other machines."""
+        if tls.client_ca is not None:
+            if tls.no_client_certificates:
+                raise ValueError(
+                    "tls.client_ca and tls.no_client_certificates = true contradict each other: remove one of them"
+                )
+            return
+        if not tls.no_client_certificates:
             raise ValueError(
-                f"admin_listen: {self.admin_listen} can be reached by others, and without tls.client_ca everybody "
-                "would be an admin: set tls.client_ca, or listen on 127.0.0.1"
+                "tls.client_ca: expected the CA of clients and admins (`fl ca init` makes one), found none: anybody"
+                " could register as any client; to accept that, set tls.no_client_certificates = true"
+            )
+        if not is_loopback(split_address(self.admin_listen)[0]):
+            raise ValueError(
+                f"admin_listen: expected an address of this machine only, got {self.admin_listen}, where everybody"
+                " would be an admin without tls.client_ca: set tls.client_ca, or listen on 127.0.0.1"
             )

@@ -1,61 +1,62 @@
-"""What can go wrong at the caller's side of the wire, as one tree.
+"""Errors that end a call with a status, as one tree.
 
     ServerError
     |- InvalidInput        a value that no state of the coordinator would accept
     |- UnknownSessionError  register again
-    |- CertificateEnded    connect anew, with a certificate that is valid
+    |- CertificateEnded    connect again with a valid certificate
     |- Fenced              a newer session of the same identity is open
-    |- Contested           an older session of the same identity is at work: come again later
+    |- Contested           an older session of the same identity is at work: try again later
     |- NoCommonProtocol    upgrade the older side
-    |- Forbidden           the certificate or the ban list says no
-    |- NoSuchResource      not sent out any more
+    |- Forbidden           the caller's certificate, or a ban, does not allow it
+    |- NoSuchResource      its round is over
     |- NoSuchRun, RunExists
+    |- NoSuchModel         its checkpoint was removed
     |- NoSuchClient
-    |- NoSuchService       of a probe
-    |- WrongState          not from this state of the run
-    |- UploadBroken        the bytes are not what was announced
-    |- LimitExceeded       more than one client may have: try again after a while
-    |- TooMany             the caller has too much open, or the port has
-    '- NotNow              try again after a while
+    |- NoSuchService       a health check of an unknown service
+    |- WrongState          not possible in this state of the run
+    |- RunBroke            the run failed while it did what was asked
+    |- UploadBroken        the bytes do not match the header
+    |- LimitExceeded       a limit of one client: try again later
+    |- TooMany             too many open calls of the caller, or of the port
+    '- NotNow              try again later
 
-Each error carries the message of errors.proto that tells a program what a person reads in the text. `interceptors.py`
-turns it into a status in one place.
+Each error has a message of errors.proto with the same facts for programs. `rpc/statuses.py` turns errors into statuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-
-from google.protobuf.message import Message
+from typing import Any
 
 from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
 
 
 def one_line(text: str, limit: int = 1000) -> str:
-    """Text from others on one line of at most `limit` bytes of UTF-8, without anything that steers a terminal.
+    """Foreign text on one line of at most `limit` bytes of UTF-8, without control characters.
 
-    White space becomes a space, any other character that is not printed U+FFFD.
+    White space becomes a space; any other unprintable character becomes U+FFFD.
     """
     shown = "".join(each if each.isprintable() else " " if each.isspace() else "\ufffd" for each in text[:limit])
     return shown.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
 def short(came: object) -> str:
-    """What others sent, in words that fit into a log line and a status."""
+    """A foreign value as text that fits into a log line and a status."""
     return one_line(str(came))
 
 
 class ServerError(Exception):
-    """A call that is refused. `str()` says what was expected, what came and what to do."""
+    """A refused call. Its text has what was expected, what came and what to do."""
 
-    detail: Message | None = None
+    detail: Any = None
+    """The message of errors.proto with the same facts for programs; each error has its own. None: no message."""
     routine = False
-    """Part of every restart: counted like all, but no line in the log for each of ten thousand clients."""
+    """Whether the error is part of every restart: it is counted, but not logged for each of ten thousand clients."""
 
 
 class InvalidInput(ServerError):
-    """A field whose value no state would accept."""
+    """A value that no state of the coordinator accepts."""
 
     def __init__(self, field: str, expected: str, came: object) -> None:
         shown, field = short(came), one_line(field, 200)
@@ -84,19 +85,19 @@ class Fenced(ServerError):
 
 
 class CertificateEnded(ServerError):
-    """The certificate that the connection was made with is not valid any more.
+    """The certificate of the connection has expired.
 
-    Without a detail: a daemon of any version takes that for a lost connection, and makes the next one with the
-    certificate that lies in its files then.
+    Without a detail: a daemon of any version treats that as a lost connection, and connects again with the certificate
+    that is then in its files.
     """
 
     def __init__(self, identity: str, ended: float) -> None:
         when = f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        super().__init__(f"the certificate of {identity} ended on {when}: connect anew, with one that was renewed")
+        super().__init__(f"the certificate of {identity} ended on {when}: connect again with a renewed one")
 
 
 class Contested(ServerError):
-    """Another daemon works under the identity; which of the two is the right one, the coordinator cannot know."""
+    """Another daemon works under the identity. The coordinator cannot know which of the two is the right one."""
 
     def __init__(self, client_id: str, wait_s: float) -> None:
         super().__init__(
@@ -113,8 +114,8 @@ class NoCommonProtocol(ServerError):
     def __init__(self, client: tuple[int, int], server: tuple[int, int]) -> None:
         older = "client" if client[1] < server[0] else "coordinator"
         super().__init__(
-            f"no protocol version in common: the client speaks {client[0]} to {client[1]}, the coordinator {server[0]} "
-            f"to {server[1]}; upgrade the {older}"
+            f"no protocol version in common: the client supports {client[0]} to {client[1]}, the coordinator "
+            f"{server[0]} to {server[1]}; upgrade the {older}"
         )
         self.detail = errors_pb2.ProtocolMismatch(
             client=coordinator_pb2.ProtocolRange(min=client[0], max=client[1]),
@@ -123,7 +124,7 @@ class NoCommonProtocol(ServerError):
 
 
 class Forbidden(ServerError):
-    """The caller may not do this; retrying does not help."""
+    """The caller may not do this. A retry does not help."""
 
     def __init__(self, identity: str, needed: str) -> None:
         super().__init__(f"{identity or 'a caller without certificate'} is not allowed to do this; needed: {needed}")
@@ -131,7 +132,7 @@ class Forbidden(ServerError):
 
 
 class NoSuchResource(ServerError):
-    """A bundle that is not sent out any more."""
+    """A bundle that is not available."""
 
     def __init__(self, digest: str) -> None:
         super().__init__(f"no resource {digest} is being sent out: its round is over; wait for a new assignment")
@@ -146,16 +147,30 @@ class NoSuchRun(ServerError):
         self.detail = errors_pb2.UnknownRun(run_id=short(run_id))
 
 
+class NoSuchModel(ServerError):
+    """The checkpoint of a committed round was removed. Without a detail: its text is complete."""
+
+    def __init__(self, run_id: str, round_: int, kept: Iterable[int]) -> None:
+        rounds = ", ".join(str(each) for each in kept if each >= 0)
+        which = "first model" if round_ < 0 else f"model of round {round_}"
+        instead = f"one of the rounds {rounds}, or " if rounds else ""
+        super().__init__(
+            f"run {run_id!r} has no {which} any more, because older checkpoints are removed "
+            f'(keep_checkpoints): take {instead}"latest" or "best"'
+        )
+
+
 class RunExists(ServerError):
     """The name is taken."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"a run {run_id!r} exists already; choose another name")
+    def __init__(self, run_id: str, *, deleted: bool = False) -> None:
+        why = "was deleted, and ids are not used again" if deleted else "exists already"
+        super().__init__(f"a run {run_id!r} {why}; choose another name")
         self.detail = errors_pb2.UnknownRun(run_id=run_id)
 
 
 class NoSuchClient(ServerError):
-    """No client of that name ever registered."""
+    """No client of that id has registered."""
 
     def __init__(self, client_id: str) -> None:
         client_id = short(client_id)
@@ -164,7 +179,7 @@ class NoSuchClient(ServerError):
 
 
 class NoSuchService(ServerError):
-    """No service of that name is watched by probes."""
+    """No service of that name has a health check."""
 
     routine = True
 
@@ -174,15 +189,26 @@ class NoSuchService(ServerError):
 
 
 class WrongState(ServerError):
-    """The run cannot do this from the state it is in."""
+    """The run cannot do this in its state."""
 
     def __init__(self, run_id: str, state: str, allowed: Sequence[str], what: str) -> None:
         super().__init__(f"run {run_id!r} is {state}; {what} needs it to be {' or '.join(allowed)}")
         self.detail = errors_pb2.WrongRunState(run_id=run_id, state=state, allowed_states=allowed)
 
 
+class RunBroke(ServerError):
+    """A command of the run failed during this request, and the run failed with it."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(
+            f"run {run_id!r} failed during this: {reason}; `fl run resume {run_id}` continues from its last committed "
+            "model"
+        )
+        self.detail = errors_pb2.WrongRunState(run_id=run_id, state="failed", allowed_states=("running",))
+
+
 class UploadBroken(ServerError):
-    """The bytes of an upload are not what was announced; resume at `kept_bytes`."""
+    """The bytes of an upload do not match its header; resume at `kept_bytes`."""
 
     def __init__(self, key: training_pb2.ExchangeKey, kept_bytes: int, why: str) -> None:
         super().__init__(f"{why}; {kept_bytes} bytes are kept: query the upload and resume there")
@@ -190,7 +216,7 @@ class UploadBroken(ServerError):
 
 
 class NotNow(ServerError):
-    """Not now; the same call may succeed after a while."""
+    """The same call may succeed later."""
 
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
@@ -200,7 +226,7 @@ class NotNow(ServerError):
 
 
 class LimitExceeded(ServerError):
-    """One client wants more than its share; the same call may succeed after a while."""
+    """A limit of one client; the same call may succeed later."""
 
     routine = True
 
@@ -212,10 +238,15 @@ class LimitExceeded(ServerError):
 
 
 class TooMany(ServerError):
-    """A limit on what is open at once; the same call may succeed after a while."""
+    """Too many open calls; the same call may succeed later."""
 
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
         self.routine = routine
         self.detail = errors_pb2.RetryLater()
         self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+
+
+def model_of(round_: int) -> str:
+    """A model by its round, in messages; -1 is the model before round 0."""
+    return f"the model of round {round_}" if round_ >= 0 else "the first model"

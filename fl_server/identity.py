@@ -1,8 +1,8 @@
-"""Who is calling: the name and role that a certificate states, kept for the length of a call.
+"""The caller of the current call: the role and name in its certificate.
 
-A certificate names its holder by one URI in its subject alternative name: fl://client/edge-3, fl://admin/alice. It is
-read from the whole certificate, since the names that the transport hands on are of all kinds mixed. Without TLS there
-is no identity, and a caller is who it says it is.
+A certificate names its holder by one URI in its subject alternative name: fl://client/edge-3, fl://admin/alice. The
+whole certificate is read, because the transport mixes names of all kinds. Without TLS there is no identity, and names
+are as claimed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from urllib.parse import unquote
 
 from cryptography import x509
 
+from fl_common.certificate_names import NoHolder, holder_of
 from fl_server.errors import CertificateEnded, Forbidden
-from protos.holder import NoHolder, holder_of
 
 _KNOWN = 4096
-"""Certificates that are remembered as they were read: reading one takes 0.1 ms, and a call must not."""
+"""Certificates whose content is cached: reading one takes 0.1 ms, which is too long for each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a verified certificate says."""
+    """The content of a verified certificate."""
 
     role: str
     """"client", "admin" or "server"."""
     name: str
     ends: float | None = field(default=None, compare=False)
-    """Unix seconds from which on the certificate is not valid any more; None: there is no certificate."""
+    """End of the certificate in Unix seconds; None: there is no certificate."""
     serial: str = field(default="", compare=False)
     """The certificate's serial number in hex."""
 
@@ -40,25 +40,25 @@ class Identity:
         return f"{self.role}:{self.name}"
 
     def check_time(self) -> None:
-        """Raise CertificateEnded if the certificate has ended, though its connection is still open."""
+        """Raise CertificateEnded if the certificate has expired since its connection was opened."""
         if self.ends is not None and time.time() >= self.ends:
             raise CertificateEnded(str(self), self.ends)
 
 
 ANYBODY = Identity("anybody", "")
-"""Of a call over a connection without certificates, where that was allowed by name."""
+"""The caller of a connection without certificates."""
 
 caller: ContextVar[Identity] = ContextVar("caller", default=ANYBODY)
-"""The identity behind the call that is being served."""
+"""The identity of the current call's caller."""
 address: ContextVar[str] = ContextVar("address", default="")
-"""Where that call comes from, as far as the coordinator sees: host:port, of the last proxy if there is one."""
+"""The address of the current call's caller, host:port; with a proxy, the address of the last one."""
 
 _known: OrderedDict[bytes, Identity | NoHolder] = OrderedDict()
 """By the digest of the certificate, the least recently used first."""
 
 
 def of_connection(auth: Mapping[str, Iterable[bytes]]) -> Identity:
-    """The caller by what the transport knows of its connection. Raises Forbidden for a certificate without a holder."""
+    """The caller of a connection. Raises Forbidden for a certificate without a holder."""
     pem = b"".join(auth.get("x509_pem_cert", ()))
     if b"ssl" not in auth.get("transport_security_type", ()) or not pem:
         return ANYBODY
@@ -71,7 +71,7 @@ def of_connection(auth: Mapping[str, Iterable[bytes]]) -> Identity:
 
 
 def _read(pem: bytes) -> Identity | NoHolder:
-    """What a certificate states, read once."""
+    """A certificate's content, from the cache or read once."""
     digest = hashlib.sha256(pem).digest()
     found = _known.get(digest)
     if found is None:
@@ -96,20 +96,20 @@ def _identity_in(pem: bytes) -> Identity | NoHolder:
 
 
 def address_of(peer: str) -> str:
-    """host:port from what the transport calls a peer: "ipv4:192.0.2.7:5000", "ipv6:%5B2001:db8::7%5D:5000"."""
+    """host:port of the transport's peer: "ipv4:192.0.2.7:5000", "ipv6:%5B2001:db8::7%5D:5000"."""
     kind, _, rest = peer.partition(":")
     return unquote(rest) if kind in {"ipv4", "ipv6"} else peer
 
 
 def require_role(role: str) -> None:
-    """Raise Forbidden unless the caller has the role, or nobody has one here."""
+    """Raise Forbidden unless the caller has the role, or there are no certificates."""
     who = caller.get()
     if who is not ANYBODY and who.role != role:
         raise Forbidden(str(who), f"a certificate with the role {role}")
 
 
 def require_name(client_id: str) -> None:
-    """Raise Forbidden if the caller's certificate is another client's."""
+    """Raise Forbidden if the caller's certificate has another client's name."""
     who = caller.get()
     if who is not ANYBODY and who.name != client_id:
         raise Forbidden(
@@ -118,6 +118,6 @@ def require_name(client_id: str) -> None:
 
 
 def actor() -> str:
-    """The caller, as history names it."""
+    """The caller's name in history rows."""
     who = caller.get()
     return "admin" if who is ANYBODY else str(who)

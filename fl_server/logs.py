@@ -1,4 +1,4 @@
-"""Logs are events: pretty on a terminal, JSON lines otherwise, always to stdout."""
+"""Log set-up: events to stdout, pretty on a terminal and JSON lines otherwise."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import sys
 
 import structlog
 
-from protos.logs import Folder, for_people, processors
+from fl_common.logs import RepeatFilter, console_renderer, processors
 
 FLUSH_S = 5.0
-"""Between two looks for lines that were folded and are to be told."""
+"""Period at which counted repetitions are written."""
 
 
-def set_up_logs(style: str, lines_per_minute: int) -> Folder:
-    """Set up structlog for the process, and hand out what folds its lines.
+def set_up_logs(style: str, lines_per_minute: int) -> RepeatFilter:
+    """Set up structlog for the process. Returns the filter, which limits repeated lines.
 
-    style: "json", "pretty", or "auto": pretty on a terminal. lines_per_minute: of one event about one client; 0: all.
+    style: "json", "pretty", or "auto": pretty on a terminal.
+    lines_per_minute: of one event about one client; 0: no limit.
     """
     pretty = style == "pretty" or (style == "auto" and sys.stdout.isatty())
-    folder = Folder(lines_per_minute)
-    renderer = for_people(colors=sys.stdout.isatty()) if pretty else structlog.processors.JSONRenderer()
+    repeats = RepeatFilter(lines_per_minute)
+    renderer = console_renderer(colors=sys.stdout.isatty()) if pretty else structlog.processors.JSONRenderer()
     structlog.configure(
-        processors=processors(renderer, folder),
+        processors=processors(renderer, repeats),
         wrapper_class=structlog.make_filtering_bound_logger("info"),
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),
         cache_logger_on_first_use=True,
     )
-    return folder
+    return repeats
 
 
-async def keep_telling(folder: Folder) -> None:
-    """Write for ever what was folded, also where nothing else is logged."""
+async def write_repeat_counts(repeats: RepeatFilter) -> None:
+    """Write counted repetitions periodically, without end, even if nothing else is logged."""
     while True:
         await asyncio.sleep(FLUSH_S)
-        folder.flush()
+        repeats.flush()

@@ -1,7 +1,7 @@
-"""Limits of the values of a run, and values of any shape (a task's options, a method's parameters) read with limits.
+"""Limits of a run's values, and a reader of values of any shape: a task's options, a method's parameters.
 
-A list of runs shows all runs in one message, so one run may not bring much; deeper or larger values are refused before
-anything is made of them.
+A list of runs has all runs in one message, so each run must be small. Deeper or larger values are refused before they
+are used.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from google.protobuf.struct_pb2 import Struct, Value
 from pydantic import AfterValidator, Field
 
 MAX_COUNT = 2**32 - 1
-"""Largest number of rounds, clients, steps or examples in a batch: what RunSpec's fields hold."""
+"""Largest number of rounds, clients, steps or examples in a batch: the range of RunSpec's fields."""
 MAX_EXAMPLES = 2**53
-"""Largest number of examples: beyond it a float64, by which clients are weighted, does not hold every whole number."""
+"""Largest number of examples: above it a float64, which is used for weights, does not hold every whole number."""
 MAX_SECONDS = 1_000_000_000
-"""Longest time, some 31 years: timers and the wire's durations hold it."""
+"""Longest time, about 31 years, which timers and durations can represent."""
 MAX_NUMBER = 3e38
-"""Largest learning rate, decay or norm: a float32 on a device holds it."""
+"""Largest learning rate, decay or norm: a float32 on a device can represent it."""
 
 MAX_SPEC_BYTES = 64 << 10
-"""Largest RunSpec: it is in the ledger, in memory and in every list of runs."""
+"""Largest RunSpec, which is in the ledger, in memory and in every list of runs."""
 MAX_DEPTH = 16
-"""Tables and lists within each other."""
+"""Deepest nesting of tables and lists."""
 MAX_VALUES = 4096
-"""Names and values of a table of options in all."""
+"""Names and values in a table of options in total."""
 MAX_TEXT = 16 << 10
-"""Characters of names and texts among the options in all."""
+"""Characters of all names and texts in a table of options."""
 MAX_LABELS = 256
-"""By which a run chooses clients."""
+"""Labels by which a run selects clients."""
+MAX_SCHEDULES = 16
+"""Parameters that change from round to round."""
 MAX_CHARS = 256
-"""Of a name."""
+"""Longest name."""
 
 
 def _printable(text: str) -> str:
@@ -49,9 +51,9 @@ def _no_longer(text: str) -> str:
 
 
 Word = Annotated[str, AfterValidator(_printable), AfterValidator(_no_longer)]
-"""A name, which people will see in logs and tables."""
+"""A name that is shown in logs and tables."""
 FileName = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
-"""A path, as long as one may be."""
+"""A path, up to the usual limit of operating systems."""
 
 
 def check_plain(values: Any) -> None:
@@ -70,7 +72,7 @@ def check_plain(values: Any) -> None:
 
 
 def _leaves(values: Any) -> Iterator[tuple[int, Any]]:
-    """Every name and value with its depth, without a stack of calls whose height the values decide."""
+    """Every name and value with its depth, without recursion, whose depth the values would determine."""
     waiting = [(0, values)]
     while waiting:
         depth, value = waiting.pop()
@@ -83,7 +85,7 @@ def _leaves(values: Any) -> Iterator[tuple[int, Any]]:
 
 
 def plain(struct: Struct) -> dict[str, Any]:
-    """A Struct of the wire as Python values, whatever they are: `MessageToDict` raises for what is not finite."""
+    """A Struct as Python values, also values that are not finite, for which `MessageToDict` raises."""
     return {name: _plain(value) for name, value in struct.fields.items()}
 
 

@@ -1,41 +1,51 @@
-"""A run's configuration: field for field RunSpec of admin.proto, with defaults and checks.
+"""A run's configuration: the fields of RunSpec in admin.proto, with their defaults and limits.
 
-The same names stand in a run's TOML file, on the wire and here; RunSpec carries presence, this carries meaning.
+RunSpec is the source of the names. A test compares it with the classes here, and a run's TOML file is read by its
+descriptor. `run_spec.py` converts between the two.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from google.protobuf.json_format import MessageToDict, ParseDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fl_server.client_metrics import by_clients
-from fl_server.errors import InvalidInput
 from fl_server.plain_values import (
     MAX_COUNT,
     MAX_EXAMPLES,
     MAX_LABELS,
     MAX_NUMBER,
+    MAX_SCHEDULES,
     MAX_SECONDS,
-    MAX_SPEC_BYTES,
     FileName,
     Word,
     check_plain,
-    plain,
 )
-from fl_server.round_state import RoundPolicy
-from protos.fl.v1 import admin_pb2
+from fl_server.rounds.client_metrics import by_clients
+from fl_server.rounds.state import RoundPolicy
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _name(name: str) -> str:
+    if not re.fullmatch(r"([a-z0-9_][a-z0-9._-]{0,63})?", name):
+        raise ValueError("expected at most 64 of a-z 0-9 . _ - that do not start with . or -")
+    return name
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class TaskSection(_Section):
-    """What is learned."""
+    """The task of the run."""
 
     name: Word = Field(min_length=1)
     options: dict[str, Any] = {}
@@ -43,16 +53,26 @@ class TaskSection(_Section):
     @field_validator("options", mode="before")
     @classmethod
     def _whole_numbers(cls, options: Any) -> Any:
-        """The wire knows one kind of number: 62.0 was 62 in the file, and is again."""
+        """The wire has one kind of number: 62 in a file arrives as 62.0, and becomes 62 again."""
         check_plain(options)
         return _with_whole_numbers(options) if isinstance(options, dict) else options
 
 
+class ScheduleSection(_Section):
+    """How a parameter changes from round to round. `algorithms.Schedule` checks the values."""
+
+    kind: Word
+    end: float | None = None
+    milestones: tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...] = ()
+    factor: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
+
+
 class AlgorithmSection(_Section):
-    """Which method, and its own parameters."""
+    """The method and its parameters."""
 
     name: Word = "fedcm"
     parameters: dict[str, float | str | bool] = {}
+    schedules: dict[Word, ScheduleSection] = Field(default={}, max_length=MAX_SCHEDULES)
 
     @field_validator("parameters", mode="before")
     @classmethod
@@ -62,14 +82,14 @@ class AlgorithmSection(_Section):
 
 
 class RateChange(_Section):
-    """From which round on another learning rate holds."""
+    """A learning rate that applies from a round on."""
 
     round: int = Field(ge=0, le=MAX_COUNT)
     learning_rate: float = Field(gt=0, le=MAX_NUMBER)
 
 
 class LocalSection(_Section):
-    """A client's work in a round."""
+    """A client's local training in a round."""
 
     learning_rate: float = Field(default=0.1, gt=0, le=MAX_NUMBER)
     learning_rate_decay: float = Field(default=1.0, gt=0, le=1)
@@ -97,7 +117,7 @@ class LocalSection(_Section):
         return values if given else {**values, "epochs": 1}
 
     def learning_rate_in(self, round: int) -> float:
-        """eta_l(t) = eta_l * r^t, constant inside a round; t counts from the latest change, if there was one."""
+        """eta_l(t) = eta_l * r^t, constant inside a round; t counts from the latest change."""
         rate, since = self.learning_rate, 0
         for change in self.learning_rate_changes:
             if change.round <= round:
@@ -105,14 +125,14 @@ class LocalSection(_Section):
         return rate * self.learning_rate_decay ** (round - since)
 
     def with_rate(self, learning_rate: float, round: int) -> LocalSection:
-        """The same, with this learning rate from a round on."""
+        """A copy with this learning rate from a round on."""
         earlier = tuple(change for change in self.learning_rate_changes if change.round < round)
         change = RateChange(round=round, learning_rate=learning_rate)
         return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
 
 
 class RoundSection(_Section):
-    """Who takes part in a round, and when it closes."""
+    """Which clients take part in a round, and when it closes."""
 
     sampling: Literal["fixed", "bernoulli"] = "fixed"
     clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
@@ -147,14 +167,14 @@ class RoundSection(_Section):
         for key in ("max_relative_norm", "max_relative_payload"):
             if 0 < getattr(self, key) < 1:
                 raise ValueError(
-                    f"expected {key} to be 0 or at least 1, for half of all updates reach the median, "
+                    f"expected {key} to be 0 or at least 1, because half of all updates exceed the median or equal it, "
                     f"got {getattr(self, key):g}"
                 )
         return self
 
     @model_validator(mode="after")
     def _reducer_has_enough(self) -> Self:
-        """Every round that closes must have updates enough for what the reducer promises."""
+        """Every round that closes must have enough updates for the reducer."""
         if self.reducer == "mean":
             return self
         if self.sampling != "fixed":
@@ -175,12 +195,12 @@ class RoundSection(_Section):
 
     @property
     def fewest(self) -> int:
-        """Updates that may close a round."""
+        """Fewest updates that may close a round."""
         return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
 
 
 class StopSection(_Section):
-    """When the run ends by itself."""
+    """The stop rules."""
 
     rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
     metric: Word = "accuracy"
@@ -190,7 +210,7 @@ class StopSection(_Section):
 
 
 class EvaluationSection(_Section):
-    """How often the held-out data are looked at."""
+    """How often the model is evaluated, by the server and by clients."""
 
     every: int = Field(default=1, ge=0, le=MAX_COUNT)
     batch_size: int = Field(default=512, ge=1, le=MAX_COUNT)
@@ -199,18 +219,10 @@ class EvaluationSection(_Section):
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
 
 
-def _with_whole_numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_whole_numbers(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_with_whole_numbers(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 class RunConfig(_Section):
-    """A whole run."""
+    """The configuration of a run."""
 
-    name: str = Field(default="", pattern=r"^([a-z0-9_][a-z0-9._-]{0,63})?$")
+    name: Annotated[str, AfterValidator(_name)] = ""
     task: TaskSection
     algorithm: AlgorithmSection = AlgorithmSection()
     local: LocalSection = LocalSection()
@@ -228,21 +240,21 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
         key = "clients_every" if by_clients(self.stop.metric) else "every"
-        if self._looks_at_metrics and not getattr(self.evaluation, key):
+        if self._stops_by_metric and not getattr(self.evaluation, key):
             raise ValueError(f"expected evaluation.{key} over 0 with stop.target or stop.patience, got 0")
         return self
 
     @property
-    def _looks_at_metrics(self) -> bool:
+    def _stops_by_metric(self) -> bool:
         return self.stop.target is not None or self.stop.patience > 0
 
     @property
     def horizon(self) -> int:
-        """T, the rounds that schedules are laid out for."""
+        """T, the number of rounds for which schedules are planned."""
         return self.planned_rounds or self.stop.rounds
 
     def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
-        """The part that the round state machine looks at; `exchanges` and `population` as the algorithm wants them."""
+        """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""
         section = self.round
         floor = section.clients_per_round if section.sampling == "fixed" else 1
         return RoundPolicy(
@@ -258,82 +270,12 @@ class RunConfig(_Section):
             exchanges=exchanges,
             population=population,
             evaluate_every=self.evaluation.every,
-            await_evaluation=self._looks_at_metrics and not by_clients(self.stop.metric),
+            await_evaluation=self._stops_by_metric and not by_clients(self.stop.metric),
             ask_clients_every=self.evaluation.clients_every,
-            await_clients=self._looks_at_metrics and by_clients(self.stop.metric),
+            await_clients=self._stops_by_metric and by_clients(self.stop.metric),
         )
 
     def base_id(self) -> str:
-        """The id the run gets if it is free."""
+        """The id of the run, if it is free."""
         words = re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())
         return self.name or words.lstrip(".-")[:56]
-
-
-def from_values(values: dict[str, Any]) -> RunConfig:
-    """Check plain values, as a TOML file or the store has them. Raises InvalidInput for the first field at fault."""
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        refused = _refused(error)
-    # Not from inside the except block: pydantic's errors hide what they hold from the garbage collector, and the
-    # request would stay in memory with the error of which it is the context.
-    raise refused
-
-
-def _refused(error: ValidationError) -> InvalidInput:
-    """The first field at fault."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "run"
-    return InvalidInput(field, expected(first), shown(first["input"]))
-
-
-_LATER_LIMITS = {"max_relative_norm": 0.0, "max_relative_payload": 0.0, "max_client_share": 0.0}
-"""Of `round`: what they are for a run whose program did not know them. What counted under it must count in a replay."""
-
-
-def from_stored(spec: object) -> RunConfig:
-    """A row of the ledger -> checked configuration. Raises InvalidInput, also for one that is no JSON object."""
-    if not isinstance(spec, Mapping):
-        raise InvalidInput("spec", "a JSON object in the run's row of the ledger", shown(spec))
-    section = spec.get("round", {})
-    return from_values({**spec, "round": {**_LATER_LIMITS, **section} if isinstance(section, Mapping) else section})
-
-
-def expected(error: Any) -> str:
-    """What pydantic wanted, in our words."""
-    message: str = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return "no field of this name"
-    if error["type"] == "missing":
-        return "a value"
-    return message.removeprefix("Input should be ").removeprefix("expected ")
-
-
-def shown(value: object) -> str:
-    """A value as an error shows it: short."""
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
-    """Wire -> checked configuration. Raises InvalidInput."""
-    if spec.ByteSize() > MAX_SPEC_BYTES:
-        raise InvalidInput("spec", f"at most {MAX_SPEC_BYTES:,} bytes", f"{spec.ByteSize():,}")
-    # What may have any shape is read with limits, and the rest without it: it is as deep as its schema.
-    bare = admin_pb2.RunSpec()
-    bare.CopyFrom(spec)
-    bare.task.ClearField("options")
-    bare.algorithm.ClearField("parameters")
-    values = MessageToDict(bare, preserving_proto_field_name=True)
-    for section, field, given in (
-        ("task", "options", spec.task.options),
-        ("algorithm", "parameters", spec.algorithm.parameters),
-    ):
-        if given.fields:
-            values[section][field] = plain(given)
-    return from_values(values)
-
-
-def to_spec(config: RunConfig) -> admin_pb2.RunSpec:
-    """Configuration -> wire, with every default filled in."""
-    return ParseDict(config.model_dump(exclude_none=True), admin_pb2.RunSpec())

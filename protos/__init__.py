@@ -1,1 +1,5 @@
-"""The wire: .proto contracts (fl/v1), the code made from them, and the codec between tensors and bytes."""
+"""The wire: the .proto contracts with their generated code, and the encoding of tensors as bytes.
+
+What both ends of a connection must agree on may enter: layouts, chunks, digests, error details, sizes and options of
+channels. Behaviour of one end may not. The package imports no other package of the project.
+"""

@@ -1,4 +1,4 @@
-"""Chunks: a bundle cut into pieces that fit a message, each with its own checksum."""
+"""Chunks: the pieces of a bundle that fit into messages, each with its own checksum."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from protos.fl.v1 import coordinator_pb2, tensor_pb2
 Buffer = bytes | bytearray | memoryview
 
 # Field number and wire type: `uint64 offset = 1`, `bytes data = 2` and `fixed32 crc32c = 3` of Chunk, and
-# `Chunk chunk = 2` of the messages that carry one. tests/protos/test_chunks.py holds them to the descriptors.
+# `Chunk chunk = 2` of the messages that carry one. tests/protos/test_chunks.py compares them with the descriptors.
 _CHUNK_OFFSET_TAG = b"\x08"
 _CHUNK_DATA_TAG = b"\x12"
 _CHUNK_CRC_TAG = b"\x1d"
 _STREAM_CHUNK_TAG = b"\x12"
 _CRC_BYTES = 5
-"""Of the checksum and its tag."""
+"""Bytes of the checksum and its tag."""
 _VARINT_BYTES = 9
-"""Of a number below 2**63; a longer one is left to protobuf."""
+"""Longest encoding of a number below 2**63; protobuf reads longer ones."""
 
 
 class ChunkError(ValueError):
-    """A piece of a bundle is not the one that was expected, or it is damaged. Says which."""
+    """A chunk is damaged or is not the expected one."""
 
 
 class AnyChunk(Protocol):
-    """A piece of a bundle that came: protobuf's Chunk, or a ReadChunk."""
+    """A received chunk: protobuf's Chunk, or a ReadChunk."""
 
     @property
     def offset(self) -> int:
@@ -38,17 +38,17 @@ class AnyChunk(Protocol):
 
     @property
     def data(self) -> Buffer:
-        """The bytes; protobuf copies them at every look."""
+        """The bytes; protobuf copies them at every access."""
         ...
 
     @property
     def crc32c(self) -> int:
-        """Their checksum, as the sender made it."""
+        """The sender's checksum of the data."""
         ...
 
 
 class ReadChunk(NamedTuple):
-    """A chunk whose data lies where it came: in the message, which it keeps alive."""
+    """A chunk whose data is a view of the received message, which it keeps alive."""
 
     offset: int
     data: Buffer
@@ -56,10 +56,10 @@ class ReadChunk(NamedTuple):
 
 
 def read_chunk(message: bytes) -> ReadChunk | None:
-    """The chunk in the wire bytes of a stream message, uncopied, if they are laid out as `encode_chunk` does.
+    """The chunk in the wire bytes of a stream message, without a copy, if they are encoded as by `encode_chunk`.
 
-    None for everything else: another part, and a chunk that is encoded in another of protobuf's ways. It is protobuf's
-    to read then, or to refuse; what is read here, protobuf reads as the same.
+    None for everything else: another part, or a chunk in another valid encoding. protobuf reads or refuses these. What
+    is read here has the same meaning for protobuf.
     """
     if message[:1] != _STREAM_CHUNK_TAG:
         return None
@@ -79,14 +79,14 @@ def read_chunk(message: bytes) -> ReadChunk | None:
 
 
 def is_chunk(message: bytes) -> bool:
-    """Whether the wire bytes of a stream message are one Chunk and nothing else: parsed, they stay about as long."""
+    """Whether the wire bytes of a stream message are exactly one Chunk, so that parsing needs about their length."""
     size, at = _read_varint(message, 1)
     return message[:1] == _STREAM_CHUNK_TAG and size == len(message) - at
 
 
 def crc32c(buffer: Buffer) -> int:
-    """CRC-32C (Castagnoli) of the bytes, uncopied: the one checksum of pieces, on the wire and on disk."""
-    # google_crc32c takes no memoryview, but an array over the same memory.
+    """CRC-32C (Castagnoli) of the bytes, without a copy: the checksum of chunks on the wire and on disk."""
+    # google_crc32c does not accept a memoryview, but an array over the same memory.
     return int(google_crc32c.value(np.frombuffer(buffer, np.uint8)))
 
 
@@ -97,16 +97,16 @@ def make_chunk(buffer: Buffer, offset: int, length: int) -> tensor_pb2.Chunk:
 
 
 def check_chunk(chunk: AnyChunk, expected_offset: int, max_bytes: int, total: int) -> Buffer:
-    """The chunk's data, if it is the one that comes next.
+    """The chunk's data, if it is the next expected chunk.
 
     Args:
-        chunk: as it came.
-        expected_offset: bytes of the bundle that are here already.
-        max_bytes: largest chunk that is taken.
+        chunk: as received.
+        expected_offset: bytes of the bundle received so far.
+        max_bytes: the largest accepted chunk.
         total: bytes of the whole bundle.
 
     Raises:
-        ChunkError: it is empty, at another offset, too long, past the end, or damaged.
+        ChunkError: the chunk is empty, at another offset, too long, beyond the end, or damaged.
     """
     data = chunk.data
     if not data:
@@ -135,18 +135,18 @@ def chunk_spans(size: int, chunk_bytes: int, start: int = 0) -> Iterator[tuple[i
 
 
 def encode_chunk(buffer: Buffer, offset: int, length: int, checksum: int | None = None) -> bytes:
-    """Wire bytes of a stream message that holds this chunk.
+    """Wire bytes of a stream message with this chunk.
 
-    The same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse: all three say `Chunk chunk = 2`. These
-    are the bytes that protobuf itself would write, but the data is copied once, not thrice (chunk, message, output).
+    They are the same for FetchModelResponse, SubmitUpdateRequest and ExportModelResponse, which all have
+    `Chunk chunk = 2`. protobuf would write the same bytes, but copy the data three times instead of once.
 
-    checksum: the CRC-32C of these bytes, if it is known.
+    checksum: the CRC-32C of these bytes, if known.
     """
     return encode_piece(_span(buffer, offset, length), offset, checksum)
 
 
 def encode_piece(data: Buffer, offset: int, checksum: int | None = None) -> bytes:
-    """As `encode_chunk`, of bytes that were read from offset on."""
+    """Like `encode_chunk`, for data that starts at the offset."""
     length = len(data)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
     after = tensor_pb2.Chunk(crc32c=crc32c(data) if checksum is None else checksum).SerializeToString()
@@ -161,7 +161,7 @@ def encode_fetch_header(resource: tensor_pb2.Resource, manifest: tensor_pb2.Mani
 
 
 def _span(buffer: Buffer, offset: int, length: int) -> memoryview:
-    """The bytes at [offset, offset + length), uncopied. Raises ValueError unless they are there, and at least one."""
+    """The bytes at [offset, offset + length), without a copy. Raises ValueError if they are not inside the buffer."""
     view = memoryview(buffer).cast("B")
     if offset < 0 or length < 1 or offset + length > len(view):
         raise ValueError(f"expected a piece inside {len(view)} bytes, got {length} bytes at offset {offset}")
@@ -169,7 +169,7 @@ def _span(buffer: Buffer, offset: int, length: int) -> memoryview:
 
 
 def _varint(value: int) -> bytes:
-    """A length as protobuf writes it: seven bits a byte, the low ones first, the high bit set on all but the last."""
+    """A length as protobuf's varint: seven bits per byte, low bits first, the high bit set on all but the last."""
     groups = bytearray()
     while value >> 7:
         groups.append(value & 0x7F | 0x80)
@@ -179,7 +179,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it; -1 for none that ends within the message or is too long."""
+    """The varint at a position, and the position after it; -1 if it is truncated or too long."""
     value = 0
     for place, byte in enumerate(message[at : at + _VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * place

@@ -1,9 +1,9 @@
-"""Tensors to bytes and back: with layout.py the only code that knows dtype and byte order.
+"""Packs tensors into bytes and unpacks them. Only this module and layout.py depend on dtypes and byte order.
 
-A bundle is one little-endian buffer: each tensor lies, contiguous and in C order, at the first offset behind the one
-before that is a multiple of its element's size; bytes between two tensors are zero. Sizes and offsets are in bytes.
+A bundle is one little-endian buffer. Each tensor is contiguous, in C order, and starts at the first multiple of its
+element size after the previous tensor. Bytes between tensors are zero. Sizes and offsets are in bytes.
 
-This is the front door: layouts, chunks and digests are imported from here too.
+The module also exports the names of layouts, chunks and digests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protos.buffers import zeros
 from protos.chunks import (
     Buffer,
     ChunkError,
@@ -26,7 +27,6 @@ from protos.chunks import (
 )
 from protos.digests import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
 from protos.layout import Entry, Layout, LayoutError
-from protos.memory import zeros
 
 __all__ = [
     "Buffer",
@@ -51,10 +51,10 @@ __all__ = [
 
 
 def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
-    """Write tensors, on any device and with any strides, into one new buffer of `layout.size_bytes` bytes.
+    """Write tensors into a new buffer of `layout.size_bytes` bytes. They may have any device and strides.
 
     Raises:
-        LayoutError: the tensors are not those of the layout. Their order in the mapping does not matter.
+        LayoutError: the tensors do not match the layout. Their order does not matter.
     """
     _require(tensors, layout)
     buffer = zeros(layout.size_bytes)
@@ -64,7 +64,7 @@ def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
 
 
 def pieces_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
-    """The bytes that `pack` writes, in pieces, one behind the other; those of a contiguous CPU tensor are not copied.
+    """The bytes that `pack` writes, in successive pieces. The bytes of a contiguous CPU tensor are not copied.
 
     Such a piece shares the tensor's memory and keeps it alive. Raises LayoutError as `pack` does.
     """
@@ -80,12 +80,12 @@ def pieces_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryv
 
 
 def unpack(buffer: Buffer, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a bundle as CPU views on `buffer`: nothing is copied, and the views keep the buffer alive.
+    """The tensors of a bundle as CPU views of `buffer`, without a copy. The views keep the buffer alive.
 
-    Views on a read-only buffer must not be written to; clone what is to change.
+    Do not write into views of a read-only buffer.
 
     Raises:
-        LayoutError: the buffer has not the layout's size, or a bool tensor holds a byte other than 0 and 1.
+        LayoutError: the buffer does not have the layout's size, or a bool tensor has a byte other than 0 and 1.
     """
     _require_little_endian()
     size = memoryview(buffer).nbytes
@@ -96,9 +96,9 @@ def unpack(buffer: Buffer, layout: Layout) -> dict[str, Tensor]:
 
 
 class _AnyBuffer:
-    """Lends a buffer to numpy as if it could be written, and keeps it alive.
+    """Presents a buffer to numpy as writable, and keeps it alive.
 
-    torch has no read-only tensors: it warns about read-only arrays, once and from wherever it happens first.
+    torch has no read-only tensors and would warn about a read-only array.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -113,7 +113,7 @@ class _AnyBuffer:
 
 
 def _require(tensors: Mapping[str, Tensor], layout: Layout) -> None:
-    """Raises LayoutError unless the tensors, in whatever order, are those of the layout."""
+    """Raises LayoutError unless the tensors, in any order, match the layout."""
     _require_little_endian()
     if len(tensors) == len(layout.entries) and all(_fits(tensors.get(entry.name), entry) for entry in layout.entries):
         return

@@ -1,4 +1,4 @@
-"""Digests: the names of byte strings, on the wire, on disk and in print."""
+"""Digests name byte strings on the wire, on disk and in texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGEST_PREFIX = "blake3:"
 
 
 def digest_of(*buffers: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3-256 of the buffers, as if they were one: 32 bytes."""
+    """BLAKE3-256 of the concatenated buffers: 32 bytes."""
     hasher = blake3()
     for buffer in buffers:
         hasher.update(buffer)
@@ -19,7 +19,7 @@ def digest_of(*buffers: bytes | bytearray | memoryview) -> bytes:
 
 
 def digest_message(raw: bytes) -> tensor_pb2.Digest:
-    """A digest as a message; the other way is `digest_bytes`. Raises ValueError unless it has 32 bytes."""
+    """A digest as a message; `digest_bytes` reverts it. Raises ValueError unless it has 32 bytes."""
     return tensor_pb2.Digest(algorithm=tensor_pb2.DIGEST_ALGORITHM_BLAKE3_256, value=_checked_digest(raw))
 
 
@@ -31,12 +31,12 @@ def digest_bytes(digest: tensor_pb2.Digest) -> bytes:
 
 
 def digest_text(raw: bytes) -> str:
-    """A digest for people, files and tables: "blake3:" and 64 hex digits."""
+    """A digest as text: "blake3:" and 64 hex digits."""
     return _DIGEST_PREFIX + _checked_digest(raw).hex()
 
 
 def parse_digest_text(text: str) -> bytes:
-    """The 32 bytes that `digest_text` wrote. Raises ValueError for any other text."""
+    """The 32 bytes of a text from `digest_text`. Raises ValueError for any other text."""
     digits = text.removeprefix(_DIGEST_PREFIX)
     if text.startswith(_DIGEST_PREFIX) and len(digits) == 2 * _DIGEST_BYTES and set(digits) <= set("0123456789abcdef"):
         return bytes.fromhex(digits)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The one way to make protos/fl/v1/*_pb2*: `make protos`, or with a folder as argument to write them elsewhere.
+# Generates protos/fl/v1/*_pb2*: `make protos`, or with a folder as argument to write them elsewhere.
 # Runs from the repository root, because imports between .proto files are written from there (-I .).
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-"""Layouts: how the tensors of a bundle lie in its bytes, and the manifests that say so on the wire."""
+"""Layouts: the places of a bundle's tensors in its bytes, and their form on the wire, manifests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MAX_ADDRESSABLE = 2**63 - 1  # torch counts elements and strides in int64
 
 
 class LayoutError(ValueError):
-    """Tensors, a manifest and a buffer do not belong together. Says what was expected and what came."""
+    """Tensors, a manifest or a buffer do not match. The message has what was expected and what came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor's place in a bundle. offset: bytes from the start; trainable: moved by training and server steps."""
+    """One tensor's place in a bundle. offset: bytes from the start; trainable: changed by training and server steps."""
 
     name: str
     dtype: torch.dtype
@@ -53,12 +53,12 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the elements take."""
+        """Bytes of the elements."""
         return self.numel * self.dtype.itemsize
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind the tensor."""
+        """Offset of the first byte after the tensor."""
         return self.offset + self.nbytes
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a bundle's tensors lie: entries by rising offset, and the bytes of the whole."""
+    """The layout of a bundle: entries in order of offset, and the bytes of the whole."""
 
     entries: tuple[Entry, ...]
     size_bytes: int
@@ -77,11 +77,11 @@ class Layout:
         """The layout of named tensors, in the order given.
 
         Raises:
-            LayoutError: a dtype that the wire has no name for, or a trainable name that is not among the tensors.
+            LayoutError: a dtype is not supported, or a trainable name is not among the tensors.
         """
         moved = set(trainable)
         if missing := sorted(moved - tensors.keys()):
-            raise LayoutError(f"expected every trainable name among the tensors, got {missing[0]!r} besides")
+            raise LayoutError(f"expected every trainable name among the tensors, got the unknown name {missing[0]!r}")
         entries: list[Entry] = []
         end = 0
         for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ class Layout:
         return Layout(tuple(entries), end)
 
     def to_manifest(self) -> tensor_pb2.Manifest:
-        """The layout as a message, plainly encoded."""
+        """The layout as a message, with plain encoding."""
         specs = [
             tensor_pb2.TensorSpec(
                 name=entry.name,
@@ -108,14 +108,14 @@ class Layout:
 
     @staticmethod
     def from_manifest(manifest: tensor_pb2.Manifest, max_bytes: int) -> Layout:
-        """Read a manifest that anybody may have sent; no memory is taken for its tensors.
+        """Read an untrusted manifest. No memory is allocated for its tensors.
 
         Args:
-            manifest: as it came.
-            max_bytes: largest bundle that is taken, in bytes.
+            manifest: as received.
+            max_bytes: the largest accepted bundle.
 
         Raises:
-            LayoutError: any field that `Layout.to_manifest` would not have written, or a bundle over `max_bytes`.
+            LayoutError: a field that `Layout.to_manifest` would not write, or a bundle over `max_bytes`.
         """
         _check_manifest(manifest, max_bytes)
         entries: list[Entry] = []
@@ -135,10 +135,10 @@ class Layout:
         return Layout(tuple(entries), end)
 
     def digest(self, buffer: bytes | bytearray | memoryview) -> bytes:
-        """The bundle's name: BLAKE3-256 of its table of contents and then its bytes.
+        """The bundle's name: BLAKE3-256 of its table of contents, followed by its bytes.
 
-        With the bytes alone, two models of zeros would share a name. For each tensor the table has a line: the name's
-        length in UTF-8 bytes, the name, dtype, sizes and whether it is trainable, as in "6:weight float32 3,4 1".
+        With the bytes alone, two models of zeros would have one name. The table has a line for each tensor with the
+        name's length in UTF-8 bytes, name, dtype, shape and trainable flag, as in "6:weight float32 3,4 1".
         """
         lines = (
             f"{len(entry.name.encode())}:{entry.name} {_dtype_name(entry.dtype)} "
@@ -148,7 +148,7 @@ class Layout:
         return digest_of("".join(lines).encode(), buffer)
 
     def difference(self, other: Layout) -> str | None:
-        """The first thing in which `other` is not what this layout expects, in words; None if they are equal."""
+        """Description of the first difference of `other` from this layout; None if they are equal."""
         mine = {entry.name: entry for entry in self.entries}
         theirs = {entry.name: entry for entry in other.entries}
         for name, entry in mine.items():
@@ -177,7 +177,7 @@ def _check_manifest(manifest: tensor_pb2.Manifest, max_bytes: int) -> None:
 
 
 def _entry_of(spec: tensor_pb2.TensorSpec, end: int) -> Entry:
-    """One spec, checked; `end` is where the tensor before it ended."""
+    """The entry of a spec, checked. end: the end of the previous tensor."""
     if not 1 <= len(spec.name) <= _MAX_NAME_CHARS:
         raise LayoutError(f"expected a name of 1 to {_MAX_NAME_CHARS} characters, got {len(spec.name)}")
     dtype = _DTYPES.get(spec.dtype)
@@ -186,7 +186,7 @@ def _entry_of(spec: tensor_pb2.TensorSpec, end: int) -> Entry:
     _check_shape(spec, dtype)
     if spec.offset != (expected := _align(end, dtype.itemsize)):
         raise LayoutError(
-            f"tensor {spec.name!r}: expected offset {expected} (behind the tensor before, aligned), got {spec.offset}"
+            f"tensor {spec.name!r}: expected offset {expected} (aligned, after the previous tensor), got {spec.offset}"
         )
     return Entry(spec.name, dtype, tuple(spec.shape), spec.offset, spec.trainable)
 
@@ -196,7 +196,7 @@ def _check_shape(spec: tensor_pb2.TensorSpec, dtype: torch.dtype) -> None:
         raise LayoutError(f"tensor {spec.name!r}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(spec.shape)}")
     if any(size < 0 for size in spec.shape):
         raise LayoutError(f"tensor {spec.name!r}: expected sizes of 0 and more, got shape {tuple(spec.shape)}")
-    # Zeros count as one: torch computes strides from the other sizes, also when there is no element.
+    # Zeros count as one: torch computes strides from the other sizes, even without elements.
     if math.prod(max(size, 1) for size in spec.shape) * dtype.itemsize > _MAX_ADDRESSABLE:
         raise LayoutError(
             f"tensor {spec.name!r}: expected a size that a machine can hold, got shape {tuple(spec.shape)}"
@@ -204,7 +204,7 @@ def _check_shape(spec: tensor_pb2.TensorSpec, dtype: torch.dtype) -> None:
 
 
 def _align(offset: int, itemsize: int) -> int:
-    """The first multiple of `itemsize` at or behind `offset`."""
+    """The first multiple of `itemsize` at or after `offset`."""
     return -(-offset // itemsize) * itemsize
 
 

@@ -1,6 +1,7 @@
-"""Details of failed calls, as every gRPC language carries them: google.rpc.Status in the trailing metadata.
+"""Details of failed calls: google.rpc.Status in the trailing metadata, the format of all gRPC languages.
 
-Knows the format and not the transport, so that both ends and their tests can use it without grpc.
+The package grpcio-status is not used: it needs grpc and a call object, raises for foreign or damaged details, and does
+not unpack details. This module works on metadata alone and returns None for all that it cannot read.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from google.rpc.status_pb2 import Status
 from protos.fl.v1 import errors_pb2
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
-"""Metadata key that grpc reserves for a serialized google.rpc.Status."""
+"""gRPC's metadata key for a serialized google.rpc.Status."""
 
 
 def status_metadata(code: int, message: str, detail: Message | None) -> tuple[tuple[str, bytes], ...]:
     """Trailing metadata of a failed call.
 
     Args:
-        code: number of the grpc status code that the call ends with; readers refuse another one.
-        message: text of the status, the same that the call ends with.
-        detail: a message of errors.proto, or None where the code says it all.
+        code: number of the call's gRPC status code. Readers refuse a different one.
+        message: the call's status text.
+        detail: a message of errors.proto; None if the code is sufficient.
     """
     status = Status(code=code, message=message)
     if detail is not None:
@@ -33,7 +34,7 @@ def status_metadata(code: int, message: str, detail: Message | None) -> tuple[tu
 def detail_of(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Message | None:
     """The first message of errors.proto in a call's trailing metadata.
 
-    None where there is none: no metadata, another server's details, a newer server's message, bytes that are no Status.
+    None if there is none: no metadata, details of another or a newer server, or bytes that are no Status.
     """
     for key, value in trailing_metadata or ():
         if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
@@ -53,7 +54,7 @@ def _first_detail(serialized: bytes) -> Message | None:
 
 
 def _empty(full_name: str) -> Message | None:
-    """A new message of errors.proto by its full name; protobuf's own look-ups stop at a NUL in it."""
+    """A new message of errors.proto by its full name. protobuf's own look-ups end at a NUL in the name."""
     kind = _DETAILS.get(full_name)
     return None if kind is None else kind()
 

@@ -1,8 +1,7 @@
-"""What both ends of a connection must agree on: versions, sizes, keepalive and the shape of names."""
+"""Values that both ends of a connection share: protocol versions, sizes, gRPC channel options and enum names."""
 
 from __future__ import annotations
 
-import re
 from typing import cast
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -10,23 +9,23 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from protos.fl.v1.training_pb2 import PayloadKind
 
 PROTOCOL_MIN = 1
-"""Oldest protocol version spoken here: a fleet is never upgraded at once."""
+"""Oldest supported protocol version. Clients are not upgraded all at once."""
 PROTOCOL_MAX = 1
-"""Newest protocol version spoken here."""
+"""Newest supported protocol version."""
 
 CHUNK_BYTES = 1 << 20
-"""Best chunk size: larger messages hold up an event loop, smaller ones cost calls."""
+"""Preferred chunk size: larger messages delay the event loop, smaller ones need more calls."""
 MAX_CHUNK_BYTES = 4 << 20
-"""Largest chunk that is taken; at most two of them are in memory for each stream."""
+"""Largest accepted chunk; at most two of them are in memory for each stream."""
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (1 << 20)
 """Largest message: a chunk and its envelope, or the manifest of a model of some 50,000 tensors."""
 
 KEEPALIVE_SECONDS = 30
-"""A connection that was silent for so long is pinged."""
+"""A connection is pinged after this time without traffic."""
 KEEPALIVE_TIMEOUT_SECONDS = 12
-"""A ping unanswered for so long ends the connection: a dead peer is noticed within 45 s with room to spare."""
+"""An unanswered ping ends the connection after this time, so that a dead peer is noticed within 45 s."""
 MIN_PING_INTERVAL_SECONDS = 10
-"""The server takes pings this often: under half of the clients' interval, so that jitter never looks like abuse."""
+"""The shortest ping interval that the server accepts: less than half of the clients', to allow for jitter."""
 
 ChannelOptions = tuple[tuple[str, int], ...]
 
@@ -37,11 +36,11 @@ def _common_options() -> ChannelOptions:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
-        # What an unanswered ping is really waited for: a minute without this, whatever the line above says.
+        # The time that gRPC really waits for a ping: one minute without this option, despite the line above.
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
-        # A daemon between two calls is still watched.
+        # Ping between calls too.
         ("grpc.keepalive_permit_without_calls", 1),
-        # An Attend stream may carry nothing for hours: pings need no data in between.
+        # An Attend stream may be silent for hours: allow any number of pings without data.
         ("grpc.http2.max_pings_without_data", 0),
     )
 
@@ -50,12 +49,12 @@ def client_options() -> ChannelOptions:
     """Arguments of a client's channel."""
     return (
         *_common_options(),
-        # Whether and when a call is made again is the daemon's decision; the transport must not repeat it unseen.
+        # The daemon decides about retries; the transport must not retry by itself.
         ("grpc.enable_retries", 0),
-        # The transport's own backoff goes up to two minutes: longer than a restart should keep a fleet away.
+        # By default the backoff grows to two minutes, which is too long after a restart of the coordinator.
         ("grpc.initial_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", 15_000),
-        # Channels to one address share a connection otherwise, and one client's stall would be another's.
+        # Otherwise channels to one address share a connection, and a stalled client would stall others.
         ("grpc.use_local_subchannel_pool", 1),
     )
 
@@ -65,41 +64,20 @@ def server_options() -> ChannelOptions:
     return (
         *_common_options(),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_SECONDS * 1000),
-        # A second server on the port must fail instead of taking half of the connections.
+        # A second server on the port must fail instead of getting half of the connections.
         ("grpc.so_reuseport", 0),
-        # What an upload may send ahead. By itself the transport measures each connection and lets many megabytes wait.
+        # Bytes that an upload may send ahead. By default gRPC adapts this per connection and buffers many megabytes.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 1 << 20),
     )
 
 
-ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-"""Ids of clients and runs: file names as they are. No leading dot or dash, so never ".." and never an option."""
-
-
-def check_id(kind: str, value: str) -> str:
-    """`value`, if it is fit for an id.
-
-    Args:
-        kind: what it names, for the message: "client id", "run id".
-        value: as it came.
-
-    Raises:
-        ValueError: it is not 1 to 64 letters, digits, dots, dashes and underscores, or starts with a dot or a dash.
-    """
-    if ID_PATTERN.fullmatch(value) is None:
-        raise ValueError(
-            f"{kind}: expected 1 to 64 of A-Z a-z 0-9 . _ - that do not start with . or -, got {value[:80]!r}"
-        )
-    return value
-
-
 def payload_kind(payload: str) -> PayloadKind:
-    """The wire's name for a payload of a method, such as "delta". Raises ValueError when it has none."""
+    """The wire's value for a payload such as "delta". Raises ValueError for an unknown payload."""
     return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))
 
 
 def known_name(enum: EnumTypeWrapper, number: int) -> str:
-    """An enum value's name. A number that only a newer peer knows is taken as the unspecified value, 0."""
+    """An enum value's name. An unknown number, as from a newer peer, counts as the unspecified value 0."""
     names = {value: name for name, value in enum.items()}
     return names.get(number, names[0])

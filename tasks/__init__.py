@@ -1,18 +1,21 @@
-"""What is learned: the `Task` contract, the built-in tasks, their models, and how data is dealt to clients.
+"""The learning problems: the `Task` interface, the built-in tasks and models, and the partitioning of data.
+
+Code that defines a task, finds it by name or iterates over its examples may enter. Federated algorithms and anything
+that knows a server or a client may not, and the package imports no other package of the project.
 
     from tasks import Classifier, Examples, Shard        # to write a task
-    from tasks import fingerprint, load_task             # to use one, by name
-    from tasks import PartitionSpec, make_partition      # to deal its data
+    from tasks import fingerprint, load_task             # to load a task by name
+    from tasks import PartitionSpec, make_partition      # to partition its data
 
-Beside these: `tasks.batches` and `tasks.evaluation`, the loops over examples.
+The loops over examples are in `tasks.batches` and `tasks.evaluation`.
 """
 
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.classifier import Classifier
 from tasks.loading import fingerprint, load_task
 from tasks.naming import BUILT_IN, TaskNotListed
-from tasks.partition import PartitionSpec, make_partition, training_groups, training_labels
-from tasks.partition_file import Partition, load_partition, save_partition
+from tasks.partitioning.file import Partition, load_partition, save_partition
+from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
 
 __all__ = [
     "BUILT_IN",

@@ -1,8 +1,7 @@
-"""What a task is: the model, the loss, the data and the metrics that an ML engineer brings.
+"""The interface of a task: the model, the loss, the data and the metrics that an ML engineer provides.
 
-A task is any object with the members of `Task`; nothing has to be inherited. It is installed on the server (which makes
-the first model and evaluates) and on every device (which trains), and is named `module:attribute` in both
-configurations.
+A task is any object with the members of `Task`; it need not inherit from it. It is installed on the server, which makes
+the first model and evaluates, and on every device, which trains. Both configurations name it `module:attribute`.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from torch import Tensor, nn
 
 
 class TaskError(ValueError):
-    """A task, its options, its data or its partition is not as it must be; the message says what to change."""
+    """A task, its options, its data or its partition is invalid. The message names the remedy."""
 
 
 @contextmanager
 def task_code(what: str) -> Iterator[None]:
-    """Run code of the task's author: what it raises becomes a TaskError that names `what` and keeps the cause."""
+    """Run code of the task's author. Its exceptions become a TaskError that names `what` and has them as cause."""
     try:
         yield
     except TaskError:
         raise
-    except Exception as error:
+    except Exception as error:  # a fault in the task's own code, of any type
         raise TaskError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
 class Examples:
-    """A data set in memory: it goes to the training device once.
+    """A data set in memory. It is copied to the training device once.
 
-    inputs: [n, ...]; targets: [n] or [n, ...]; augment: batch of inputs -> batch of inputs, run on the device in every
-    training step, drawing only from torch's default generators (they are seeded for each round).
+    inputs: [n, ...]; targets: [n] or [n, ...]; augment: batch of inputs -> batch of inputs. It runs on the device in
+    every training step and must use only torch's default generators, which are seeded for each round.
     """
 
     inputs: Tensor
@@ -52,7 +51,7 @@ class Examples:
         return len(self.inputs)
 
     def __getitem__(self, which: Tensor | slice) -> Examples:
-        """The examples that an index tensor, a mask or a slice names; `examples[:0]` is none of them."""
+        """The examples at an index tensor, a mask or a slice; `examples[:0]` is empty."""
         return Examples(self.inputs[which], self.targets[which], self.augment)
 
     def to(self, device: torch.device | str) -> Examples:
@@ -62,18 +61,18 @@ class Examples:
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of a task's data a client holds: indices into the task's training set, or a folder of its own files.
+    """A client's part of a task's data: indices into the task's training set, or a folder with files of its own.
 
-    Neither set: the whole training set.
+    With neither, it is the whole training set.
     """
 
     indices: Tensor | None = None
     folder: Path | None = None
 
     def of(self, examples: Examples) -> Examples:
-        """The part of `examples` that the indices name; all of them without indices.
+        """The examples at the indices, or all of them without indices.
 
-        Raises TaskError for an index that the examples do not have, and for a folder: only the task knows its files.
+        Raises TaskError for an index out of range, and for a folder: only the task can read its files.
         """
         if self.folder is not None:
             raise TaskError(f"this task brings its own data, so a shard must be indices, got the folder {self.folder}")
@@ -91,14 +90,14 @@ class Shard:
 class Task(Protocol):
     """One learning problem. Metrics are averaged over examples, so a metric returns one value for each example.
 
-    Three members more are used where a task has them: `held_out`, a line of text that says what `eval_data(None)` is,
-    is shown beside results; `train_labels()`, the class numbers [M] of the whole training set, is asked when data is
-    dealt, for `train_data(Shard())` costs the memory of all inputs and may lack a held-out part; `train_groups()`, a
-    number [M] for whose each of these examples is, is asked when data is dealt by writer, person or speaker.
+    A task may have three more members. `held_out` is a line of text that describes `eval_data(None)`; it is shown with
+    results. `train_labels()` returns the class numbers [M] of the whole training set for partitioning;
+    `train_data(Shard())` would need the memory of all inputs and may lack a held-out part. `train_groups()` returns
+    the group number [M] of each example's writer, person or speaker, for partitioning by group.
     """
 
     version: str
-    """Raised by the author when clients of the older code must not take part any more."""
+    """The author increases it when clients with older code must no longer take part."""
 
     def model(self) -> nn.Module:
         """A new model; its initial values come from torch's default generator, which the caller seeds."""

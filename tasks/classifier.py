@@ -1,4 +1,4 @@
-"""The loss and the metrics that every plain classifier has, to inherit: model and data are left to write."""
+"""A base class with the loss and the metrics of a plain classifier. A subclass adds model and data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Classifier:
-    """Cross entropy over classes. A subclass adds `model`, `train_data` and `eval_data`, and raises `version` in time.
+    """Cross entropy over classes. A subclass adds `model`, `train_data` and `eval_data`, and sets `version`.
 
     Output is [batch, classes, ...] scores, target [batch, ...] class numbers; further axes (pixels, characters) are
     averaged within each example.
@@ -22,10 +22,10 @@ class Classifier:
         return functional.cross_entropy(output, target)
 
     def metrics(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
-        """Cross entropy and 0 or 1 for a wrong or right class, each of shape [batch]."""
+        """Cross entropy, and 1 for a correct class or 0, each of shape [batch]."""
         loss = functional.cross_entropy(output, target, reduction="none")
-        right = (output.argmax(dim=1) == target).to(loss.dtype)
-        return {"loss": _each(loss), "accuracy": _each(right)}
+        correct = (output.argmax(dim=1) == target).to(loss.dtype)
+        return {"loss": _each(loss), "accuracy": _each(correct)}
 
 
 def _each(values: Tensor) -> Tensor:

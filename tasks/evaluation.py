@@ -1,4 +1,4 @@
-"""How good a model is: the task's metrics, averaged over examples."""
+"""Evaluation of a model: the task's metrics, averaged over examples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tasks.base import Examples, Task, TaskError, task_code
 def evaluate(task: Task, model: nn.Module, examples: Examples, batch_size: int = 512) -> dict[str, float]:
     """Mean of every metric over `examples`, summed in float64, on the model's device.
 
-    The model is left as it was found, training modes too. Raises TaskError for no examples, and for metrics that do
-    not give one value for each example or not the same names for each batch.
+    The model stays unchanged, including its training modes. Raises TaskError for no examples, and if the metrics are
+    not one value for each example under the same names in every batch.
     """
     if not len(examples):
         raise TaskError("expected at least one example to evaluate on, got none")
@@ -34,7 +34,7 @@ def evaluate(task: Task, model: nn.Module, examples: Examples, batch_size: int =
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    # Module by module: a task may keep parts of its model, such as BatchNorm layers, in evaluation mode.
+    # For each module: a task may keep parts of its model, such as batch norms, in evaluation mode.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""From a name in a configuration to a task: found by name, checked to be a task, and only then called."""
+"""Loads a task by name. Its attribute is checked to be a task before it is called."""
 
 from __future__ import annotations
 
@@ -19,23 +19,36 @@ METHODS = tuple(name for name, member in vars(Task).items() if callable(member) 
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
+_SAME_BEHAVIOUR: Mapping[str, str] = MappingProxyType(
+    {
+        # tasks/built_in/digits.py
+        "13c4c6e9f641286dfea05836d0027a4aefd23caaca189748fe59b5276ed1d036": "9093cf7d30c60dffc9176e226953ee1afcfb5f6b352b964b4d59cfd10a1924d2",  # noqa: E501 - two digests
+        # tasks/built_in/vision.py
+        "0b91cc5c2e9c04fa2c8ed6c846bfbb9f85bca7dd3b5a496a14d6b1aa15198bfa": "9e1131b5d3093258c31ede5923471955e48559107a54841a27da2227dcd1e3b7",  # noqa: E501 - two digests
+    }
+)
+"""SHA-256 of a built-in module's text -> that of its earlier text with the same behaviour.
+
+Only imports and comments differ, so devices with the earlier text may take part.
+"""
+
 
 def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Collection[str] | None = None) -> Task:
-    """The task that a name stands for, made with `options` as keyword arguments.
+    """Load the task with this name, made with `options` as keyword arguments.
 
-    The attribute of `module:attribute` is a class with a task's members, a function whose annotation says that it
-    returns such a class, or a finished task, which takes no options. Anything else is refused and never called. Modules
-    of the current directory can be named too.
+    The attribute of `module:attribute` must be a class with a task's members, a function annotated to return such a
+    class, or a task object, which takes no options. Anything else is refused and never called. The module may also lie
+    in the current directory.
 
     Args:
         name: a built-in task, an entry point of the group "impetus.tasks", or `module:attribute`.
-        options: of the task.
-        listed: for a name that came from another machine: the names of the last kind that may be loaded here. None:
-            all, for a name that this machine's own user or configuration gave.
+        options: the task's options.
+        listed: the `module:attribute` names that may be loaded, for a name from another machine. None allows all, for a
+            name from this machine's user or configuration.
 
     Raises:
-        TaskNotListed: the name is not listed; nothing was imported.
-        TaskError: with what to do; an exception of the task's own code is kept as its cause.
+        TaskNotListed: the name is not listed. Nothing was imported.
+        TaskError: the task cannot be loaded. An exception of the task's own code is its cause.
     """
     attribute = _attribute(path_of(name, listed), name)
     if inspect.isclass(attribute):
@@ -58,8 +71,8 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
 def fingerprint(task: Task) -> tuple[str, str]:
     """(version, source): the author's version and "sha256:" + hex of the text of the module that defines the class.
 
-    The same in every process and on every machine with the same text, however its lines end. Raises TaskError where
-    there is no text to read, as for a class typed into an interpreter.
+    It is the same in every process and on every machine with the same text, with any line endings. Raises TaskError if
+    the text cannot be read, as for a class defined in an interpreter.
     """
     kind = type(task)
     try:
@@ -72,12 +85,13 @@ def fingerprint(task: Task) -> tuple[str, str]:
             f"the task's class {kind.__qualname__} of module {kind.__module__} has no source here; define it in a"
             " file of your own: devices and server compare the text of its module"
         )
-    return task.version, "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return task.version, f"sha256:{_SAME_BEHAVIOUR.get(digest, digest)}"
 
 
 def _attribute(path: str, name: str) -> object:
     module_name, _, attribute = path.partition(":")
-    # Last, so that a file lying in the current directory replaces no installed module.
+    # Last, so that a file in the current directory replaces no installed module.
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
     try:
@@ -85,7 +99,7 @@ def _attribute(path: str, name: str) -> object:
             module = importlib.import_module(module_name)
     except TaskError as error:
         cause = error.__cause__
-        # Only when the module itself, or its package, is missing; a module that it imports is another matter.
+        # Only if the module itself or its package is missing, not a module that it imports.
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{module_name}.".startswith(f"{cause.name}."):
             raise TaskError(
                 f"there is no module {module_name} for task {name}: install the package that has it into this Python"
@@ -115,20 +129,20 @@ def _make(name: str, factory: Callable[..., Any], options: Mapping[str, object])
 
 
 def _require_task_returned(name: str, function: Callable[..., Any]) -> None:
-    """Raises TaskError unless the function's annotation says that it returns a task: it is called only then."""
+    """Raises TaskError unless the function is annotated to return a task. Other functions are never called."""
     with task_code(f"reading what {name} returns"):
         made = get_type_hints(function).get("return")
     if made is Task or (inspect.isclass(made) and (issubclass(made, Classifier) or not _class_lacks(made))):
         return
     shown = "none" if made is None else getattr(made, "__name__", repr(made))
     raise TaskError(
-        f"task {name} is a function that is not called, for nothing says that it makes a task: expected a task's class,"
+        f"task {name} is a function that is not annotated to return a task, so it was not called: expected a class"
         f" or a function annotated to return one, as in def wine(hidden: int = 16) -> Wine; got the annotation {shown}"
     )
 
 
 def _class_lacks(kind: type) -> list[str]:
-    """What a class lacks to make tasks, seen without making one. `version` may be a property."""
+    """The members that a class lacks as a task, without making one. `version` may be a property."""
     methods = _methods_missing(kind)
     has_version = isinstance(getattr(kind, "version", None), str | property)
     return methods if has_version else ["version", *methods]

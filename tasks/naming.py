@@ -1,7 +1,7 @@
-"""What a task's name stands for: a built-in task, an installed package's entry point, or `module:attribute`.
+"""Resolves the name of a task: a built-in task, an entry point of an installed package, or `module:attribute`.
 
-Nothing is imported here. A name that comes from another machine is resolved with `listed`, the `module:attribute` names
-that this machine's own configuration has: any other module is refused before its code runs.
+Nothing is imported here. A name from another machine is resolved with `listed`, the `module:attribute` names in this
+machine's own configuration. Any other module is refused before its code runs.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from tasks.base import TaskError
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "digits": "tasks.digits:Digits",
-        "fashion-mnist": "tasks.vision:FashionMnist",
-        "cifar10": "tasks.vision:Cifar10",
-        "cifar100": "tasks.vision:Cifar100",
-        "emnist": "tasks.vision:Emnist",
-        "emnist-digits": "tasks.vision:EmnistDigits",
+        "digits": "tasks.built_in.digits:Digits",
+        "fashion-mnist": "tasks.built_in.vision:FashionMnist",
+        "cifar10": "tasks.built_in.vision:Cifar10",
+        "cifar100": "tasks.built_in.vision:Cifar100",
+        "emnist": "tasks.built_in.vision:Emnist",
+        "emnist-digits": "tasks.built_in.vision:EmnistDigits",
     }
 )
-"""Names of the tasks that come along, with the class behind each."""
+"""Names of the built-in tasks, with the class of each."""
 
 GROUP = "impetus.tasks"
-"""Group of the entry points by which an installed package brings tasks."""
+"""Entry point group in which installed packages register tasks."""
 
 
 class TaskNotListed(TaskError):
-    """A `module:attribute` that this machine's configuration does not list. Nothing was imported."""
+    """This machine's configuration does not list the `module:attribute`. Nothing was imported."""
 
 
 def path_of(name: str, listed: Collection[str] | None = None) -> str:
-    """The `module:attribute` behind a name.
+    """The `module:attribute` of a name.
 
     Args:
         name: a built-in task, an entry point, or `module:attribute`.
-        listed: the names of the last kind that may be loaded. None: all, for a name that this machine's user gave.
+        listed: the `module:attribute` names that may be loaded. None allows all, for a name from this machine's user.
 
     Raises:
         TaskNotListed: the name is not listed.
-        TaskError: the name stands for nothing, or two packages have it.
+        TaskError: the name is unknown, or two packages register it.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -72,12 +72,12 @@ def is_path(name: str) -> bool:
 
 
 def comma_separated(names: Iterable[str]) -> str:
-    """Names as a message shows them."""
+    """Names for a message."""
     return ", ".join(names) or "none"
 
 
 def _entry_points() -> dict[str, set[str]]:
-    """What the installed packages bring: the `module:attribute` of each, by name."""
+    """The `module:attribute` paths that installed packages register, by name."""
     found: dict[str, set[str]] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         found.setdefault(point.name, set()).add(f"{point.module}:{point.attr}")

@@ -1,9 +1,10 @@
-"""What every test has: one torch thread, no deadlines, and a model small enough to read."""
+"""Settings and fixtures of all tests: one torch thread, no deadlines, a small model, processes."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +13,31 @@ from torch import nn
 
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
+from tests.processes.process import OPEN_WORKSPACES, Workspace
 
-# Results are promised for a fixed number of threads, and test workers would fight for the cores.
+TESTS = Path(__file__).parent
+
+# Bits are the same for a fixed number of threads only, and the test workers share the cores.
 torch.set_num_threads(1)
 
-# A suite that a script started in the background has SIGINT ignored, and its processes would inherit that: a process
-# under test must hear an interrupt as it does under an operator's hands.
+# A suite started in the background ignores SIGINT, and its processes would inherit that. Processes under test need
+# the default handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is no failure. All else stays as it is, also that CI draws the same examples every time.
+# A slow machine is no failure. CI uses the same examples every time.
 settings.register_profile("impetus", settings(), deadline=None)
 settings.load_profile("impetus")
+
+
+FIRST = ("docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak", "fl_ops", "compatibility")
+"""Folders with long tests that wait for processes. They start first, and short tests fill the gaps."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the folders of long tests to the front; within them, and after them, the order stays."""
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in FIRST)
 
 
 @pytest.fixture
@@ -36,6 +50,23 @@ def tiny_model() -> nn.Module:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server for all tests of a worker. Skips where none is installed."""
+    """A PostgreSQL server for all tests of a worker. Skips the test if none is installed."""
     with postgres_server.running() as server:
         yield server
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    """A folder for the processes of one test."""
+    with Workspace(tmp_path) as workspace:
+        yield workspace
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the last log lines of every process to the report of a failed test."""
+    report = yield
+    if report.failed:
+        for process in (process for workspace in OPEN_WORKSPACES for process in workspace.processes):
+            report.sections.append((f"{process.name}, exit code {process.exit_code}", process.tail()))
+    return report

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: made in a temporary folder, reached by a socket in it, gone with the tests."""
+"""A PostgreSQL server for tests, in a temporary folder, on a socket in that folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 UNTIL_WE_ARE_GONE = 'postgres "$@" & server=$!; read -r never; kill -INT $server; wait $server'
 """The server ends when its stdin does, so also when the tests are killed. INT is PostgreSQL's fast shutdown."""
 
@@ -25,20 +25,20 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"""
 
 
 class PostgresServer:
-    """A running server, for as many ledgers as are asked for: each in a schema of its own."""
+    """A running server for any number of ledgers, each in its own schema."""
 
     def __init__(self, folder: Path) -> None:
         self._at = f"host={folder}"
         self._names = (f"ledger_{number}" for number in count())
 
     def new_ledger(self) -> str:
-        """URL of an empty place for a ledger."""
+        """URL of a new, empty schema."""
         name = next(self._names)
         self.execute(f"CREATE SCHEMA {name}")
         return f"postgresql://postgres@/postgres?{self._at}&options=-csearch_path%3D{name}"
 
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
-        """Run a statement beside the ledgers; the rows that came of it."""
+        """Run a statement; its rows."""
         import psycopg  # noqa: PLC0415 - an extra
 
         with psycopg.connect(f"{self._at} user=postgres dbname={database}", autocommit=True) as connection:
@@ -51,7 +51,7 @@ class PostgresServer:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """No ledger can be reached within the block."""
+        """Within the block no ledger can be reached."""
         self.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false", "template1")
         try:
             self.cut_connections()
@@ -62,30 +62,34 @@ class PostgresServer:
 
 @contextmanager
 def running() -> Iterator[PostgresServer]:
-    """A server that ends with the block, however that ends. Skips the test where none can be started."""
+    """A server that ends with the block. Skips the test where PostgreSQL is not installed."""
     pytest.importorskip("psycopg", reason="the driver psycopg is not installed: pip install '.[postgres]'")
     path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin")))])
     if not all(shutil.which(program, path=path) for program in ("initdb", "postgres")):
         pytest.skip("no PostgreSQL server is installed: initdb and postgres are not on the path")
     with tempfile.TemporaryDirectory(prefix="pg-") as name:
         folder, data = Path(name), Path(name, "data")
-        asking = {"cwd": folder, "env": {**os.environ, "PATH": path, "LC_ALL": "C"}, **_somebody(folder)}
-        initdb = ["initdb", "--pgdata", data, "--username", "postgres", "--auth", "trust", "--encoding", "UTF8"]
+        asking: dict[str, Any] = {
+            "cwd": folder,
+            "env": {**os.environ, "PATH": path, "LC_ALL": "C"},
+            **_somebody(folder),
+        }
+        initdb = ["initdb", "--pgdata", str(data), "--username", "postgres", "--auth", "trust", "--encoding", "UTF8"]
         done = subprocess.run([*initdb, "--no-sync"], capture_output=True, text=True, check=False, **asking)
         assert done.returncode == 0, done.stderr
-        options = ["-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+        options = ["-D", str(data), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"]
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = subprocess.Popen(
                 ["sh", "-c", UNTIL_WE_ARE_GONE, "sh", *options], stdin=subprocess.PIPE, stdout=log, stderr=log, **asking
             )
         try:
             yield _answering(PostgresServer(folder), process, folder / "log")
         finally:
-            process.communicate(timeout=PATIENCE_S)
+            process.communicate(timeout=TIMEOUT_S)
 
 
 def _somebody(folder: Path) -> dict[str, Any]:
-    """PostgreSQL refuses to be root: then somebody else runs it, and the folder is theirs."""
+    """PostgreSQL refuses to run as root: another user runs it and owns the folder."""
     if os.geteuid() != 0:
         return {}
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -99,7 +103,7 @@ def _somebody(folder: Path) -> dict[str, Any]:
 def _answering(server: PostgresServer, process: subprocess.Popen[bytes], log: Path) -> PostgresServer:
     import psycopg  # noqa: PLC0415 - an extra
 
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while True:
         try:
             server.execute("SELECT 1")

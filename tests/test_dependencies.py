@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def wanted() -> list[Requirement]:
-    """Everything that pyproject.toml asks for, extras included, but for the project itself."""
+    """Every requirement of pyproject.toml with extras, without the project itself."""
     lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     found = [Requirement(text) for texts in lists for text in texts]
     return [requirement for requirement in found if requirement.name != PROJECT["name"]]
@@ -31,7 +31,7 @@ def pins() -> dict[str, str]:
 
 @pytest.mark.parametrize("requirement", wanted(), ids=str)
 def test_a_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
-    """What is tested is one of the versions that are said to work."""
+    """Each tested version is in the range of pyproject.toml."""
     assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
 
 

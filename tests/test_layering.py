@@ -1,168 +1,299 @@
-"""Who may import whom. Read from the source, so that an import inside a function counts too."""
+"""Import rules, package sizes and package docstrings.
+
+Imports are read from the source. An import inside a function or under TYPE_CHECKING counts like any other.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
-MAY_IMPORT = {
-    "protos": set(),
-    "algorithms": set(),
-    "tasks": set(),
-    "fl_server": {"protos", "algorithms", "tasks"},
-    "fl_client": {"protos", "algorithms", "tasks"},
-    "fl_ops": {"protos", "algorithms", "tasks", "fl_server", "fl_client"},
-}
-"""Room -> other rooms that it may import."""
+SHARED = ("protos", "fl_common", "algorithms", "tasks")
+"""Packages that import no other package of ours."""
 
-ONLY_STDLIB = [
-    "fl_server/rounds.py",
-    "fl_server/round_collecting.py",
-    "fl_server/round_committing.py",
-    "fl_server/round_drawing.py",
-    "fl_server/round_rule.py",
-    "fl_server/round_state.py",
-    "fl_server/round_steering.py",
-    "fl_server/over_selection.py",
-    "fl_server/stop_rules.py",
-    "fl_server/sampling.py",
-    "fl_server/roster.py",
-    "fl_server/events.py",
-]
-"""Files that decide rounds: they run, and are tested, with nothing installed."""
-
-KNOW_GRPC = {
-    "admin.py",
-    "admin_client.py",
-    "app.py",
-    "errors.py",
-    "health.py",
-    "interceptors.py",
-    "service.py",
-    "tls.py",
-    "transport.py",
+MAY_IMPORT: Mapping[str, set[str]] = {
+    **{package: set[str]() for package in SHARED},
+    "fl_server": {*SHARED},
+    "fl_client": {*SHARED},
+    "fl_ops": {*SHARED, "fl_server", "fl_client"},
+    "benchmarks": {*SHARED, "fl_server", "fl_client", "fl_ops"},
 }
-"""Names of files that may know the transport; the generated stubs do too."""
+"""Package -> other packages that it may import."""
+
+LAYERS: Mapping[str, tuple[str, ...]] = {
+    "fl_server": (
+        "__main__",
+        "app",
+        "rpc",
+        "coordinator",
+        "uploads",
+        "runs",
+        "admission",
+        "services",
+        "clients",
+        "metrics",
+        "aggregation",
+        "store",
+        "run_spec",
+        "run_config",
+        "rounds",
+        "logs",
+        "config",
+        "identity",
+        "plain_values",
+        "timeouts",
+        "errors",
+    ),
+    "fl_client": (
+        "__main__",
+        "app",
+        "setup",
+        "daemon",
+        "assignments",
+        "training",
+        "connection",
+        "storage",
+        "monitoring",
+        "gates",
+        "settings",
+        "rate_limit",
+        "errors",
+    ),
+    "fl_ops": (
+        "__main__",
+        "commands",
+        "compare",
+        "demo",
+        "simulate",
+        "admin",
+        "certificates",
+        "render",
+        "environment",
+        "files",
+        "environment",
+        "user_code",
+        "errors",
+    ),
+}
+"""Sub-packages and modules of a package. Each imports only those behind it in the list."""
+
+MOST_MODULES = 15
+"""In one folder, its sub-packages and `__init__.py` apart."""
+
+MORE_MODULES: Mapping[str, str] = {
+    "algorithms/methods": "one paper, one file",
+}
+"""Folder -> why it may have more modules."""
+
+GENERATED = {"protos.fl", "protos.fl.v1"}
+"""Packages of generated code, which needs no docstring about its purpose."""
+
+KNOW_GRPC = (
+    "fl_server.app",
+    "fl_server.errors",
+    "fl_server.rpc",
+    "fl_client.connection",
+    "fl_client.errors",
+    "fl_ops.admin",
+    "benchmarks",
+)
+"""Modules and packages that may import grpc or the generated stubs."""
+
+ROUNDS = ("fl_server.rounds", "fl_server.clients.roster")
+"""Modules and packages that decide rounds. They import one another and the standard library."""
 
 NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pickle", "shutil", "socket", "sqlite3",
               "subprocess", "tempfile", "threading", "time", "urllib"}  # fmt: skip
-"""What the mathematics never needs: files, clocks, threads, networks."""
+"""Modules that the mathematics does not import: files, clocks, threads, networks."""
 
-IMPORT_BY_NAME = {"fl_client/gates/nvml.py", "protos/traces.py", "tasks/loading.py", "tasks/torchvision_compat.py"}
-"""Files that import a module whose name is a value; of these one takes the name from elsewhere."""
+UNPICKLE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
-LOAD_TASKS = {"fl_client/data.py", "fl_server/runs/task_loading.py", "tasks/__init__.py"}
-"""Files of the coordinator and the daemon that turn a name into a task: where one from the wire would be loaded."""
+IMPORT_BY_NAME = {
+    "fl_client.gates.nvml",
+    "fl_common.tracing",
+    "tasks.loading",
+    "tasks.built_in.torchvision_compat",
+}
+"""Modules that import a module by a computed name. Only `tasks.loading` gets the name from outside."""
 
-SOURCES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py")) if "_pb2" not in path.name]
-"""Every module that a person wrote."""
+LOAD_TASKS = {"fl_client.training.data", "fl_server.coordinator.task_loading", "tasks"}
+"""Modules of the coordinator and the daemon that load a task by its name."""
 
 
-def name_of(path: Path) -> str:
-    """The path as people say it, from the repository's root."""
-    return path.relative_to(ROOT).as_posix()
+def module_name(path: Path) -> str:
+    """Full dotted name of the module in a file; a package's is its `__init__.py`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports, wherever it does so."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def sources() -> Mapping[str, ast.Module]:
+    """Every module that is not generated -> its syntax tree. Read once, and only by the worker that needs it."""
+    paths = (path for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py")))
+    return {module_name(path): ast.parse(path.read_text()) for path in paths if "_pb2" not in path.name}
+
+
+def imports(module: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import; the name is empty where the module itself is imported."""
+    for node in ast.walk(sources()[module]):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = ".".join(path.relative_to(ROOT).parts[: -node.level]) if node.level else ""
-            found.add(".".join(filter(None, [package, node.module])))
-    return found
+            assert not node.level, f"{module}: expected absolute imports"
+            yield from ((node.module or "", alias.name) for alias in node.names)
 
 
-def tops(path: Path) -> set[str]:
-    """Top-level packages that a file imports."""
-    return {name.partition(".")[0] for name in imports(path)}
+def imported_modules(module: str) -> set[str]:
+    """Our modules that a module imports."""
+    full = {f"{source}.{name}" if f"{source}.{name}" in sources() else source for source, name in imports(module)}
+    return full & sources().keys() - {module}
 
 
-def existing(names: list[str]) -> list[str]:
-    """Those of the files that are there."""
-    return [name for name in names if (ROOT / name).exists()]
+@cache
+def graph() -> Mapping[str, set[str]]:
+    """Module -> modules of ours that it imports."""
+    return {module: imported_modules(module) for module in sources()}
 
 
-every_source = pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@cache
+def foreign() -> Mapping[str, set[str]]:
+    """Module -> top-level packages that it imports."""
+    return {module: {source.partition(".")[0] for source, _ in imports(module)} for module in sources()}
 
 
-def test_there_is_something_to_check() -> None:
-    """The rules below would hold for an empty list."""
-    assert {name_of(path) for path in SOURCES} >= {"protos/codec.py", "algorithms/base.py", "fl_server/rounds.py"}
+def within(module: str, names: Iterable[str]) -> bool:
+    """Whether a module is one of these or lies in one of these packages."""
+    return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
-@every_source
-def test_a_room_imports_only_the_rooms_below_it(path: Path) -> None:
-    """Dependencies point one way; server and client never import each other."""
-    room = path.relative_to(ROOT).parts[0]
-    assert tops(path) & MAY_IMPORT.keys() <= MAY_IMPORT[room] | {room}
-
-
-@every_source
-def test_only_the_edge_knows_the_transport(path: Path) -> None:
-    """Everything else can be tested without a network, and would outlive another transport."""
-    knows = "grpc" in tops(path) or any(name.endswith("_pb2_grpc") for name in imports(path))
-    assert not knows or path.name in KNOW_GRPC
-
-
-@every_source
-def test_nothing_unpickles(path: Path) -> None:
-    """What came over the wire or from a disk is never executed."""
-    assert not tops(path) & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-
-
-def uses(path: Path, *names: str) -> bool:
-    """Whether a file imports or looks up one of these names."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+def names_used(module: str) -> set[str]:
+    """All names, attributes and imported names of a module."""
+    nodes = list(ast.walk(sources()[module]))
     found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     found |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    found |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    return bool(found & set(names))
+    return found | {name for _, name in imports(module)}
 
 
-def test_names_become_code_in_few_places() -> None:
-    """Nothing that comes over the wire is imported or called but by the one check of tasks."""
-    by_name = ("import_module", "__import__", "spec_from_file_location")
-    assert {name_of(path) for path in SOURCES if uses(path, *by_name)} == IMPORT_BY_NAME
-    loading = {name_of(path) for path in SOURCES if uses(path, "load_task")}
-    assert {name for name in loading if not name.startswith("fl_ops/")} == LOAD_TASKS
+def test_the_sources_are_found() -> None:
+    """Without this, an empty list of modules would pass every rule below."""
+    assert sources().keys() >= {"protos.codec", "algorithms.base", "fl_server.rounds.machine", "benchmarks.sweep"}
+    assert "protos.codec" in graph()["fl_server.app"] | set().union(
+        *(graph()[each] for each in graph()["fl_server.app"])
+    )
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if name_of(path).startswith("algorithms/")], ids=name_of)
-def test_the_mathematics_has_no_effects(path: Path) -> None:
+def test_no_import_cycle() -> None:
+    """Modules can be read, tested and changed from the bottom up."""
+    try:
+        TopologicalSorter(graph()).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_packages_import_only_what_the_table_allows() -> None:
+    """Server and client never import each other, and shared packages import nothing of ours."""
+    tops = [
+        (module, module.partition(".")[0], each.partition(".")[0]) for module in graph() for each in graph()[module]
+    ]
+    assert [(module, used) for module, top, used in tops if used != top and used not in MAY_IMPORT[top]] == []
+
+
+def layer(module: str) -> str:
+    """The part of a module's package that it belongs to."""
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_go_down_the_list_of_layers(package: str) -> None:
+    """Each part of a package is in its list, and imports only parts behind it."""
+    order = LAYERS[package]
+    members = [module for module in sources() if module.startswith(f"{package}.")]
+    assert {layer(module) for module in members} == set(order)
+    edges = [(module, used) for module in members for used in graph()[module] if used.startswith(f"{package}.")]
+    assert [edge for edge in edges if order.index(layer(edge[1])) < order.index(layer(edge[0]))] == []
+
+
+def test_no_folder_has_many_modules() -> None:
+    """A flat folder of dozens of modules does not show where a change belongs."""
+    paths = (path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name)
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py")
+    crowded = {folder: count for folder, count in counts.items() if count > MOST_MODULES}
+    assert crowded.keys() == MORE_MODULES.keys(), crowded
+
+
+def test_every_package_describes_itself() -> None:
+    """The docstring of `__init__.py`: its purpose, what may enter it and what may not, in at least two sentences."""
+    packages = {module_name(path) for top in MAY_IMPORT for path in (ROOT / top).rglob("__init__.py")} - GENERATED
+    texts = {package: ast.get_docstring(sources()[package]) or "" for package in packages}
+    short = {package for package, text in texts.items() if len(re.findall(r"\.(?=\s|$)", text)) < 2 or "TODO" in text}
+    assert short == set()
+
+
+def test_only_the_edges_know_grpc() -> None:
+    """Everything else can be tested without a network."""
+    stubs = {
+        module for module in sources() if any("_pb2_grpc" in f"{source}.{name}" for source, name in imports(module))
+    }
+    users = {module for module in sources() if "grpc" in foreign()[module]} | stubs
+    assert {module for module in users if not within(module, KNOW_GRPC)} == set()
+
+
+def test_nothing_unpickles() -> None:
+    """Bytes from the wire or from a disk are never executed."""
+    assert {module for module in sources() if foreign()[module] & UNPICKLE} == set()
+
+
+def test_few_modules_import_by_name() -> None:
+    """No name from the wire is imported or called, except by the one check of tasks."""
+    used = {module: names_used(module) for module in sources()}
+    by_name = {"import_module", "__import__", "spec_from_file_location"}
+    assert {module for module in sources() if used[module] & by_name} == IMPORT_BY_NAME
+    loading = {module for module in sources() if "load_task" in used[module]}
+    assert {module for module in loading if not within(module, ["fl_ops", "benchmarks"])} == LOAD_TASKS
+
+
+def test_the_mathematics_has_no_effects() -> None:
     """Tensors in, tensors out: the same numbers on every machine and in every simulation."""
-    assert not tops(path) & NO_EFFECTS
+    assert {
+        module for module in sources() if within(module, ["algorithms"]) and foreign()[module] & NO_EFFECTS
+    } == set()
 
 
-@pytest.mark.parametrize("name", existing(ONLY_STDLIB))
-def test_the_round_needs_the_standard_library_only(name: str) -> None:
-    """What decides about rounds imports its own kind, the standard library, and no asyncio."""
-    own = {file.removesuffix(".py").replace("/", ".") for file in ONLY_STDLIB}
-    outside = {name.partition(".")[0] for name in imports(ROOT / name) - own}
-    assert outside <= set(sys.stdlib_module_names) - {"asyncio"}
+def test_rounds_need_only_the_standard_library() -> None:
+    """The decisions of a round run, and are tested, with nothing installed. They do no I/O."""
+    allowed = set(sys.stdlib_module_names) - {"asyncio"}
+    for module in (module for module in sources() if within(module, ROUNDS)):
+        outside = {source for source, name in imports(module) if not within(source, ROUNDS)}
+        assert {source.partition(".")[0] for source in outside} <= allowed, module
 
 
-@pytest.mark.parametrize("module", ["algorithms", "fl_server.rounds"])
-def test_it_imports_where_grpc_is_not_installed(module: str) -> None:
-    """None in sys.modules makes an import fail as a missing package does, whoever asks for it."""
-    code = f"import sys; sys.modules['grpc'] = None; import {module}"
+def run(code: str) -> str:
+    """Run Python code in a new process; returns its output."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_a_process_whose_task_needs_none_of_it_imports_no_torchvision() -> None:
-    """Nor scikit-learn, of which digits only reads a file: each costs a device about a second and 80 MB."""
+def test_algorithms_and_rounds_import_without_grpc() -> None:
+    """They import without grpc: None in sys.modules makes an import fail like a missing package."""
+    run("import sys; sys.modules['grpc'] = None; import algorithms, fl_server.rounds.machine")
+
+
+def test_no_process_imports_torchvision_without_need() -> None:
+    """Scikit-learn neither: the digits task reads one of its files. Each import costs a device a second and 80 MB."""
     code = (
         "import sys, fl_client.app, fl_server.app; from tasks import load_task; load_task('digits').model();"
         "print(sorted({'torchvision', 'sklearn', 'scipy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+    assert run(code) == "[]\n"

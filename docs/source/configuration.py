@@ -1,7 +1,7 @@
-"""Writes docs/configuration.md from what reads the settings: `python -m docs.source.configuration` makes it anew.
+"""Writes docs/configuration.md from the settings models: `python -m docs.source.configuration`.
 
-Names, types, ranges and defaults come from the models, a run's meanings from the contract's comments. What stands here
-is only what none of them says.
+Names, types, ranges and defaults come from the models, the meanings of a run's keys from the comments of the contract.
+This module contains only the text that neither of them has.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 import algorithms as fl
-import fl_client.config as client
+import fl_client.settings.config as client
 import fl_ops.compare.table as comparison
 import fl_server.config as server
+from algorithms.parameters import Parameters
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
-from fl_ops.settings import DEFAULT_SERVER, ENVIRONMENT
-from fl_server.run_config import RunConfig
-from tasks.digits import Digits
+from fl_ops.admin.settings import DEFAULT_SERVER, ENVIRONMENT
+from fl_server.run_config import RunConfig, ScheduleSection
+from tasks.built_in.digits import Digits
+from tasks.built_in.vision import Vision
 from tasks.naming import BUILT_IN
-from tasks.partition_spec import OPTIONS as HOW_TO_DEAL
-from tasks.partition_spec import PartitionSpec
-from tasks.vision import Vision
+from tasks.partitioning.spec import OPTIONS as HOW_TO_DEAL
+from tasks.partitioning.spec import PartitionSpec
 
 PAGE = ROOT / "docs" / "configuration.md"
 
 _LOG = '"json": one object a line; "pretty": for people; "auto": pretty on a terminal, JSON elsewhere.'
 SERVER = {
-    "insecure": "Speak plain text, on this machine only; instead of `[tls]`.",
+    "insecure": "Use plain text, on this machine only; in place of `[tls]`.",
     "log": _LOG,
 }
 CLIENT = {
-    "insecure": "Speak plain text, with a coordinator on this machine; instead of `[tls]`.",
+    "insecure": "Use plain text, with a coordinator on this machine; in place of `[tls]`.",
     "log": _LOG,
 }
 CLIENT_VALUES = {
@@ -46,7 +47,7 @@ RUN_DEFAULTS = {
     ("RoundSpec", "min_clients"): '`clients_per_round`; `1` with "bernoulli"',
     ("RoundSpec", "quorum"): 'half of `clients_per_round`, rounded up; `1` with "bernoulli"',
 }
-"""Of keys whose default depends on others, by message and field."""
+"""Defaults that depend on other keys, by message and field."""
 METHOD = {
     "alpha": "fedcm: share of the local gradient in a step, 1 is FedAvg. feddyn: strength of the proximal term.",
     "beta": (
@@ -56,119 +57,132 @@ METHOD = {
     "beta0": "Momentum of the server in the first round; it falls to 0 by the last.",
     "beta1": "Decay of the server's first moment.",
     "beta2": "Decay of the server's second moment.",
-    "bias_correction": "Moments divided by what their start at zero takes away.",
+    "bias_correction": "Whether the moments are corrected for their start at zero.",
     "damp": "Whether gradients have the share 1 - beta.",
     "eps": "Keeps the division by the second moment finite.",
-    "eps_inside": "Whether eps stands inside the root.",
+    "eps_inside": "Whether eps is inside the root.",
     "eta_2": "Rate of the ascent; 0 is FedAvg.",
     "eta_g": "Learning rate of the server.",
-    "gamma": "How much of the local momentum is kept from step to step; 0 is FedAvg.",
+    "gamma": "Share of the local momentum that is kept from step to step; 0 is FedAvg.",
     "gradient": '"plain"; "sam": at the point of steepest ascent within `rho`, with any method.',
-    "lam": "Price of changing the inputs.",
+    "L": (
+        'Form of the map of the inputs: "diagonal", one factor for each channel; "matrix" over a whole input, d x d '
+        'numbers for an input of d; "channel_matrix", a matrix over the channels.'
+    ),
+    "lam": "Penalty for a change of the inputs.",
     "momentum_units": '"gradient": the server\'s memory is scaled with the learning rate when that decays.',
-    "mu": "fedprox: strength of the proximal term, 0 is FedAvg. qg: how much of the direction the server keeps.",
+    "mu": "fedprox: strength of the proximal term, 0 is FedAvg. qg: share of the direction that the server keeps.",
     "normaliser": '"fednova": each delta is divided by its own number of steps, with any method.',
     "objective": '"uniform": the mean over clients is minimised; "examples": the mean over their examples.',
-    "option": "How the client's variate is made: from a pass over its data, or from its delta.",
-    "order": '"feddyn_code": clipping and decay behind the mixing, as in the program of FedDyn\'s authors.',
+    "option": "Source of the client's variate: I, a pass over its data, or II, its delta.",
+    "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors.',
     "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
-    "sam_scope": 'What SAM\'s norm is taken over: the "model", or each "tensor".',
+    "sam_scope": 'Scope of SAM\'s norm: the "model", or each "tensor".',
     "server_optimizer": (
-        "How the server model moves: sgd, momentum, nesterov, slowmo, demon, adagrad, yogi, adam or demon_adam. Its "
-        "own parameters are written with `server_` before them: `server_beta`, `server_tau`."
+        "Optimizer of the server model: sgd, momentum, nesterov, slowmo, demon, adagrad, yogi, adam or demon_adam. Its "
+        "own parameters have the prefix `server_`: `server_beta`, `server_tau`."
     ),
-    "tau": "Keeps the division by the second moment finite; its square is where that starts.",
-    "v_from": 'What the second moment is made of: the mean "delta", or the "momentum".',
-    "variant": "How the model follows the momentum.",
-    "weights": '"examples": by a client\'s number of training examples; "uniform": all alike.',
+    "tau": "Keeps the division by the second moment finite.",
+    "v0": "Second moment at the start; none: the square of `tau`, and 0 with `bias_correction`.",
+    "v_from": 'Source of the second moment: the mean "delta", or the "momentum".',
+    "variant": "Form of the momentum step.",
+    "weights": '"examples": by a client\'s number of training examples; "uniform": equal weights.',
 }
 OPTIONS = {
     "data_root": "Folder in torchvision's layout.",
-    "download": "Fetch files that are missing.",
-    "model": "Which model is trained.",
-    "client_eval_fraction": "Part of each shard that is kept from training, for evaluation on the device.",
+    "download": "Download missing files.",
+    "model": "The trained model.",
+    "client_eval_fraction": "Part of each shard that is held out from training, for evaluation on the device.",
 }
 PARTITION = {
     "method": (
         ", ".join(f'"{name}"' for name in HOW_TO_DEAL),
-        "How the examples are dealt; [which does what](tasks.md#partitions), and reads which of the keys below.",
+        "Method of the partition; [partitions](tasks.md#partitions) describes each, with the keys below that it reads.",
     ),
-    "clients": ("whole number, 1 or more", "To how many."),
-    "seed": ("whole number, 0 or more", "The same seed deals the same."),
-    "alpha": ("number, over 0", "Concentration of a Dirichlet: 0.1 gives a client few classes, 100 nearly all alike."),
-    "prior_scaled": ("true or false", "`alpha` is shared out among the classes by their frequency."),
+    "clients": ("whole number, 1 or more", "Number of clients."),
+    "seed": ("whole number, 0 or more", "The same seed gives the same partition."),
+    "alpha": (
+        "number, over 0",
+        "Concentration of a Dirichlet: 0.1 gives a client few classes, 100 almost equal shares.",
+    ),
+    "prior_scaled": ("true or false", "Whether `alpha` is divided among the classes by their frequency."),
     "rotate": ("true or false", "Clients take one example each in turn, instead of being filled one after another."),
-    "classes": ("whole number, 1 or more", "How many classes each client draws."),
-    "min_examples": ("whole number, 0 or more", "What every client must have."),
-    "stratified": ("true or false", "As many of each class for everybody."),
-    "sigma": ("number, 0 or more", "Spread of unequal sizes, lognormal; 0 is equal."),
+    "classes": ("whole number, 1 or more", "Number of classes that each client draws."),
+    "min_examples": ("whole number, 0 or more", "Fewest examples of a client."),
+    "stratified": ("true or false", "Each client gets the same number of each class."),
+    "sigma": ("number, 0 or more", "Spread of the sizes, lognormal; 0 gives equal sizes."),
 }
 FL = {
     "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
     "ca": ("path", "Certificate of the authority that signed the coordinator's."),
-    "cert": ("path", "Your certificate, an admin's."),
+    "cert": ("path", "Your certificate, with the role admin."),
     "key": ("path", "Its private key."),
-    "insecure": ("true or false", "Plain text, on this machine only; instead of the three files."),
+    "insecure": ("true or false", "Plain text, on this machine only; in place of the three files."),
     "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
 }
 
 _INTRO = """# Configuration
 
-Made by `python -m docs.source.configuration` from the code that reads the files; a test compares.
+`python -m docs.source.configuration` generates this page from the code that reads the files; a test compares them.
 
 Every file is TOML.
-A key that nobody knows is refused, with the one that was probably meant.
-So is a value that does not fit, with what was expected and what came.
-Relative paths count from the folder in which a program is started, in `fl.toml` from that file's own folder.
-Default "none" means that leaving the key out says something no value says."""
+An unknown key is refused, with a suggestion.
+A wrong value is refused, with the expected and the actual value.
+Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
+The default "none" means that a missing key has a meaning that no value has."""
 
 _SERVER = """## The coordinator: server.toml
 
 `fl-server --config server.toml`
 
-`--config` may be given once more, for a file whose keys take the place of those before: a password's file, or what one
-place has of its own.
+A second `--config` names a file with keys that replace those of the first: a file with a password, or the settings of
+one site.
 
-Either `[tls]` is there, or `insecure = true`.
-Plain text on an address that others can reach is refused unless `insecure_remote = true` stands beside it.
-Where `tls.client_ca` is set, clients and operators need certificates that it signed.
-The name in a certificate then decides who its holder is.
-Without it, `admin_listen` must be a loopback address."""
+The file has either `[tls]` or `insecure = true`.
+Plain text on an address that others can reach is refused, except with `insecure_remote = true` in addition.
+With `tls.client_ca`, clients and operators need certificates that it signed.
+The name in a certificate then identifies its holder.
+Without it, the coordinator starts only with `tls.no_client_certificates = true`, and `admin_listen` must be a loopback
+address."""
 
 _CLIENT = """## A daemon: client.toml
 
 `fl-client --config client.toml`
 
-`--config` may be given once more, for a file whose keys take the place of those before: what all devices share in one,
-a device's own part in the other.
+A second `--config` names a file with keys that replace those of the first: the first has the common settings of all
+devices, the second the settings of one device.
 
-Either `[tls]` is there, or `insecure = true` and a `client_id`.
-Plain text to a coordinator on another machine wants `insecure_remote = true` as well.
+The file has either `[tls]`, or `insecure = true` and a `client_id`.
+Plain text to a coordinator on another machine needs `insecure_remote = true` in addition.
 The state directory belongs to one device.
-Identity and shard are written there on the first start, and never change."""
+Identity and shard are written there on the first start and never change."""
 
-_SHARD = """At most one of `partition`, `file` and `folder`; without any, the device trains on all of the task's data.
-A partition is made from a seed on each device, by these keys:"""
+_SHARD = """At most one of `partition`, `file` and `folder`; without any of them the device trains on all data.
+Each device computes the partition from a seed, by these keys:"""
 
 _RUN = """## A run: the file of `fl run create`
 
-The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, by the same names.
-Keys of the top level stand above the first section."""
+The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, with the same names.
+Top-level keys must be above the first section."""
 
-_METHODS = """The methods, and their parameters with what stands when they are left out.
-What one needs beside them stands with it: the run's `population`, a folder on each device where a state is kept, or two
-exchanges with the clients in a round."""
+_METHODS = """The methods, and their parameters with defaults.
+The column "needs" has further requirements: the run's `population`, a state on each client, or two exchanges with the
+clients in a round."""
+
+_SCHEDULES = """How the parameter NAME changes from round to round; each round's clients get its value.
+`parameters` has the value of round 0.
+A schedule can change:"""
 
 _COMPARE = """## A comparison: the table of `fl compare`
 
-The keys of a run without `algorithm` and `seed`, `[simulation]` as in the file of `fl simulate` without `partition` and
-`validation_every`, and:"""
+The file has the keys of a run without `algorithm` and `seed`, `[simulation]` as in the file of `fl simulate` without
+`partition` and `validation_every`, and:"""
 
 _FL = """## The operator's command: fl.toml
 
 `~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
-A flag of the command line comes before the environment, and that before the file.
-The strongest of them that speaks of certificates or of plain text decides which of the two it is."""
+A command-line flag has priority over the environment, and the environment over the file.
+The source with the highest priority that sets certificates or plain text decides between the two."""
 
 
 def page() -> str:
@@ -223,26 +237,62 @@ def _run_rows(model: type[BaseModel], message: str) -> list[Row]:
     return [Row(row.name, row.values, RUN_DEFAULTS.get((message, row.name), row.default), row.meaning) for row in rows]
 
 
-_ALGORITHM = {"name": "One of the methods below.", "parameters": "Of the method; those left out take its defaults."}
+_ALGORITHM = {
+    "name": "One of the methods below.",
+    "parameters": "Of the method; those left out take its defaults.",
+    "schedules": "Parameters that change from round to round: a table `[algorithm.schedules.NAME]` for each.",
+}
 
 
 def _methods() -> list[str]:
     algorithms = [fl.build(name) for name in fl.names()]
-    used = sorted({parameter for algorithm in algorithms for parameter in algorithm.parameters})
+    used = sorted({parameter for name in fl.names() for parameter in fl.parameters_of(name)})
     if unexplained := [parameter for parameter in used if parameter not in METHOD]:
         raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
     methods = ["| method | needs | parameters and their defaults |", "| --- | --- | --- |"]
     methods += [_method(algorithm) for algorithm in algorithms]
     meanings = ["| parameter | meaning |", "| --- | --- |"]
     meanings += [f"| `{parameter}` | {METHOD[parameter]} |" for parameter in used]
-    return [_METHODS, "\n".join(methods), "\n".join(meanings)]
+    return [_METHODS, "\n".join(methods), "\n".join(meanings), *_schedules()]
+
+
+def _schedules() -> list[str]:
+    meanings = message_comments("ParameterSchedule", "training")
+    changing: dict[str, list[str]] = {}
+    for name in fl.names():
+        for parameter, declaration in _with_sam(name).items():
+            if declaration.per_round:
+                changing.setdefault(parameter, []).append(f"`{name}`")
+    lines = [f"- `{parameter}` of {_these(methods)}" for parameter, methods in sorted(changing.items())]
+    heading = "### [algorithm.schedules.NAME]"
+    return [heading, f"{_SCHEDULES}\n\n" + "\n".join(lines), table(model_rows(ScheduleSection, meanings))]
+
+
+def _these(methods: list[str]) -> str:
+    without = [f"`{name}`" for name in fl.names() if f"`{name}`" not in methods]
+    if len(without) > len(methods):
+        return ", ".join(methods)
+    return f"every method except {', '.join(without)}" if without else "every method"
+
+
+def _with_sam(method: str) -> Parameters:
+    """The method's parameters, with those of SAM if the two go together."""
+    if "gradient" not in fl.parameters_of(method):
+        return fl.parameters_of(method)
+    try:
+        fl.build(method, gradient="sam")
+    except fl.AlgorithmError:
+        return fl.parameters_of(method)
+    return fl.parameters_of(method, gradient="sam")
 
 
 def _method(algorithm: fl.Algorithm) -> str:
     needs = ["`population`"] if algorithm.needs_population else []
     needs += ["a state on each client"] if algorithm.keeps_client_state else []
     needs += [f"{len(algorithm.exchanges)} exchanges"] if len(algorithm.exchanges) > 1 else []
-    parameters = ", ".join(f"`{name} = {shown(value)}`" for name, value in algorithm.parameters.items())
+    declared = fl.parameters_of(algorithm.name)
+    values = {name: algorithm.parameters.get(name) for name in declared}
+    parameters = ", ".join(f"`{name} = {shown(value)}`" for name, value in values.items())
     return f"| `{algorithm.name}` | {', '.join(needs)} | {parameters.replace('= `', '= ').replace('``', '`')} |"
 
 
@@ -264,9 +314,10 @@ def _class_of(path: str) -> type[Vision]:
 
 
 def _compare() -> list[str]:
-    named = {"[[methods]]": comparison.MethodSection, "[tuning]": comparison.TuningSection}
+    named: dict[str, type[BaseModel]] = {"[[methods]]": comparison.MethodSection, "[tuning]": comparison.TuningSection}
     parts = [table(model_rows(comparison.TableSection))]
-    for name, section in {**named, "[report]": comparison.ReportSection}.items():
+    named["[report]"] = comparison.ReportSection
+    for name, section in named.items():
         parts += [f"### {name}", table(model_rows(section))]
     return parts
 

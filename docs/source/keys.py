@@ -1,4 +1,4 @@
-"""What the code knows of its settings, as rows for a page: names, types, ranges, defaults, and what is said of them."""
+"""The settings of the code as rows of a page: names, types, ranges, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from algorithms.parameters import Range
-from fl_client.setup.explained import attribute_docstrings
-from protos.settings import Address
+from fl_client.setup.settings_file import attribute_docstrings
+from fl_common.settings import Address
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "required"
@@ -41,16 +41,16 @@ class Row:
 
     name: str
     values: str
-    """What it may be, in words."""
+    """The allowed values, as text."""
     default: str
     meaning: str
 
 
 def model_rows(model: type[BaseModel], extra: dict[str, str] | None = None) -> list[Row]:
-    """The keys of a section, but for sections in it; `extra` has meanings that the code does not state."""
-    told = {**attribute_docstrings(model), **(extra or {})}
+    """Return the keys of a section without its sub-sections; `extra` has meanings that the code does not contain."""
+    meanings = {**attribute_docstrings(model), **(extra or {})}
     return [
-        Row(name, values_of(field), default_of(field), told[name])
+        Row(name, values_of(field), default_of(field), meanings[name])
         for name, field in model.model_fields.items()
         if section_of(field) is None
     ]
@@ -58,7 +58,7 @@ def model_rows(model: type[BaseModel], extra: dict[str, str] | None = None) -> l
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """The model of a field that is a section."""
-    if get_origin(field.annotation) is tuple:
+    if get_origin(field.annotation) in (tuple, dict):
         return None
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, BaseModel)), None)
@@ -88,7 +88,7 @@ def _number(limit: float) -> str:
 
 
 def in_words(kind: Any) -> str:
-    """A type as the writer of a TOML file says it."""
+    """Return a type in the words of TOML."""
     origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not types.NoneType]
     if origin is Annotated:
         if kind == Address:
@@ -99,14 +99,16 @@ def in_words(kind: Any) -> str:
         return " or ".join(f'"{part}"' for part in parts)
     if origin in (Union, types.UnionType):
         return in_words(parts[0]) if len(parts) == 1 else " or ".join(in_words(part) for part in parts)
+    if origin is tuple and not inspect.isclass(parts[0]):
+        return f"list of {in_words(parts[0])}s"
     return _WORDS[origin or kind]
 
 
 def default_of(field: FieldInfo) -> str:
-    """A field's default as it would stand in the file; `none` where leaving it out says something else."""
+    """Return a field's default as in the file; `none` if a missing key has another meaning than any value."""
     if field.is_required():
         return REQUIRED
-    default = field.default if field.default is not PydanticUndefined else field.default_factory()  # type: ignore[misc, call-arg]
+    default = field.default if field.default is not PydanticUndefined else field.default_factory()  # type: ignore[misc, call-arg] # none of ours takes arguments
     return shown(default)
 
 
@@ -119,12 +121,12 @@ def shown(value: Any) -> str:
     return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
 
 
-def message_comments(message: str) -> dict[str, str]:
-    """The comments of a message of admin.proto, by the field's name, each on one line."""
-    text = (ROOT / "protos" / "fl" / "v1" / "admin.proto").read_text(encoding="utf-8")
+def message_comments(message: str, file: str = "admin") -> dict[str, str]:
+    """The comments of a message of a .proto file, by the field's name, each on one line."""
+    text = (ROOT / "protos" / "fl" / "v1" / f"{file}.proto").read_text(encoding="utf-8")
     body = re.search(rf"^message {message} {{\n(.*?)^}}", text, re.DOTALL | re.MULTILINE)
     if body is None:
-        raise LookupError(f"expected a message {message} in admin.proto, found none")
+        raise LookupError(f"expected a message {message} in {file}.proto, found none")
     return dict(_commented(body[1]))
 
 
@@ -139,7 +141,7 @@ def _commented(body: str) -> Iterator[tuple[str, str]]:
 
 
 def signature_rows(function: Any, meanings: dict[str, str]) -> list[Row]:
-    """The parameters of a builder as keys. Raises LookupError for one that nobody has given a meaning."""
+    """Return the parameters of a builder as keys. Raises LookupError for a parameter without a meaning."""
     parameters = inspect.signature(function, eval_str=True).parameters
     if unexplained := sorted(parameters.keys() - meanings.keys()):
         raise LookupError(

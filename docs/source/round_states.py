@@ -1,7 +1,7 @@
-"""Draws docs/round-states.md from the round state machine itself: `python -m docs.source.round_states` writes it anew.
+"""Writes docs/round-states.md from the round state machine: `python -m docs.source.round_states`.
 
-RULES says which events a phase takes; where they lead is found by trying each of them in every state that a few small
-runs can reach, so the page cannot say what the machine does not do.
+RULES has the events that each phase accepts. Where they lead is found by applying each event in every state that a few
+small runs can reach, so the page shows what the machine does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from fl_server import events as e
-from fl_server.round_rule import UnexpectedEvent
-from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import RULES, advance
+from fl_server.rounds import events as e
+from fl_server.rounds.machine import RULES, advance
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 
 PAGE = Path(__file__).parents[1] / "round-states.md"
 Edge = tuple[Phase, str, Phase]
@@ -23,7 +22,7 @@ _RUNS = (
     RoundState(RoundPolicy(seed=0, clients_per_round=2, exchanges=2, evaluate_every=0), rounds=2),
     RoundState(RoundPolicy(seed=0, min_clients=2, await_evaluation=True), rounds=2),
     RoundState(RoundPolicy(seed=0, ask_clients_every=1), rounds=1),
-    # Picked up after a restart with all that was wanted.
+    # Restored after a restart with all updates that it needs.
     *(
         RoundState(
             RoundPolicy(seed=0, exchanges=exchanges),
@@ -35,7 +34,7 @@ _RUNS = (
         )
         for exchanges in (1, 2)
     ),
-    # Picked up with a list that was fixed, and bytes that are gone.
+    # Restored with a fixed list and lost bytes.
     RoundState(
         RoundPolicy(seed=0),
         rounds=1,
@@ -47,26 +46,34 @@ _RUNS = (
     ),
 )
 _EVENTS: tuple[e.Event, ...] = (
-    *(e.RosterChanged(clients, settled=True) for clients in ((), ("a", "b"), ("a", "b", "c"))),
-    *(kind(client) for kind in (e.ClientOut, e.ClientBack) for client in "abc"),
-    *(e.UpdateAdmitted(client, b"") for client in "abc"),
+    *(e.RosterChanged(clients, settled=True) for clients in ((), ("a", "b"))),
+    *(kind(client) for kind in (e.ClientDroppedOut, e.ClientReturned) for client in "ab"),
+    *(e.UpdateAdmitted(client, b"") for client in "ab"),
     *(
         kind()
-        for kind in (e.DeadlinePassed, e.PickedUp, e.RetryDue, e.ExchangeReduced, e.Stepped, e.Committed, e.Evaluated)
+        for kind in (
+            e.DeadlinePassed,
+            e.RoundRestored,
+            e.RetryDue,
+            e.ExchangeReduced,
+            e.StepComputed,
+            e.ModelCommitted,
+            e.Evaluated,
+        )
     ),
     *(e.Evaluated("clients"), e.StatesLost(""), e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
     e.CulpritsFound((("a", ""),)),
     *(e.EndRequested("completed", ""), e.EndRequested("failed", "")),
 )
-_LAST_ATTEMPT = 2
-"""Attempts are without end; nothing new happens after a few."""
+_LAST_ATTEMPT = 1
+"""Attempts never end; later ones add no transition."""
 
 _INTRO = """# The states of a round
 
-Made by `python -m docs.source.round_states` from `fl_server/rounds.py`; a test compares.
-The commands that go with each transition, and the reasons, are in that file.
+`python -m docs.source.round_states` generates this page from `fl_server/rounds/machine.py`; a test compares them.
+That file contains the commands of each transition and their reasons.
 
-Events that leave the phase as it is are not drawn; the table below has all of them.
+The diagram shows only events that change the phase; the table below shows all events.
 """
 
 
@@ -94,7 +101,7 @@ def _steps(state: RoundState) -> Iterator[tuple[e.Event, RoundState]]:
 
 
 def page() -> str:
-    """The whole page: a mermaid diagram of the moves, and a table of phase by event."""
+    """Return the whole page: a mermaid diagram of the transitions, and a table of phase by event."""
     edges = transitions()
     return f"{_INTRO}\n```mermaid\n{_diagram(edges)}\n```\n\n{_table(edges)}\n"
 
@@ -115,7 +122,7 @@ def _table(edges: frozenset[Edge]) -> str:
         for name in sorted(kind.__name__ for start, kind in RULES if start is phase):
             ends = [after.value for after in Phase if (phase, name, after) in edges]
             rows.append(f"| {phase.value} | {name} | {', '.join(ends)} |")
-    return "\n".join([*rows, "", "Every other event is refused in that phase, and changes nothing."])
+    return "\n".join([*rows, "", "Every other event is refused in that phase and changes nothing."])
 
 
 if __name__ == "__main__":

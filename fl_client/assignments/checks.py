@@ -1,6 +1,6 @@
-"""What an assignment asks for, held to what can be done at all and to what this device's owner allows.
+"""Checks of a coordinator's events: valid values, and no more work than this device's owner allows.
 
-All of it is decided from the message alone, before anything is fetched.
+They read the message alone, before anything is fetched.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import math
 from collections.abc import Sequence
 
 from algorithms.base import LocalSettings
-from fl_client.config import LimitsConfig
-from fl_client.connection.reading import text
+from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, WorkFailed
-from fl_client.updates import Key, key_of
+from fl_client.settings.config import LimitsConfig
+from fl_client.storage.pending_updates import Key, key_of
+from fl_common.names import check_id
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-from protos.wire import check_id
 from tasks.batches import count_steps
 
-MOST_PARAMETERS, MOST_PAYLOADS, MOST_ENCODINGS = 64, 16, 64
-"""In one assignment; no method and no coordinator has so many."""
+MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
+"""Limits of one assignment, above the needs of any method."""
 NAME_CHARS = 64
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
@@ -27,53 +27,53 @@ _KINDS = frozenset(
 )
 
 
-class UnusableEvent(ClientError):
-    """An event that names nothing that could be answered for."""
+class InvalidEvent(ClientError):
+    """An event whose key, run id or outcome is not valid."""
 
 
 def checked_key(key: training_pb2.ExchangeKey) -> Key:
-    """The key, if its run can have that name. Raises UnusableEvent."""
+    """The key. Raises InvalidEvent if its run id is not valid."""
     checked_run(key.run_id)
     return key_of(key)
 
 
 def checked_run(run_id: str) -> str:
-    """The run's id, if a run can have it. Raises UnusableEvent."""
+    """The run's id. Raises InvalidEvent if it is not valid."""
     try:
         return check_id("run id", run_id)
     except ValueError as error:
-        raise UnusableEvent(str(error)) from None
+        raise InvalidEvent(str(error)) from None
 
 
 def checked_outcome(outcome: training_pb2.Outcome) -> Key:
-    """The key of an outcome that a client state can be made by. Raises UnusableEvent."""
+    """The key of an outcome. Raises InvalidEvent for a digest or clip factor that is not valid."""
     key = checked_key(outcome.key)
     if len(outcome.digest.value) not in (0, _DIGEST_BYTES):
-        raise UnusableEvent(f"outcome: expected a digest of {_DIGEST_BYTES} bytes, got {len(outcome.digest.value)}")
+        raise InvalidEvent(f"outcome: expected a digest of {_DIGEST_BYTES} bytes, got {len(outcome.digest.value)}")
     if not 0.0 <= outcome.clip_factor <= 1.0:
-        raise UnusableEvent(f"outcome: expected a clip factor from 0 to 1, got {outcome.clip_factor}")
+        raise InvalidEvent(f"outcome: expected a clip factor from 0 to 1, got {outcome.clip_factor}")
     return key
 
 
 def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int) -> None:
-    """Raises WorkFailed for values that mean nothing, and for more work than this device may be given.
+    """Raises WorkFailed for values that are not valid, and for more work than the owner allows.
 
-    examples: of this device's shard.
+    examples: number of examples of this device's shard.
     """
     check_resources(assignment.resources)
-    for what, count, most in (
-        ("payloads", len(assignment.payloads), MOST_PAYLOADS),
-        ("upload_encodings", len(assignment.upload_encodings), MOST_ENCODINGS),
+    for field, count, limit in (
+        ("payloads", len(assignment.payloads), MAX_PAYLOADS),
+        ("upload_encodings", len(assignment.upload_encodings), MAX_ENCODINGS),
     ):
-        if count > most:
-            raise _unsupported(f"{what}: expected at most {most}, got {count}")
+        if count > limit:
+            raise _unsupported(f"{field}: expected at most {limit}, got {count}")
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
     _check_work(assignment.training, limits, examples)
 
 
 def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
-    """Raises WorkFailed unless each is of a kind that is known here, and no two of one kind."""
+    """Raises WorkFailed for an unknown kind, and for two resources of one kind."""
     if len(resources) > len(_KINDS):
         raise _unsupported(f"resources: expected at most {len(_KINDS)}, got {len(resources)}")
     kinds = [resource.kind for resource in resources]
@@ -84,12 +84,14 @@ def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
 
 
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
-    """Names and plain values only; what they mean is looked up in the registry of methods, and nowhere else."""
+    """Names and plain values only. Only the registry of methods interprets them."""
     fields = spec.parameters.fields
     if len(spec.name) > NAME_CHARS or any(len(name) > NAME_CHARS for name in fields):
-        raise _unsupported(f"algorithm: expected names of at most {NAME_CHARS} characters, got {text(spec.name, 80)!r}")
-    if len(fields) > MOST_PARAMETERS:
-        raise _unsupported(f"algorithm: expected at most {MOST_PARAMETERS} parameters, got {len(fields)}")
+        raise _unsupported(
+            f"algorithm: expected names of at most {NAME_CHARS} characters, got {log_text(spec.name, 80)!r}"
+        )
+    if len(fields) > MAX_PARAMETERS:
+        raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
     for name, value in fields.items():
         match value.WhichOneof("kind"):
             case "bool_value":
@@ -100,8 +102,8 @@ def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
                 continue
             case kind:
                 raise _unsupported(
-                    f"algorithm parameter {text(name)!r}: expected a finite number, true, false or a word, got"
-                    f" {kind or 'nothing'}"
+                    f"algorithm parameter {log_text(name)!r}: expected a finite number, true, false or a short text,"
+                    f" got {kind or 'nothing'}"
                 )
 
 
@@ -110,10 +112,10 @@ def _check_counted(assignment: training_pb2.Assignment) -> None:
         return
     try:
         key = checked_outcome(assignment.counted)
-    except UnusableEvent as error:
+    except InvalidEvent as error:
         raise _unsupported(f"counted: {error}") from None
     if key[0] != assignment.key.run_id:
-        raise _unsupported("counted: expected an update of the assignment's own run, got another's")
+        raise _unsupported("counted: expected an update of the assignment's own run, got one of another run")
 
 
 def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int) -> None:
@@ -140,5 +142,5 @@ def _unsupported(message: str) -> WorkFailed:
     return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, message)
 
 
-def _over_limit(expected: str, came: int) -> WorkFailed:
-    return WorkFailed(pb.FAILURE_REASON_RESOURCES, f"training: this device's owner allows {expected}, got {came}")
+def _over_limit(allowed: str, requested: int) -> WorkFailed:
+    return WorkFailed(pb.FAILURE_REASON_RESOURCES, f"training: this device's owner allows {allowed}, got {requested}")

@@ -1,1 +1,4 @@
-"""What stands between the daemon and its coordinator: pace, and the reading of what comes down."""
+"""The connection to the coordinator: sessions, events, retried calls, downloads, and TLS certificates.
+
+Only `transport` imports grpc. The package knows nothing of assignments and training: it gives events to a handler.
+"""

@@ -1,4 +1,4 @@
-"""What a gate is: something that looks at the device or at the clock, and says whether it may train."""
+"""The interface of a gate: a condition of the device or of the time under which it may train."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from protos.fl.v1.coordinator_pb2 import UnavailableReason
 
 
 class SensorError(Exception):
-    """What a gate looks at cannot be read now; the message says what was expected and what came."""
+    """A sensor cannot be read now. The message names what was expected and what was found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What one look found."""
+class GateReading:
+    """The result of one check."""
 
     open: bool
     detail: str = ""
-    """Why it is closed, in words."""
+    """Why it is closed."""
     until: float | None = None
-    """Unix seconds at which this changes, where that is known beforehand."""
+    """Unix seconds of the next change, where it is known."""
 
 
 class Gate(Protocol):
-    """One condition. It is looked at on a thread that trains nothing, and may take about a second."""
+    """One condition. It is checked on a thread that does not train, and may take about a second."""
 
     name: str
-    """As in metrics, settings and words: "window", "gpu", "power" or "temperature"."""
+    """As in metrics, settings and logs: "window", "gpu", "power" or "temperature"."""
     reason: UnavailableReason
-    """What the coordinator is told while it is closed."""
-    wavers: bool
-    """Whether it could open and close again and again, so that an opening is believed only when it has lasted."""
+    """The reason for the coordinator while it is closed."""
+    debounced: bool
+    """Whether its condition may change often. Such a gate opens only when its condition has held for a while."""
 
-    def look(self) -> Verdict | None:
-        """What holds now; None where nothing new can be said. Raises SensorError."""
+    def check(self) -> GateReading | None:
+        """The state now. None where the sensor gives no new information. Raises SensorError."""
         ...

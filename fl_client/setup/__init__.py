@@ -1,4 +1,4 @@
-"""Putting a daemon on a device: writes its settings, looks whether it can work there, and makes it a service.
+"""Set-up of a device: writes the settings, checks whether a daemon can work, and installs it as a service.
 
-Nothing of a daemon that runs imports this room.
+The running daemon never imports this package.
 """

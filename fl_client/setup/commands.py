@@ -9,31 +9,32 @@ from typing import Annotated, Any
 
 import typer
 
-from fl_client.setup.doctor import examine
-from fl_client.setup.errors import Misused
-from fl_client.setup.questions import Defaults, Given, Terminal, pairs, settle
-from fl_client.setup.report import report
-from fl_client.setup.units import CONFIG, Wishes, systemd_version, unit_files, write
-from fl_client.setup.writing import save, settings_text
+from fl_client.errors import UsageError
+from fl_client.setup.doctor.checks import run_checks
+from fl_client.setup.doctor.report import report
+from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
+from fl_client.setup.settings_file import save, settings_text
+from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
+from fl_common.command_help import Group, examples
 
-OK, MISUSED, INTERRUPTED = 0, 2, 130
-_IN_FORCE = (
+OK, USAGE, INTERRUPTED = 0, 2, 130
+_ACTIVATION = (
     ["systemd-sysusers"],
-    # As the service would make it: so that the doctor can look before the first start, as the service's user.
+    # As the service would make it, so that the doctor can check it as the service's user before the first start.
     ["install", "-d", "-m", "0700", "-o", "impetus", "-g", "impetus", "/var/lib/impetus"],
     ["systemctl", "daemon-reload"],
 )
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def main(arguments: list[str]) -> int:
-    """One command of this room; what was asked for and cannot be is a line on stderr, and 2."""
+    """Run one command. A usage error is one line on stderr, and exit code 2."""
     try:
         app(arguments, prog_name="fl-client")
-    except Misused as error:
+    except UsageError as error:
         print(f"fl-client: {error}", file=sys.stderr)
-        return MISUSED
-    except SystemExit as end:  # a command always ends so, a wrong command line in words and with 2
+        return USAGE
+    except SystemExit as end:  # every typer command ends this way
         return int(end.code or 0)
     return OK
 
@@ -43,94 +44,84 @@ def _commands() -> None:
     """Set a device up for training."""
 
 
-@app.command()
+@app.command(**examples("fl-client init --server fl.example.org:7070 --client-id edge-3 --task digits --index 3"))
 def init(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="Where to write.")] = Path(CONFIG),
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")] = None,
-    client_id: Annotated[str | None, typer.Option(metavar="NAME", help="With TLS: by the certificate.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the daemon keeps what it must.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="What is learned.")] = None,
-    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of the task; repeat.")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="NAME=VALUE,...", help="A dealt shard.")] = None,
-    shard_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A partition file.")] = None,
-    shard_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="The device's own files.")] = None,
-    index: Annotated[int | None, typer.Option(min=0, help="Which part of the partition or file, from 0.")] = None,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="By default tls/ca.crt beside --config.")] = None,
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="By default tls/tls.crt there.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="By default tls/tls.key there.")] = None,
+    config: Annotated[Path, typer.Option(metavar="FILE", help="Settings file to write.")] = Path(CONFIG),
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the coordinator.")] = None,
+    client_id: Annotated[str | None, typer.Option(metavar="NAME", help="With TLS: the certificate's name.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the daemon's files.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="Task to train.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the task; repeat.")] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME=VALUE,...", help="Partition of the data.")] = None,
+    shard_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Partition file.")] = None,
+    shard_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the device's own files.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="Part of the partition or file, from 0.")] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/ca.crt in --config's folder.")] = None,
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/tls.crt there.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/tls.key there.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, with a coordinator here.")] = False,
     insecure_remote: Annotated[bool, typer.Option("--insecure-remote", help="Plain text over a network.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="What to train on.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="torch threads.")] = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For runs to choose; repeat.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Training device.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for runs; repeat.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="For Prometheus.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: flags and defaults.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over settings that are there.")] = False,
-    look: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Whether to look if it works.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", help="No questions: flags and defaults.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing settings.")] = False,
+    doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Run the doctor afterwards.")] = True,
 ) -> None:
-    """Write the settings of a daemon, by flags or by asking, and look whether it can work with them."""
-    if config.exists() and not force:
-        raise Misused(
-            f"{config} is there already: --force writes over it, `fl-client doctor --config {config}` looks at it"
-        )
-    shard = {
-        "partition": _pairs(partition.split(",") if partition else None),
-        "file": shard_file,
-        "folder": shard_folder,
-        "index": index,
-    }
-    more = {
-        "device": device,
-        "threads": threads,
-        "labels": _pairs(label, as_text=True),
-        "metrics_listen": metrics_listen,
-    }
-    given = Given(
+    """Write a daemon's settings from flags and answers, and check whether the daemon can work with them."""
+    flags = Flags(
         server, client_id, state_dir, task,
-        options=_pairs(option) or {},
-        shard=_said(shard),
-        tls=_said({"ca": ca, "cert": cert, "key": key}),
+        options=_parsed(option) or {},
+        shard=_given(partition=_parsed(partition and partition.split(",")), file=shard_file, folder=shard_folder,
+                     index=index),
+        tls=_given(ca=ca, cert=cert, key=key),
         insecure=insecure, insecure_remote=insecure_remote,
-        more=_said(more),
+        other=_given(device=device, threads=threads, labels=_parsed(label, as_text=True),
+                     metrics_listen=metrics_listen),
     )  # fmt: skip
+    _write_settings(config, flags, ask=not yes, overwrite=force)
+    if doctor:
+        raise typer.Exit(report(run_checks(config), as_json=False))
+
+
+def _write_settings(config: Path, flags: Flags, *, ask: bool, overwrite: bool) -> None:
+    if config.exists() and not overwrite:
+        raise UsageError(
+            f"{config} exists already: --force overwrites it, `fl-client doctor --config {config}` checks it"
+        )
     try:
-        values = settle(given, Defaults() if yes else Terminal(), config)
+        values = collect_values(flags, TerminalPrompts() if ask else DefaultAnswers(), config)
     except ValueError as error:
-        raise Misused(str(error)) from None
+        raise UsageError(str(error)) from None
     except typer.Abort:
         print("\nfl-client: no more answers, nothing was written; --yes takes flags and defaults", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     save(config, settings_text(values))
     print(f"wrote {config}")
-    if look:
-        raise typer.Exit(report(examine(config), as_json=False))
 
 
-@app.command()
-def doctor(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="The settings of the daemon.")] = Path(CONFIG),
+@app.command("doctor", **examples("fl-client doctor --config client.toml"))
+def doctor_command(
+    config: Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")] = Path(CONFIG),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
-    """Look whether a daemon can work on this device: 0 if so, 1 if not. A daemon that runs is not disturbed."""
-    raise typer.Exit(report(examine(config), as_json))
+    """Check whether a daemon can work on this device: 0 if so, 1 if not. A running daemon is not disturbed."""
+    raise typer.Exit(report(run_checks(config), as_json))
 
 
-@app.command()
+@app.command(**examples("fl-client unit --install --memory 4G"))
 def unit(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="The settings, where the service finds them.")] = Path(
-        CONFIG
-    ),
-    cuda: Annotated[bool, typer.Option("--cuda", help="Open the GPU's devices to it.")] = False,
-    cores: Annotated[float | None, typer.Option(min=0.1, help="Cores that it may use.")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help='What it may use: "4G", "60%".')] = None,
-    install: Annotated[bool, typer.Option("--install", help="Write the files, as root, instead of showing them.")] = (
-        False
-    ),
+    config: Annotated[Path, typer.Option(metavar="FILE", help="The service's settings file.")] = Path(CONFIG),
+    cuda: Annotated[bool, typer.Option("--cuda", help="Allow access to the GPU's devices.")] = False,
+    cores: Annotated[float | None, typer.Option(min=0.1, help="Limit of CPU cores.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help='Limit of memory: "4G", "60%".')] = None,
+    install: Annotated[bool, typer.Option("--install", help="Write the files, as root; else print them.")] = False,
     root: Annotated[Path, typer.Option(metavar="DIR", help="Write below this directory: an image's.")] = Path("/"),
     program: Annotated[Path | None, typer.Option(metavar="FILE", help="fl-client, if not this one.")] = None,
 ) -> None:
-    """Make the daemon a service of systemd: hardened, limited, started again after a fault."""
-    files = unit_files(Wishes(program or _this_program(), config, cuda, cores, memory), systemd_version())
+    """Make the daemon a systemd service: hardened, limited, restarted after an error."""
+    files = unit_files(UnitOptions(program or _this_program(), config, cuda, cores, memory), systemd_version())
     if not install:
         print("\n".join(f"# /{path}\n{text}" for path, text in files.items()), end="")
         return
@@ -138,20 +129,20 @@ def unit(
     for path in files:
         print(f"wrote {root / path}")
     if root == Path("/"):
-        for command in _IN_FORCE:
+        for command in _ACTIVATION:
             _call(command)
     print("next: systemctl enable --now fl-client")
 
 
-def _said(flags: dict[str, Any]) -> dict[str, Any]:
+def _given(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def _pairs(said: list[str] | None, *, as_text: bool = False) -> dict[str, Any] | None:
+def _parsed(pairs: list[str] | str | None, *, as_text: bool = False) -> dict[str, Any] | None:
     try:
-        return pairs(said, as_text=as_text) if said else None
+        return parse_pairs(pairs, as_text=as_text) if pairs else None
     except ValueError as error:
-        raise Misused(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _this_program() -> Path:
@@ -161,8 +152,8 @@ def _this_program() -> Path:
 
 def _call(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, check=False)  # noqa: S603 - one of those that stand here
+        done = subprocess.run(command, check=False)  # noqa: S603 - a constant of _ACTIVATION
     except OSError as error:
-        raise Misused(f"{command[0]} cannot be started: {error.strerror}; is there systemd on this device?") from None
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}; does this device have systemd?") from None
     if done.returncode:
-        raise Misused(f"{' '.join(command)} ended with {done.returncode}: see above what it says")
+        raise UsageError(f"{' '.join(command)} failed with exit code {done.returncode}: see its output above")

@@ -1,4 +1,4 @@
-"""What `fl-client init` wants to know, in its order: from flags, else asked, else by default."""
+"""The values of `fl-client init`: from flags, from questions on a terminal, or from defaults."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Protocol
 
 import typer
 
-from fl_client.setup.errors import Misused
-from protos.settings import is_loopback, split_address
-from protos.wire import check_id
+from fl_client.errors import UsageError
+from fl_common.names import check_id
+from fl_common.settings import is_loopback, split_address
 
 Check = Callable[[str], object]
-"""Raises ValueError in words for an answer that cannot be."""
+"""Raises ValueError for an answer that is not valid."""
 SHARDS = ("all", "partition", "file", "folder")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the flags said; None: nothing."""
+class Flags:
+    """The values of the flags. None: the flag was not flags."""
 
     server: str | None = None
     client_id: str | None = None
@@ -33,42 +33,42 @@ class Given:
     tls: dict[str, Path] = field(default_factory=dict)
     insecure: bool = False
     insecure_remote: bool = False
-    more: dict[str, Any] = field(default_factory=dict)
-    """Other keys of the file, which nobody is asked for."""
+    other: dict[str, Any] = field(default_factory=dict)
+    """Other keys of the file, for which there is no question."""
 
 
-class Asker(Protocol):
-    """Where answers come from that no flag gave."""
-
-    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:
-        """An answer that the check takes."""
-        ...
-
-    def agreed(self, question: str, default: bool) -> bool:
-        """Yes or no."""
-        ...
-
-
-class Defaults:
-    """Nobody is asked: `--yes`."""
+class Answers(Protocol):
+    """The source of values that no flag gave."""
 
     def text(self, flag: str, question: str, default: str | None, check: Check) -> str:
-        """The default. Raises Misused where there is none."""
+        """An answer that passes the check."""
+        ...
+
+    def confirm(self, question: str, default: bool) -> bool:
+        """True for yes."""
+        ...
+
+
+class DefaultAnswers:
+    """Defaults without questions: `--yes`."""
+
+    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:
+        """The default. Raises UsageError where there is none."""
         if default is None:
-            raise Misused(f"{flag} is needed: {question}")
+            raise UsageError(f"{flag} is needed: {question}")
         check(default)
         return default
 
-    def agreed(self, question: str, default: bool) -> bool:  # noqa: ARG002 - as the role has it
+    def confirm(self, question: str, default: bool) -> bool:  # noqa: ARG002 - a parameter of the protocol
         """The default."""
         return default
 
 
-class Terminal:
-    """Somebody sits there; an answer that cannot be is asked for again."""
+class TerminalPrompts:
+    """Questions on a terminal. A question is repeated until its answer is valid."""
 
-    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:  # noqa: ARG002 - likewise
-        """See Asker."""
+    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:  # noqa: ARG002 - a parameter of the protocol
+        """See Answers."""
 
         def checked(answer: str) -> str:
             try:
@@ -80,79 +80,79 @@ class Terminal:
         answer: str = typer.prompt(question, default=default, value_proc=checked)
         return answer
 
-    def agreed(self, question: str, default: bool) -> bool:
-        """See Asker."""
+    def confirm(self, question: str, default: bool) -> bool:
+        """See Answers."""
         return typer.confirm(question, default=default)
 
 
-def settle(given: Given, asker: Asker, config: Path) -> dict[str, Any]:
-    """The values of the file, by key. Raises Misused where a flag is missing or two contradict each other."""
-    server = given.server or asker.text("--server", "Coordinator, host:port", None, _server)
-    values = {"server": server, **_identity(given, asker, config, server)}
-    task = given.task or asker.text("--task", f"Task: {_BUILT_IN}, or module:attribute", None, _said)
-    place = given.state_dir or asker.text("--state-dir", "State directory", str(_state_dir(config)), _said)
-    values |= {"state_dir": Path(place).absolute(), "task": {"name": task} | _options(given, asker)}
-    if shard := given.shard or _shard(asker):
+def collect_values(flags: Flags, answers: Answers, config: Path) -> dict[str, Any]:
+    """The values of the settings file, by key. Raises UsageError for missing or contradicting flags."""
+    server = flags.server or answers.text("--server", "Coordinator, host:port", None, _server)
+    values = {"server": server, **_identity(flags, answers, config, server)}
+    task = flags.task or answers.text("--task", f"Task: {_BUILT_IN}, or module:attribute", None, _not_empty)
+    place = flags.state_dir or answers.text("--state-dir", "State directory", str(_state_dir(config)), _not_empty)
+    values |= {"state_dir": Path(place).absolute(), "task": {"name": task} | _options(flags, answers)}
+    if shard := flags.shard or _shard(answers):
         values["shard"] = {key: value.absolute() if isinstance(value, Path) else value for key, value in shard.items()}
-    if "device" not in given.more:
-        values["device"] = asker.text("--device", "Device: auto, cpu or cuda", "auto", _said)
-    return values | given.more
+    if "device" not in flags.other:
+        values["device"] = answers.text("--device", "Device: auto, cpu or cuda", "auto", _not_empty)
+    return values | flags.other
 
 
-def _identity(given: Given, asker: Asker, config: Path, server: str) -> dict[str, Any]:
-    """TLS with the device's certificate, or plain text and a name."""
-    if given.insecure and given.tls:
-        raise Misused("--insecure means no certificates, but some came with it: leave out one of them")
-    plain = given.insecure or given.insecure_remote
-    if not plain and (given.tls or asker.agreed("Speak TLS, with a certificate of this device?", True)):
-        named = {} if given.client_id is None else {"client_id": given.client_id}
-        return named | {"tls": {key: _file(given, asker, config, key) for key in _FILES}}
-    name = given.client_id or asker.text("--client-id", "Name of this device", _host_name(), _id)
+def _identity(flags: Flags, answers: Answers, config: Path, server: str) -> dict[str, Any]:
+    """TLS with the device's certificate, or plain text with a name."""
+    if flags.insecure and flags.tls:
+        raise UsageError("--insecure excludes --ca, --cert and --key: leave out one of them")
+    plain = flags.insecure or flags.insecure_remote
+    if not plain and (flags.tls or answers.confirm("Use TLS, with a certificate of this device?", True)):
+        named = {} if flags.client_id is None else {"client_id": flags.client_id}
+        return named | {"tls": {key: _file(flags, answers, config, key) for key in _FILES}}
+    name = flags.client_id or answers.text("--client-id", "Name of this device", _host_name(), _id)
     values: dict[str, Any] = {"client_id": name, "insecure": True}
-    if given.insecure_remote or not is_loopback(split_address(server)[0]):
-        if not given.insecure_remote and not asker.agreed(_OPEN, False):
-            raise Misused(
+    if flags.insecure_remote or not is_loopback(split_address(server)[0]):
+        if not flags.insecure_remote and not answers.confirm(_OPEN, False):
+            raise UsageError(
                 f"plain text to {server}, which is not this machine, is refused: use TLS or --insecure-remote"
             )
         values["insecure_remote"] = True
     return values
 
 
-def _file(given: Given, asker: Asker, config: Path, key: str) -> Path:
-    name, words = _FILES[key]
-    if key in given.tls:
-        return given.tls[key].absolute()
-    return Path(asker.text(f"--{key}", words, str(config.absolute().parent / "tls" / name), _said)).absolute()
+def _file(flags: Flags, answers: Answers, config: Path, key: str) -> Path:
+    name, question = _FILES[key]
+    if key in flags.tls:
+        return flags.tls[key].absolute()
+    return Path(answers.text(f"--{key}", question, str(config.absolute().parent / "tls" / name), _not_empty)).absolute()
 
 
-def _options(given: Given, asker: Asker) -> dict[str, Any]:
-    options = given.options
+def _options(flags: Flags, answers: Answers) -> dict[str, Any]:
+    options = flags.options
     if not options:
-        options = _listed(asker.text("--option", "Options of the task, name=value with commas between", "", _listed))
+        options = _listed(answers.text("--option", "Options of the task: name=value, separated by commas", "", _listed))
     return {"options": options} if options else {}
 
 
-def _shard(asker: Asker) -> dict[str, Any]:
-    kind = asker.text("--shard-*", f"This device's part of the data: {', '.join(SHARDS)}", "all", _shard_kind)
+def _shard(answers: Answers) -> dict[str, Any]:
+    kind = answers.text("--shard-*", f"This device's part of the data: {', '.join(SHARDS)}", "all", _shard_kind)
     if kind == "folder":
-        return {"folder": Path(asker.text("--shard-folder", "Folder of the device's own files", None, _said))}
+        return {"folder": Path(answers.text("--shard-folder", "Folder of the device's own files", None, _not_empty))}
     if kind == "all":
         return {}
     if kind == "file":
-        source: dict[str, Any] = {"file": Path(asker.text("--shard-file", "Partition file", None, _said))}
+        source: dict[str, Any] = {"file": Path(answers.text("--shard-file", "Partition file", None, _not_empty))}
     else:
-        question = "Partition, name=value with commas between, such as method=iid,clients=10,seed=1"
-        source = {"partition": _listed(asker.text("--partition", question, None, _listed))}
-    return source | {"index": int(asker.text("--index", "Which client's part is this device's, from 0", "0", int))}
+        question = "Partition: name=value, separated by commas, such as method=iid,clients=10,seed=1"
+        source = {"partition": _listed(answers.text("--partition", question, None, _listed))}
+    return source | {"index": int(answers.text("--index", "Number of this device's part, from 0", "0", int))}
 
 
-def pairs(said: Iterable[str], *, as_text: bool = False) -> dict[str, Any]:
-    """name=value, each as an entry of a mapping. Raises ValueError.
+def parse_pairs(texts: Iterable[str], *, as_text: bool = False) -> dict[str, Any]:
+    """Parse texts of the form name=value into a mapping. Raises ValueError.
 
-    as_text: all values are text; else numbers, true and false are what they say.
+    as_text: all values are text. Otherwise numbers, true and false are parsed.
     """
     found: dict[str, Any] = {}
-    for each in said:
+    for each in texts:
         name, equals, value = (part.strip() for part in each.partition("="))
         if not name or not equals:
             raise ValueError(f"expected name=value, got {each!r}")
@@ -161,8 +161,8 @@ def pairs(said: Iterable[str], *, as_text: bool = False) -> dict[str, Any]:
 
 
 def _listed(text: str) -> dict[str, Any]:
-    """Pairs with commas between."""
-    return pairs(filter(str.strip, text.split(",")))
+    """Parse pairs that are separated by commas."""
+    return parse_pairs(filter(str.strip, text.split(",")))
 
 
 def _value(text: str) -> str | bool | int | float:
@@ -175,10 +175,10 @@ def _value(text: str) -> str | bool | int | float:
 
 def _server(text: str) -> None:
     if split_address(text)[1] == 0:
-        raise ValueError(f"expected the port that the coordinator listens on, got {text!r}")
+        raise ValueError(f"expected the coordinator's port, got {text!r}")
 
 
-def _said(text: str) -> None:
+def _not_empty(text: str) -> None:
     if not text:
         raise ValueError("expected an answer, got none")
 
@@ -197,7 +197,7 @@ def _host_name() -> str:
 
 
 def _state_dir(config: Path) -> Path:
-    """Where a service keeps its state, else beside the settings."""
+    """The service's directory for settings in /etc, else a folder in the settings' folder."""
     path = config.absolute()
     return Path("/var/lib/impetus") if path.is_relative_to("/etc") else path.parent / "state"
 
@@ -208,4 +208,4 @@ _FILES = {
     "cert": ("tls.crt", "This device's certificate"),
     "key": ("tls.key", "Its private key"),
 }
-_OPEN = "Plain text: everyone on the network may read and change what is sent. Really?"
+_OPEN = "Plain text: everyone on the network may read and change what is sent. Use it?"

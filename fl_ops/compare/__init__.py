@@ -1,6 +1,6 @@
-"""`fl compare`: methods, splits and seeds from one table file, tuned alike, run in process, told with their spread.
+"""`fl compare`: compares methods over data splits and seeds from one table file, each method tuned in the same way.
 
-table.py reads the file; tuning.py searches each method's setting on held-out training data, plan.py says which cells
-come next, workers.py runs them, cells.py keeps a file for each that is done. From those alone summary.py makes the
-numbers, and results.py, picture.py and page.py what is left behind.
+`table` reads the file, `tuning` searches settings on validation data, `plan` decides which cells to run next, `workers`
+runs them, `cells` keeps a file for each finished one. From these files alone, `summary` computes the numbers, and
+`data_files`, `plot` and `report` write the results. It runs cells through fl_ops.simulate and knows no coordinator.
 """

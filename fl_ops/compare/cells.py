@@ -1,4 +1,4 @@
-"""One run of a comparison: what decides it, what came of it, and the file that keeps that."""
+"""One run of a comparison: its settings, its result, and the file that keeps both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Choice:
-    """What tuning chooses: the local learning rate, and the method's parameters as the table gives them."""
+    """A setting of a method: the local learning rate, and the parameters as written in the table."""
 
     learning_rate: float
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. settings: all that decides its numbers, the plain values of a file for `fl simulate`."""
+    """One run. settings: everything that decides its numbers, as the plain values of a file for `fl simulate`."""
 
     label: str
     split: str
@@ -36,14 +36,14 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """The name of its file: a changed setting is another cell, a changed label or folder of data is not."""
+        """The name of its file. A changed setting makes another cell; a changed label or data folder does not."""
         text = json.dumps([_FORMAT, self.settings], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One round. Accuracy and losses are None where nothing was evaluated or trained; bytes are those of tensors."""
+    """One round. Accuracy and losses are None if nothing was evaluated or trained; bytes are tensor bytes."""
 
     round: int
     accepted: int
@@ -54,12 +54,12 @@ class RoundRow:
     bytes_up: int
     seconds: float
     model: str
-    """BLAKE3 of the model after it."""
+    """BLAKE3 digest of the model after the round."""
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell came to. diverged: the round whose numbers were not finite any more; those before it are kept."""
+    """The result of a cell. diverged: the round in which values were no longer finite; `rounds` has those before it."""
 
     rounds: tuple[RoundRow, ...]
     seconds: float
@@ -69,23 +69,23 @@ class CellResult:
 
     @property
     def accuracies(self) -> list[float]:
-        """Of every evaluation, in order."""
+        """The accuracy of every evaluation, in order."""
         return [row.accuracy for row in self.rounds if row.accuracy is not None]
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From what `asdict` made of it."""
+        """The inverse of `asdict`."""
         return cls(**{**values, "rounds": tuple(RoundRow(**row) for row in values["rounds"])})
 
 
 @dataclass(frozen=True)
 class CellFolder:
-    """The files of finished cells. Several comparisons may use one folder, also at the same time."""
+    """The files of finished cells. Several comparisons may use one folder at the same time."""
 
     path: Path
 
     def load(self, cell: Cell) -> CellResult | None:
-        """What is known of a cell; None: it has to be run."""
+        """The result of a cell; None if it has not been run."""
         try:
             values = json.loads(self._file(cell).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -93,7 +93,7 @@ class CellFolder:
         return CellResult.of(values["result"])
 
     def save(self, cell: Cell, result: CellResult) -> None:
-        """Writes the cell's file beside its place and renames it there. Raises an OpsError for a full disk."""
+        """Write the cell's file atomically. Raises OpsError, for example for a full disk."""
         values = {"label": cell.label, "split": cell.split, "stage": cell.stage, "settings": cell.settings}
         with written_whole(Target(self._file(cell), replace=True)) as file:
             file.write(json.dumps({**values, "result": asdict(result)}, indent=1).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What a comparison came to: one row for each method and split, with the spread over the seeds."""
+"""The results of a comparison: one row for each method and split, with the spread over the seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fl_ops.compare.cells import CellResult, Choice
-from fl_ops.compare.line_plan import LinePlan
-from fl_ops.compare.plan import Plan
+from fl_ops.compare.plan import ExperimentPlan, Plan
 from fl_ops.compare.tuning import score
 
 MEGABYTE = 1_000_000
@@ -18,7 +17,7 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation of `count` numbers; the deviation of one number is None."""
+    """Mean and sample standard deviation of `count` numbers; with one number, the deviation is None."""
 
     mean: float
     deviation: float | None
@@ -36,8 +35,8 @@ class Spread:
 class Row:
     """A method on a split. Spreads are over the seeds that did not diverge; accuracies are shares of 1.
 
-    last: mean of the last evaluations; it is what methods are compared by. rounds, down and up to the target are over
-    the seeds that reached it, whose number is in them. Megabytes are 10^6 bytes of tensors.
+    last: mean of the last evaluations, by which methods are compared. Rounds and megabytes to the target are over the
+    seeds that reached it; their `count` is the number of these seeds. A megabyte is 10^6 tensor bytes.
     """
 
     label: str
@@ -45,7 +44,7 @@ class Row:
     algorithm: str
     choice: Choice | None
     at_edge: bool
-    """The chosen rate is the lowest or the highest of the search: a better one may lie outside."""
+    """The chosen rate is the lowest or the highest of the search; a better one may be outside."""
     seeds: tuple[int, ...]
     diverged: tuple[int, ...]
     final: Spread | None = None
@@ -58,20 +57,20 @@ class Row:
     up: Spread | None = None
     seconds_a_round: float | None = None
     among_best: bool = False
-    """Its mean lies within one pooled deviation of the best mean of the split."""
+    """The mean is within one pooled deviation of the best mean of the split."""
 
 
 def rows(plan: Plan) -> list[Row]:
-    """A row for every line, in the table's order."""
-    found = [_row(plan, line) for line in plan.lines]
-    best = {split: _best([row for row in found if row.split == split]) for split in plan.table.own.splits}
+    """A row for every experiment, in the table's order."""
+    found = [_row(plan, experiment) for experiment in plan.experiments]
+    best = {split: _best([row for row in found if row.split == split]) for split in plan.table.spec.splits}
     return [replace(row, among_best=_is_among(row, best[row.split])) for row in found]
 
 
-def tried(plan: Plan, line: LinePlan) -> list[dict[str, Any]]:
-    """What tuning tried for a line, as plain values; a validation accuracy of None is a run that diverged."""
-    last = plan.table.own.report.last
-    scores = [(choice, score(result, last)) for choice, result in line.tried()]
+def tried(plan: Plan, experiment: ExperimentPlan) -> list[dict[str, Any]]:
+    """The settings that tuning tried, as JSON values. A validation accuracy of None is a run that diverged."""
+    last = plan.table.spec.report.last
+    scores = [(choice, score(result, last)) for choice, result in experiment.tried()]
     return [
         {"learning_rate": choice.learning_rate, "parameters": choice.parameters,
          "validation": value if math.isfinite(value) else None}
@@ -79,19 +78,19 @@ def tried(plan: Plan, line: LinePlan) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _row(plan: Plan, line: LinePlan) -> Row:
-    own, finals = plan.table.own, line.finals()
-    whole = [result for result in finals.values() if result.diverged is None]
+def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
+    spec, finals = plan.table.spec, experiment.finals()
+    finite = [result for result in finals.values() if result.diverged is None]
     row = Row(
-        label=line.line.method.label,
-        split=line.line.split,
-        algorithm=line.line.method.name,
-        choice=line.choice,
-        at_edge=_at_edge(line.choice, own.tuning.learning_rates if own.tuning else []),
+        label=experiment.experiment.method.label,
+        split=experiment.experiment.split,
+        algorithm=experiment.experiment.method.name,
+        choice=experiment.choice,
+        at_edge=_at_edge(experiment.choice, spec.tuning.learning_rates if spec.tuning else []),
         seeds=tuple(finals),
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
-    return replace(row, **_accuracies(whole, own.report.last), **_costs(whole, own.report.target))
+    return replace(row, **_accuracies(finite, spec.report.last), **_costs(finite, spec.report.target))
 
 
 def _at_edge(choice: Choice | None, rates: Sequence[float]) -> bool:
@@ -110,12 +109,12 @@ def _accuracies(results: Sequence[CellResult], last: int) -> dict[str, Any]:
 def _costs(results: Sequence[CellResult], target: float | None) -> dict[str, Any]:
     to_target = [upto for result in results if target and (upto := _rounds_to(result, target))]
     all_rounds = [len(result.rounds) for result in results]
-    reaching = [result for result in results if target and _rounds_to(result, target)]
+    reached = [result for result in results if target and _rounds_to(result, target)]
     seconds = [row.seconds for result in results for row in result.rounds]
     return {
         "rounds_to_target": Spread.of(to_target),
-        "down_to_target": Spread.of(_megabytes(reaching, to_target, "bytes_down")),
-        "up_to_target": Spread.of(_megabytes(reaching, to_target, "bytes_up")),
+        "down_to_target": Spread.of(_megabytes(reached, to_target, "bytes_down")),
+        "up_to_target": Spread.of(_megabytes(reached, to_target, "bytes_up")),
         "down": Spread.of(_megabytes(results, all_rounds, "bytes_down")),
         "up": Spread.of(_megabytes(results, all_rounds, "bytes_up")),
         "seconds_a_round": fmean(seconds) if seconds else None,
@@ -132,12 +131,12 @@ def _megabytes(results: Sequence[CellResult], rounds: Sequence[int], key: str) -
 
 
 def _best(found: Sequence[Row]) -> Row | None:
-    whole = [row for row in found if row.last and not row.diverged]
-    return max(whole, key=lambda row: row.last.mean if row.last else 0.0, default=None)
+    finite = [row for row in found if row.last and not row.diverged]
+    return max(finite, key=lambda row: row.last.mean if row.last else 0.0, default=None)
 
 
 def _is_among(row: Row, best: Row | None) -> bool:
-    """mean >= best mean - sqrt((s^2 + s_best^2) / 2), both without a diverged seed."""
+    """mean >= best mean - sqrt((s^2 + s_best^2) / 2), if no seed of either diverged."""
     if best is None or best.last is None or row.last is None or row.diverged:
         return False
     deviations = [spread.deviation or 0.0 for spread in (row.last, best.last)]

@@ -1,4 +1,4 @@
-"""A table file: a run's settings for all, and what is compared in it."""
+"""Reads a table file: the settings that all runs share, and the methods, splits and seeds to compare."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from algorithms import AlgorithmError, build
+from fl_common.settings import Section, describe_error
 from fl_ops.compare.cells import Choice
-from fl_ops.errors import Misused
+from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
+from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RunConfig, from_values
-from protos.settings import Section, in_words
+from fl_server.run_config import RunConfig, ScheduleSection
+from fl_server.run_spec import from_values
 from tasks import TaskError
 
 Rate = Annotated[float, Field(gt=0)]
@@ -28,60 +30,62 @@ class MethodSection(Section):
     """One row of the table."""
 
     label: str = Field(min_length=1)
-    """What it is called in tables and pictures."""
+    """The method's name in tables and plots."""
     name: str
-    """As in a run's [algorithm]."""
+    """The algorithm's name, as in a run's [algorithm]."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)
-    """Those that are given, not searched."""
+    """Fixed parameters, which are not searched."""
     tune: dict[str, list[Scalar]] = Field(default_factory=dict)
-    """Values to search for some parameters, every combination; the first of each is where a narrowing search starts."""
+    """Parameters to search with their values, in all combinations. A narrow search starts with the first values."""
+    schedules: dict[str, ScheduleSection] = Field(default_factory=dict)
+    """As in a run's [algorithm.schedules.NAME]. The parameter's value, searched or not, is that of round 0."""
 
     def variants(self) -> list[dict[str, Scalar]]:
-        """The parameters of every combination, the starting one first."""
+        """The parameters of every combination, the one of the first values first."""
         return [self.parameters | dict(zip(self.tune, each, strict=True)) for each in product(*self.tune.values())]
 
 
 class TuningSection(Section):
-    """How each method's learning rate and own parameters are chosen, without the test set and the reported seeds."""
+    """How the learning rate and the parameters of each method are chosen, without the test set and the final seeds."""
 
     learning_rates: list[Rate] = Field(min_length=1)
-    """The same for every method."""
+    """Learning rates to try, the same for every method."""
     seed: int = Field(ge=0)
-    """Deals the data, makes the first model, draws the cohorts; none of the reported seeds."""
+    """Seed of the partition, the first model and the cohorts of the search; none of the final seeds."""
     rounds: int = Field(ge=1)
-    """Of each cell of the search."""
+    """Rounds of each run of the search."""
     validation_every: int = Field(default=6, ge=2)
-    """One in so many TRAINING examples of each class is held by no client and judges the choice."""
+    """Withhold one in so many TRAINING examples of each class from the clients, to evaluate the search."""
     search: Literal["grid", "narrow"] = "grid"
-    """"grid": every rate with every variant. "narrow": the rates with the first variant, the variants at the best rate,
-    and the rates again if another variant won."""
+    """"grid": every rate with every combination. "narrow": the rates with the first combination, then the combinations
+    at the best rate, then the rates again if another combination is better."""
 
 
 class ReportSection(Section):
-    """What the numbers of the summary are."""
+    """Settings of the summary."""
 
     target: float | None = Field(default=None, gt=0, lt=1)
-    """Accuracy whose first round and bytes are told."""
+    """Target accuracy: the summary has the rounds and bytes until it is first reached."""
     last: int = Field(default=10, ge=1)
-    """How many of the last evaluations are averaged, for the choice and for the comparison."""
+    """Number of last evaluations to average, for the choice and for the comparison."""
 
 
 class TableSection(Section):
-    """What a table file has beside a run's own keys."""
+    """The keys of a table file that a run's file does not have."""
 
     simulation: SimulationSection = SimulationSection()
-    """As in a file of `fl simulate`, but for what splits and tuning say."""
+    """As in a file for `fl simulate`, without the keys that splits and tuning set."""
     seeds: list[int] = Field(min_length=1)
-    """Fresh ones, each run with the chosen setting and judged on the test set."""
+    """Seeds of the final runs, with the chosen setting, evaluated on the test set."""
     splits: dict[str, dict[str, Any]] = Field(min_length=1)
-    """By name, what stands in simulation.partition."""
+    """Data splits by name; each is a table as simulation.partition."""
     methods: list[MethodSection] = Field(min_length=1)
     tuning: TuningSection | None = None
     report: ReportSection = ReportSection()
 
 
-class Line(NamedTuple):
-    """A method on a split: what is tuned once, and summarised in one row."""
+class Experiment(NamedTuple):
+    """A method on a split: tuned once, and summarised in one row."""
 
     method: MethodSection
     split: str
@@ -89,67 +93,72 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A checked table file. run: the settings that all cells share."""
+    """A checked table file. run: the settings that all cells share; spec: the comparison."""
 
     name: str
     run: RunConfig
-    own: TableSection
+    spec: TableSection
 
-    def lines(self) -> Iterator[Line]:
+    def experiments(self) -> Iterator[Experiment]:
         """Every method on every split, split by split."""
-        for split in self.own.splits:
-            yield from (Line(method, split) for method in self.own.methods)
+        for split in self.spec.splits:
+            yield from (Experiment(method, split) for method in self.spec.methods)
 
     def simulation(self, split: str, validation_every: int = 0) -> SimulationSection:
-        """The clients of a split. validation_every: see TuningSection; 0 is none."""
-        changes = {"partition": self.own.splits[split], "validation_every": validation_every}
-        return self.own.simulation.model_copy(update=changes)
+        """The clients of a split. validation_every: see TuningSection; 0 withholds nothing."""
+        changes = {"partition": self.spec.splits[split], "validation_every": validation_every}
+        return self.spec.simulation.model_copy(update=changes)
 
     def first_choice(self, method: MethodSection) -> Choice:
-        """The setting of a method that is not tuned, and where a search starts."""
+        """The setting of a method that is not tuned, and the start of a search."""
         return Choice(self.run.local.learning_rate, method.variants()[0])
 
 
 def read_table(path: Path) -> Table:
-    """The comparison that a file describes. Raises Misused, which names file and key."""
+    """Read a table file. Raises UsageError, which names the file and the key."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Misused(f"there is no file {path}: expected a comparison's table in TOML") from None
+        raise UsageError(f"there is no file {path}: expected a comparison's table in TOML") from None
     except (OSError, ValueError) as error:
-        raise Misused(f"{path} cannot be read as TOML: {error}") from None
+        raise UsageError(f"{path} cannot be read as TOML: {error}") from None
     try:
         return _table(path.stem, content)
     except ValidationError as error:
-        raise Misused(f"{path}: {'; '.join(in_words(detail, TableSection) for detail in error.errors())}") from None
+        raise UsageError(
+            f"{path}: {'; '.join(describe_error(detail, TableSection) for detail in error.errors())}"
+        ) from None
     except (InvalidInput, AlgorithmError, TaskError, ValueError) as error:
-        raise Misused(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _table(name: str, content: dict[str, Any]) -> Table:
-    own = TableSection.model_validate({key: content[key] for key in TableSection.model_fields.keys() & content.keys()})
+    spec = TableSection.model_validate({key: content[key] for key in TableSection.model_fields.keys() & content.keys()})
     run = {key: value for key, value in content.items() if key not in TableSection.model_fields}
     for key, instead in (("algorithm", "[[methods]]"), ("seed", "seeds and tuning.seed")):
         if key in run:
             raise ValueError(f"{key}: a table has {instead} instead")
-    table = Table(name, from_values(run), own)
+    table = Table(name, from_values(run), spec)
     _check(table)
     return table
 
 
 def _check(table: Table) -> None:
-    own = table.own
-    labels = [method.label for method in own.methods]
+    spec = table.spec
+    labels = [method.label for method in spec.methods]
     if twice := {label for label in labels if labels.count(label) > 1}:
-        raise ValueError(f"methods: expected labels of one method each, got {', '.join(sorted(twice))} more than once")
-    if len(set(own.seeds)) < len(own.seeds) or (own.tuning and own.tuning.seed in own.seeds):
-        raise ValueError("seeds: expected different ones, and none of them tuning.seed: what chose must not judge")
-    for method in own.methods:
-        if method.tune and own.tuning is None:
-            raise ValueError(f"methods.{method.label}: has values to tune over, so the table needs a section [tuning]")
+        raise ValueError(
+            f"methods: expected a different label for each method, got {', '.join(sorted(twice))} more than once"
+        )
+    if len(set(spec.seeds)) < len(spec.seeds) or (spec.tuning and spec.tuning.seed in spec.seeds):
+        raise ValueError("seeds: expected each seed once, and not tuning.seed: the search must not use the final seeds")
+    for method in spec.methods:
+        if method.tune and spec.tuning is None:
+            raise ValueError(f"methods.{method.label}: has values to tune, so the table needs a section [tuning]")
         for variant in method.variants():
-            build(method.name, **variant)  # refuses what cannot be, before anything is run
-    if own.simulation.model_fields_set & {"partition", "validation_every"}:
-        raise ValueError("simulation: expected neither partition nor validation_every: splits and tuning have them")
-    for split in own.splits:
+            algorithm = build(method.name, **variant)  # raises AlgorithmError now, not after hours of runs
+            check_schedules(method.schedules, algorithm, table.run.horizon)
+    if spec.simulation.model_fields_set & {"partition", "validation_every"}:
+        raise ValueError("simulation: expected neither partition nor validation_every: splits and tuning set them")
+    for split in spec.splits:
         table.simulation(split).partition_spec(0)

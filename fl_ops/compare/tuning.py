@@ -1,4 +1,4 @@
-"""The search for a method's setting: which choices are tried, and which one wins."""
+"""The search for a method's setting: the choices to try, and the best one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fl_ops.compare.cells import CellResult, Choice
 from fl_ops.compare.table import MethodSection, TuningSection
 
 Search = Generator[list[Choice], Sequence[float], Choice]
-"""Yields choices to try, is sent their scores in the same order, returns the chosen one."""
+"""Yields choices to try, receives their scores in the same order, returns the best one."""
 
 
 def search(method: MethodSection, tuning: TuningSection) -> Search:
-    """The search that the table asks for; of choices with equal scores the first wins."""
+    """The search of the table's section [tuning]. Of equal scores, the first choice wins."""
     variants = method.variants()
     if tuning.search == "grid" or len(variants) == 1:
         return (yield from _best([choice for variant in variants for choice in _rates(tuning, variant)]))
@@ -33,7 +33,7 @@ def score(result: CellResult, last: int) -> float:
 
 
 def most_tried(method: MethodSection, tuning: TuningSection) -> int:
-    """How many choices a search tries at most."""
+    """Upper bound of the number of choices that a search tries."""
     rates, variants = len(tuning.learning_rates), len(method.variants())
     if tuning.search == "grid" or variants == 1:
         return rates * variants

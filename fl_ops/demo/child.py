@@ -1,8 +1,8 @@
-"""One of our programs as a child that ends with its parent: `python -m fl_ops.demo.child fl_server --config FILE`.
+"""Runs a program as a child that ends with its parent: `python -m fl_ops.demo.child fl_server --config FILE`.
 
-The parent holds the other end of this process's stdin and never writes. However the parent ends, SIGKILL included, the
-kernel closes that end, and the read here returns. That holds on Linux and macOS alike, and does not depend on which of
-the parent's threads started the child, as a parent-death signal would.
+The parent keeps the other end of this process's stdin open and never writes. When the parent ends, also by SIGKILL,
+the kernel closes that end, and the read here returns. This works on Linux and macOS, and for children that any thread
+of the parent started; a parent-death signal depends on the thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ORPHANED = 1
 
 
 def main() -> None:
-    """Runs the program named first, with the other arguments as its own."""
+    """Run the module named by the first argument, with the remaining arguments."""
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -25,7 +25,7 @@ def main() -> None:
 def _end_with_parent() -> None:
     while os.read(0, 1):
         pass
-    # At once: what a program does when told to stop would be done for nobody.
+    # Without an orderly shutdown: its state is deleted anyway.
     os._exit(ORPHANED)
 
 

@@ -1,4 +1,4 @@
-"""One coordinator and its daemons on free loopback ports, started and waited for."""
+"""Starts one coordinator and its daemons on free loopback ports, and waits until all are present."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_ops.admin_client import AdminClient
-from fl_ops.demo.dealing import Dealt, deal
+from fl_ops.admin.client import AdminClient
+from fl_ops.admin.settings import Connection
+from fl_ops.demo.partitioning import PartitionedData, partition
 from fl_ops.demo.processes import Child, Processes
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.errors import Refused
-from fl_ops.settings import Connection
 from protos.fl.v1 import admin_pb2
 
 START_SECONDS = 180.0
-"""Time for the coordinator, and then for all daemons; a slow disk reads torch for long."""
-_LOOK_SECONDS = 0.05
+"""Time for the coordinator to start, and then for all daemons; loading torch from a slow disk takes long."""
+_POLL_SECONDS = 0.05
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
+"""Shows a line of progress."""
 
 
 class Fleet:
-    """A coordinator and daemons in processes of their own; their state is in `folder`, which nobody else uses."""
+    """A coordinator and daemons, each in its own process, with their state in `folder`."""
 
     def __init__(self, settings: DemoSettings, folder: Path, processes: Processes) -> None:
         self._settings = settings
         self._folder = folder
         self._processes = processes
         self.admin = ""
-        """The coordinator's admin address, once it is up."""
+        """The coordinator's admin address, once it serves."""
 
-    def start(self, say: Say) -> Dealt:
-        """Starts everything, and returns when every daemon is there. Raises an `OpsError` when one is not."""
-        say("starting the coordinator")
+    def start(self, on_progress: OnProgress) -> PartitionedData:
+        """Start all processes and wait until every daemon is present. Raises OpsError if one is missing."""
+        on_progress("starting the coordinator")
         coordinator = self._start_coordinator()
-        # Meanwhile: both take seconds to load torch.
-        dealt = deal(self._settings, self._folder / "partition.json")
+        # At the same time as the coordinator starts: both take seconds to load torch.
+        data = partition(self._settings, self._folder / "partition.json")
         addresses = self._await_addresses(coordinator)
         self.admin = addresses["admin_listen"]
         for index in range(self._settings.clients):
             self._start_daemon(f"client-{index}", index, addresses["listen"])
         with self.connect() as client:
-            self._await_daemons(client, say)
-        return dealt
+            self._await_daemons(client, on_progress)
+        return data
 
     def connect(self) -> AdminClient:
-        """A client of the coordinator; use it in a with block."""
+        """A client of the coordinator's admin port; a context manager."""
         return AdminClient(Connection(self.admin))
 
     def _start_coordinator(self) -> Child:
@@ -59,7 +60,7 @@ class Fleet:
             "metrics_listen": "",
             "insecure": True,
             "log": "json",
-            # A name without a colon is a built-in task or an entry point, which need no mention.
+            # A name without a colon is a built-in task or an entry point, which the coordinator always allows.
             "tasks": [self._settings.task] if ":" in self._settings.task else [],
         }
         return self._processes.start("server", "fl_server", self._write("server", config))
@@ -71,7 +72,7 @@ class Fleet:
             "state_dir": str(self._folder / name),
             "insecure": True,
             "log": "json",
-            # One GPU is not faster for eight small models, and a CPU gives the same bits everywhere.
+            # A GPU is not faster for eight small models, and a CPU gives the same bits on every machine.
             "device": "cpu",
             "task": {"name": self._settings.task, "options": self._settings.options},
             "shard": {"file": str(self._folder / "partition.json"), "index": index},
@@ -84,7 +85,7 @@ class Fleet:
         return path
 
     def _await_addresses(self, coordinator: Child) -> dict[str, str]:
-        """The coordinator listens on free ports, and its log says which."""
+        """The coordinator's addresses, from its log: it listens on free ports."""
         ends = time.monotonic() + START_SECONDS
         while time.monotonic() < ends:
             self._processes.check()
@@ -92,25 +93,25 @@ class Fleet:
                 if line.endswith("\n") and '"serving"' in line:
                     found: dict[str, str] = json.loads(line)
                     return found
-            time.sleep(_LOOK_SECONDS)
-        raise Refused(f"the coordinator does not serve after {START_SECONDS:g} s; its log is {coordinator.log}")
+            time.sleep(_POLL_SECONDS)
+        raise Refused(f"the coordinator did not serve within {START_SECONDS:g} s; its log is {coordinator.log}")
 
-    def _await_daemons(self, client: AdminClient, say: Say) -> None:
+    def _await_daemons(self, client: AdminClient, on_progress: OnProgress) -> None:
         wanted, before, ends = self._settings.clients, -1, time.monotonic() + START_SECONDS
         while time.monotonic() < ends:
             self._processes.check()
-            here = sum(one.state == admin_pb2.CLIENT_STATE_PRESENT for one in client.list_clients())
-            if here != before:
-                say(f"{here} of {wanted} daemons are here")
-            if here == wanted:
+            present = sum(one.state == admin_pb2.CLIENT_STATE_PRESENT for one in client.list_clients())
+            if present != before:
+                on_progress(f"{present} of {wanted} daemons are present")
+            if present == wanted:
                 return
-            before = here
-            time.sleep(_LOOK_SECONDS)
-        raise Refused(f"only {before} of {wanted} daemons are here after {START_SECONDS:g} s; their logs tell why")
+            before = present
+            time.sleep(_POLL_SECONDS)
+        raise Refused(f"only {before} of {wanted} daemons are present after {START_SECONDS:g} s; see their logs")
 
 
 def _toml(value: Any) -> str:
-    """A value in TOML; of texts, JSON's are TOML's too."""
+    """A value in TOML. JSON strings are valid TOML strings."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Child processes that never outlive the demo: not its end, not an error, not Ctrl-C, not a SIGKILL."""
+"""Child processes that never outlive the demo, whether it ends normally, by an error, by Ctrl-C or by SIGKILL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_LINE = 400
 
 
 class ChildEnded(Refused):
-    """A child is gone that should be there. tail: the last lines that it wrote."""
+    """A child has ended unexpectedly. tail: the last lines of its log."""
 
     def __init__(self, text: str, tail: tuple[str, ...]) -> None:
         super().__init__(text)
@@ -29,7 +29,7 @@ class ChildEnded(Refused):
 
 @dataclass(frozen=True)
 class Child:
-    """A running program; all that it prints is in `log`."""
+    """A running program; its output goes to `log`."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -37,7 +37,7 @@ class Child:
 
 
 class Processes:
-    """The demo's children. A context manager: when its block ends, however it ends, none is left."""
+    """The demo's children; a context manager that kills all of them at its end."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -52,7 +52,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, program: str, config: Path) -> Child:
-        """Starts `program --config config`, in this folder: a user's own task is found where the demo finds it."""
+        """Start `program --config config` in the current folder, so that the child finds a user's own task, too."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own module
@@ -60,17 +60,17 @@ class Processes:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A Ctrl-C is for the demo, which then ends its children in its own way.
+                # Ctrl-C goes to the demo only, which then ends its children.
                 start_new_session=True,
-                # Many processes share the cores: none of them may start a pool of threads. And each has one heap, as
-                # programs ask for themselves, but `fl_ops.demo.child` has a second thread before they can.
+                # Many processes share the cores, so each gets one thread. Each gets one heap as well: the programs
+                # request this themselves, but too late, because `fl_ops.demo.child` already has a second thread.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
             )
         self._children.append(child := Child(name, process, log))
         return child
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raises ChildEnded if a child has ended, or does so within `wait_s`."""
+        """Raises ChildEnded if a child has ended or ends within `wait_s`."""
         ends = time.monotonic() + wait_s
         while True:
             for child in self._children:
@@ -81,7 +81,7 @@ class Processes:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Kills all children: their state is thrown away anyhow, and leaving in order would take them seconds."""
+        """Kill all children. Their state is temporary, and an orderly shutdown would take seconds."""
         for child in self._children:
             child.process.kill()
         for child in self._children:
@@ -92,7 +92,10 @@ class Processes:
 
 
 def _search_path() -> list[str]:
-    """Children find modules where this process does: a `tasks.py` in this folder must not take our package's place."""
+    """Python options for children, so that they find modules where this process does.
+
+    -P keeps a `tasks.py` in the current folder from hiding the package `tasks`.
+    """
     return [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
 
 

@@ -1,26 +1,29 @@
-"""What a run came to: its rounds, and the numbers that a comparison is made of."""
+"""The results of a demo: its runs and rounds, their key figures, and the JSON file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any, Self
 
-from fl_ops.demo.dealing import METRIC
-from fl_ops.demo.settings import LAST, TARGET, Method
+from fl_ops.demo.grid_search import read_grid
+from fl_ops.demo.partitioning import METRIC, PartitionedData
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, TARGET, DemoSettings, Method
+from fl_ops.environment import machine, versions
 from protos.fl.v1 import admin_pb2
 
-_NAMES = {"fedavg": "FedAvg", "fedcm": "FedCM"}
+_TITLES = {"fedavg": "FedAvg", "fedcm": "FedCM"}
 
 
 def title(algorithm: str) -> str:
-    """An algorithm as papers write it."""
-    return _NAMES.get(algorithm, algorithm)
+    """An algorithm's name as written in papers."""
+    return _TITLES.get(algorithm, algorithm)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One committed round. number: from 0; accuracy: share of 1 on the held-out data; bytes: of tensors."""
+    """One committed round. number: from 0; accuracy: share of 1 on the held-out data; bytes: tensor bytes."""
 
     number: int
     accuracy: float
@@ -32,7 +35,7 @@ class Round:
 
     @classmethod
     def of(cls, summary: admin_pb2.RoundSummary) -> Self:
-        """A round as the coordinator tells it."""
+        """A round from the coordinator's summary."""
         metrics = dict(summary.metrics)
         return cls(
             number=summary.round,
@@ -47,7 +50,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Result:
-    """One algorithm's run. parameters: all of them, defaults too; seconds: from its creation to its end."""
+    """One algorithm's run. parameters: all of them, with defaults; seconds: from its creation to its end."""
 
     method: Method
     parameters: dict[str, Any]
@@ -56,12 +59,17 @@ class Result:
 
     @property
     def title(self) -> str:
-        """The algorithm's name in papers."""
+        """The algorithm's name as written in papers."""
         return title(self.method.algorithm)
 
     @property
+    def label(self) -> str:
+        """Title and chosen parameters, without defaults: "FedCM, alpha 0.2"."""
+        return ", ".join([self.title, *(f"{key} {value}" for key, value in self.method.parameters.items())])
+
+    @property
     def last(self) -> list[float]:
-        """Accuracy of the last rounds, ten where there are so many."""
+        """Accuracy of the last LAST rounds, or of all if there are fewer."""
         return [one.accuracy for one in self.rounds[-LAST:]]
 
     @property
@@ -81,7 +89,7 @@ class Result:
 
     @property
     def rounds_to_target(self) -> int | None:
-        """Rounds until accuracy first reached the target; None: it never did."""
+        """Number of rounds until the accuracy first reached TARGET; None if it never did."""
         return next((one.number + 1 for one in self.rounds if one.accuracy >= TARGET), None)
 
     @property
@@ -93,3 +101,61 @@ class Result:
     def bytes_up(self) -> int:
         """Tensor bytes from the clients."""
         return sum(one.bytes_up for one in self.rounds)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A finished demo. start_seconds: until all daemons were present; seconds: the whole demo."""
+
+    settings: DemoSettings
+    data: PartitionedData
+    results: list[Result]
+    start_seconds: float
+    seconds: float
+
+
+def as_json(demo: Demo) -> dict[str, Any]:
+    """The content of the JSON file: settings, seeds, rounds, versions, and the grid search with its choice."""
+    settings = demo.settings
+    return {
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(demo.seconds, 2),
+        "start_seconds": round(demo.start_seconds, 2),
+        "settings": {
+            "task": settings.task,
+            "options": settings.options,
+            "held_out": demo.data.held_out,
+            "evaluation_examples": demo.data.evaluation_examples,
+            "seed": settings.seed,
+            "rounds": settings.rounds,
+            "clients": settings.clients,
+            "clients_per_round": settings.clients_per_round,
+            "epochs": EPOCHS,
+            "batch_size": BATCH_SIZE,
+            "partition": {"method": "dirichlet", "alpha": DIRICHLET_ALPHA, "seed": settings.seed},
+            "device": "cpu",
+        },
+        "classes_by_client": demo.data.classes,
+        "algorithms": {result.method.algorithm: _result_as_json(result) for result in demo.results},
+        "grid": read_grid() if settings.tuned else None,
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def _result_as_json(result: Result) -> dict[str, Any]:
+    return {
+        "learning_rate": result.method.learning_rate,
+        "parameters": result.parameters,
+        "source": result.method.source,
+        "final": result.final,
+        "mean_last": result.mean_last,
+        "worst_last": result.worst_last,
+        "last": len(result.last),
+        "target": TARGET,
+        "rounds_to_target": result.rounds_to_target,
+        "bytes_down": result.bytes_down,
+        "bytes_up": result.bytes_up,
+        "seconds": round(result.seconds, 2),
+        "rounds": [asdict(one) for one in result.rounds],
+    }

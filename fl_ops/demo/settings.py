@@ -1,4 +1,4 @@
-"""What the demo trains and with which settings, and where those come from."""
+"""The settings of the demo, and their sources."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_ops.demo.grid import read_grid
+from fl_ops.demo.grid_search import read_grid
 
 DEFAULT_RATE = 0.1
-"""Where neither the grid nor the user says one."""
+"""The learning rate if neither the grid search nor the user gives one."""
 TUNED_TASK = "digits"
-"""The task that the grid was made for."""
+"""The task of the grid search."""
 COHORT, EPOCHS, BATCH_SIZE, DIRICHLET_ALPHA = 2, 5, 16, 0.1
 LAST = 10
-"""Rounds at the end that the comparison looks at."""
+"""Number of last rounds that the comparison uses."""
 TARGET = 0.9
+"""Accuracy whose first round the comparison reports."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One algorithm as it will be run. source: where rate and parameters come from, in words."""
+    """One algorithm with its settings. source: the origin of rate and parameters, as text."""
 
     algorithm: str
     learning_rate: float
@@ -30,7 +31,7 @@ class Method:
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the command line said."""
+    """The options of the command line."""
 
     algorithms: tuple[str, ...] = ("fedcm", "fedavg")
     rounds: int = 40
@@ -43,16 +44,16 @@ class DemoSettings:
 
     @property
     def clients_per_round(self) -> int:
-        """Two, where there are two."""
+        """Two clients, or one if there is only one."""
         return min(COHORT, self.clients)
 
     @property
     def tuned(self) -> bool:
-        """Whether the grid speaks of this task."""
+        """Whether the grid search was made for this task."""
         return self.task == TUNED_TASK
 
     def method(self, algorithm: str) -> Method:
-        """How one algorithm is run: by the user's word, else by the grid, else by defaults."""
+        """The settings of an algorithm: the user's rate, otherwise those of the grid search, otherwise defaults."""
         chosen = read_grid()["choice"].get(algorithm) if self.tuned else None
         parameters = chosen["parameters"] if chosen else {}
         if self.learning_rate is not None:
@@ -62,14 +63,14 @@ class DemoSettings:
         return Method(algorithm, DEFAULT_RATE, parameters, "default, not tuned")
 
     def run(self, method: Method) -> dict[str, Any]:
-        """One algorithm's run as its TOML file would have it."""
+        """The run of an algorithm, as the content of a run's file."""
         return {
             "name": method.algorithm,
             "seed": self.seed,
             "task": {"name": self.task, "options": self.options},
             "algorithm": {"name": method.algorithm, "parameters": method.parameters},
             "local": {"learning_rate": method.learning_rate, "epochs": EPOCHS, "batch_size": BATCH_SIZE},
-            # All of them, also for the first draw: cohorts are then a function of the seed alone.
+            # Wait for all clients before the first round: cohorts then depend on the seed only.
             "round": {"clients_per_round": self.clients_per_round, "min_clients": self.clients},
             "stop": {"rounds": self.rounds},
         }

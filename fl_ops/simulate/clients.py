@@ -1,17 +1,23 @@
-"""All clients of a simulated run: one data set in memory, and each client's part of it cut out when it works."""
+"""The clients of a simulated run or of a replay: their tasks and data, by client id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from algorithms import build
-from fl_client.data import LocalTask
-from fl_ops.simulate.settings import Plan, SimulationSection
+from fl_client.errors import StartError
+from fl_client.settings.config import ClientConfig, load_config
+from fl_client.settings.identity import identity_of
+from fl_client.training.data import LocalTask, load_local_task
+from fl_ops.errors import UsageError
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_server.run_config import RunConfig
 from protos.fl.v1.training_pb2 import TaskFingerprint
 from tasks import (
@@ -25,15 +31,18 @@ from tasks import (
     training_groups,
     training_labels,
 )
+from tasks.base import task_code
 
 ALL = Shard()
+CPU = torch.device("cpu")
 
 
-class Clients(Mapping[str, LocalTask]):
+class SimulatedClients(Mapping[str, LocalTask]):
     """Clients by id, in the order of the partition.
 
-    Where a task's shard is nothing but the examples that its indices name, parts are cut from one set in memory each
-    time they are asked for; where a task does more (it holds a part of each shard out), each is loaded once and kept.
+    If a task's shard is exactly the examples that its indices select, each client's data is cut from one set in memory
+    at every access. Otherwise (for example when the task withholds a part of each shard), each shard is loaded once and
+    kept.
     """
 
     def __init__(self, name: str, task: Task, parts: Mapping[str, Tensor]) -> None:
@@ -42,17 +51,19 @@ class Clients(Mapping[str, LocalTask]):
         self._parts = dict(parts)
         version, source = fingerprint(task)
         self._fingerprint = TaskFingerprint(version=version, source=source)
-        self._kept: dict[str, LocalTask] = {}
-        self._whole = _plain_whole(task, next(iter(self._parts.values())))
+        self._loaded: dict[str, LocalTask] = {}
+        with task_code("the task's train_data() or eval_data()"):
+            self._all_examples = _examples_to_cut(task, next(iter(self._parts.values())))
 
     def __getitem__(self, client: str) -> LocalTask:
-        if client in self._kept:
-            return self._kept[client]
+        if client in self._loaded:
+            return self._loaded[client]
         indices = self._parts[client]
-        if self._whole is not None:
-            return self._local(self._whole[indices], self._whole[:0])
-        local = self._local(self.task.train_data(Shard(indices)), self.task.eval_data(Shard(indices)))
-        self._kept[client] = local
+        if self._all_examples is not None:
+            return self._local(self._all_examples[indices], self._all_examples[:0])
+        with task_code("the task's train_data() or eval_data()"):
+            train, held_out = self.task.train_data(Shard(indices)), self.task.eval_data(Shard(indices))
+        local = self._loaded[client] = self._local(train, held_out)
         return local
 
     def __iter__(self) -> Iterator[str]:
@@ -63,19 +74,19 @@ class Clients(Mapping[str, LocalTask]):
 
     @property
     def num_examples(self) -> int:
-        """Training examples of all clients together."""
-        if self._whole is not None:
+        """Number of training examples of all clients together."""
+        if self._all_examples is not None:
             return sum(map(len, self._parts.values()))
         return sum(len(self[client].train) for client in self)
 
     def _local(self, train: Examples, held_out: Examples) -> LocalTask:
         if not len(train):
-            raise TaskError("expected at least one training example for each client, got none: deal to fewer clients")
+            raise TaskError("expected at least one training example for each client, got none: use fewer clients")
         return LocalTask(self._name, self.task, self._fingerprint, train, held_out)
 
 
-def _plain_whole(task: Task, part: Tensor) -> Examples | None:
-    """The whole training set, if shards of the task are cut from it as they are: seen at one of them."""
+def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:
+    """The whole training set if the task cuts shards from it unchanged, tested with one shard; otherwise None."""
     shard = Shard(part)
     if len(task.eval_data(shard)):
         return None
@@ -86,53 +97,54 @@ def _plain_whole(task: Task, part: Tensor) -> Examples | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
-    """A run that can be simulated."""
+class PreparedRun:
+    """A run that is ready to be simulated."""
 
     config: RunConfig
-    """With the population filled in."""
-    clients: Clients
-    evaluated: Task
-    """What the server makes the first model of, and evaluates by."""
+    """With seed and population set."""
+    clients: SimulatedClients
+    server_task: Task
+    """The task that the server uses for the first model and for evaluation."""
 
 
-def deal(plan: Plan, seed: int) -> Dealt:
-    """The run of a plan under a seed, with its clients. Raises TaskError and AlgorithmError."""
-    config, section = plan.config.model_copy(update={"seed": seed}), plan.simulation
-    task = load_task(config.task.name, config.task.options)
+def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
+    """Partition the data of a run under a seed. Raises TaskError and AlgorithmError."""
+    run, section = config.run.model_copy(update={"seed": seed}), config.simulation
+    task = load_task(run.task.name, run.task.options)
     labels = training_labels(task)
-    kept_out = _kept_out(labels, section.validation_every)
-    dealt = (~kept_out).nonzero().flatten()
+    withheld = _validation_mask(labels, section.validation_every)
+    available = (~withheld).nonzero().flatten()
     groups = training_groups(task)
-    groups = None if groups is None else groups[dealt]
-    parts = make_partition(section.partition_spec(seed), labels[dealt], groups)
-    clients = Clients(config.task.name, task, {section.name(index): dealt[part] for index, part in enumerate(parts)})
-    evaluated: Any = Validated(task, kept_out.nonzero().flatten()) if section.validation_every else task
-    return Dealt(_with_population(config, section, clients), clients, evaluated)
+    groups = None if groups is None else groups[available]
+    parts = make_partition(section.partition_spec(seed), labels[available], groups)
+    by_client = {section.name(index): available[part] for index, part in enumerate(parts)}
+    clients = SimulatedClients(run.task.name, task, by_client)
+    server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
+    return PreparedRun(_with_population(run, section, clients), clients, server_task)
 
 
-def _kept_out(labels: Tensor, every: int) -> Tensor:
-    """A mask of one in `every` examples of each class; of none for 0."""
+def _validation_mask(labels: Tensor, every: int) -> Tensor:
+    """A mask that selects one in `every` examples of each class; no example for 0."""
     mask = torch.zeros(len(labels), dtype=torch.bool)
     if every:
         mask[labels.argsort(stable=True)[::every]] = True
     return mask
 
 
-def _with_population(config: RunConfig, section: SimulationSection, clients: Clients) -> RunConfig:
-    """What a run's file may leave out here, for the simulation knows it: N, and the sum of n_i."""
-    algorithm = build(config.algorithm.name, **config.algorithm.parameters)
+def _with_population(run: RunConfig, section: SimulationSection, clients: SimulatedClients) -> RunConfig:
+    """Fill in N and the sum of n_i where the method needs them: the simulation knows both."""
+    algorithm = build(run.algorithm.name, **run.algorithm.parameters)
     by_examples = algorithm.objective == "examples"
-    found: dict[str, int] = {}
-    if (algorithm.needs_population or by_examples) and not config.population:
-        found["population"] = section.clients
-    if by_examples and not config.population_examples:
-        found["population_examples"] = clients.num_examples
-    return config.model_copy(update=found)
+    known: dict[str, int] = {}
+    if (algorithm.needs_population or by_examples) and not run.population:
+        known["population"] = section.clients
+    if by_examples and not run.population_examples:
+        known["population_examples"] = clients.num_examples
+    return run.model_copy(update=known)
 
 
-class Validated:
-    """A task whose server evaluates on examples of the training set that no client holds."""
+class ValidatedTask:
+    """A task that the server evaluates on training examples that no client has."""
 
     def __init__(self, task: Task, indices: Tensor) -> None:
         self._task = task
@@ -142,8 +154,43 @@ class Validated:
         return getattr(self._task, name)
 
     def eval_data(self, shard: Shard | None = None) -> Examples:
-        """The validation examples for the server; a client's own part as ever."""
+        """The validation examples for the server; for a shard, the task's own held-out data."""
         if shard is not None:
             return self._task.eval_data(shard)
         examples = self._task.train_data(Shard(self._indices))
         return Examples(examples.inputs, examples.targets)
+
+
+def load_daemons(folder: Path, task_name: str) -> dict[str, LocalTask]:
+    """All clients of a task, by id, from the daemons' TOML files in a folder. Raises UsageError."""
+    try:
+        configs = [load_config(path) for path in sorted(folder.glob("*.toml"))]
+        clients = {identity_of(config): _load(config) for config in configs if config.task.name == task_name}
+    except StartError as error:
+        raise UsageError(f"--client-configs: {error}") from error
+    if not clients:
+        raise UsageError(f"--client-configs: expected daemons' files *.toml with the task {task_name} in {folder}")
+    return clients
+
+
+def _load(config: ClientConfig) -> LocalTask:
+    return load_local_task(config, _StoredShard(config.state_dir), CPU)
+
+
+class _StoredShard:
+    """Reads the shard that a daemon stored in its state directory; computes it if there is none.
+
+    It writes nothing: the daemon may be running.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "shard.json"
+
+    def shard(self, asked: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+        """Indices of the device's examples; None if the shard is not made of indices."""
+        try:
+            stored = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return make()
+        indices: list[int] | None = stored["indices"] if stored.get("asked") == asked else make()
+        return indices

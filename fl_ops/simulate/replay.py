@@ -1,7 +1,7 @@
-"""A run that a coordinator did, done again from its ledger: who counted in each round stands there, nothing is drawn.
+"""Replay: repeats a coordinator's run from its ledger and compares every model with the ledger's.
 
-Whatever happened on the way (lost clients, over-selection, attempts given up, states restarted), the models must be
-those of the ledger, bit for bit.
+The ledger has the accepted updates of each round, so a replay draws nothing. Whatever happened in the run (lost
+clients, over-selection, abandoned attempts, restarted states), the models must equal those of the ledger bit for bit.
 """
 
 from __future__ import annotations
@@ -9,45 +9,110 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from fl_client.errors import WorkFailed
-from fl_ops.errors import Misused, NotFound, Refused
+from fl_ops.errors import NotFound, Refused, UsageError
+from fl_ops.simulate.clients import load_daemons, prepare
+from fl_ops.simulate.console import print_line
 from fl_ops.simulate.federation import Federation
-from fl_server.admission import Refused as NotAdmitted
-from fl_server.assignments import Place
-from fl_server.run_config import RunConfig, from_stored
-from fl_server.step import Diverged
-from fl_server.store.base import CommitRecord, RunRecord, Store, StoreError
-from fl_server.store.sql import LEDGER, look_at_postgres, open_read_only
+from fl_ops.simulate.seeds import as_usage_errors, interruptible
+from fl_ops.simulate.settings import SimulationConfig, read_simulation
+from fl_server.admission.gate import UpdateRefused as NotAdmitted
+from fl_server.aggregation.server_update import Diverged
+from fl_server.run_config import RunConfig
+from fl_server.run_spec import from_stored
+from fl_server.runs.assignments import RoundPosition
+from fl_server.store.database.opening import LEDGER, open_postgres_read_only, open_sqlite_read_only
+from fl_server.store.errors import StoreError
+from fl_server.store.protocol import Store
+from fl_server.store.records import CommitRecord, RunRecord
+from tasks import load_task
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """The run to replay and the source of its clients."""
+
+    run_id: str
+    ledger: Path | str
+    """The coordinator's state directory, or the URL of its ledger."""
+    config: Path
+    """A run's file, for its table [simulation] and the task's options on this machine."""
+    client_configs: Path | None
+    """Folder of the daemons' TOML files; None: the clients of [simulation]."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRound:
-    """One committed round, done again."""
+    """One committed round, repeated."""
 
     round: int
     accepted: tuple[str, ...]
     expected: str
     """Digest of the model in the ledger."""
     digest: str
-    """Of the model that came of it here."""
+    """Digest of the replayed model."""
     differing: tuple[str, ...]
-    """Clients whose update is another one here than in the ledger."""
+    """Clients that sent another update here than in the ledger."""
 
     @property
     def same(self) -> bool:
-        """Whether the models are equal, bit for bit."""
+        """Whether the models are equal bit for bit."""
         return self.expected == self.digest
 
 
+def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
+    """Replay a run and print a line for each round. Returns the results as JSON values. Raises OpsError."""
+    ledger = open_ledger(request.ledger)
+    try:
+        local = read_simulation(request.config)
+        with as_usage_errors():
+            config = _with_local_options(config_of(find_run(ledger, request.run_id)), local)
+            federation = _federation(config, local, request.client_configs)
+        rounds = []
+        with federation, interruptible():
+            for each in Replay(ledger, request.run_id, federation).rounds():
+                rounds.append(each)
+                print_line(console, round_line(each))
+    finally:
+        ledger.close()
+    if not rounds:
+        raise Refused(f"run {request.run_id} has no committed round yet")
+    facts = [{"round": each.round, "model": each.digest, "expected": each.expected} for each in rounds]
+    return {"run_id": request.run_id, "same": all(each.same for each in rounds), "rounds": facts}
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """The result of a replay as a sentence."""
+    rounds, last = facts["rounds"], facts["rounds"][-1]["round"]
+    if facts["same"]:
+        return f"run {facts['run_id']}: {len(rounds)} rounds replayed, every model equals the ledger's bit for bit"
+    return f"run {facts['run_id']}: the model of round {last} differs from the ledger's; the rounds before it are equal"
+
+
+def round_line(done: ReplayedRound) -> str:
+    """A replayed round as one line."""
+    start = f"round {done.round}: {len(done.accepted)} clients, "
+    if done.same:
+        return f"{start}same model, {done.digest}"
+    clients = f"; the updates of {', '.join(done.differing)} differ from the ledger's" if done.differing else ""
+    return f"{start}ANOTHER model: expected {done.expected}, got {done.digest}{clients}"
+
+
 def open_ledger(place: Path | str) -> Store:
-    """The ledger of a coordinator, which may be running: in its state directory, or at a URL. Raises Misused."""
+    """Open a coordinator's ledger for reading, by state directory or URL; the coordinator may be running.
+
+    Raises UsageError.
+    """
     in_directory = isinstance(place, Path)
     try:
-        return open_read_only(place / LEDGER) if isinstance(place, Path) else look_at_postgres(place)
+        return open_sqlite_read_only(place / LEDGER) if isinstance(place, Path) else open_postgres_read_only(place)
     except StoreError as error:
-        hint = "; one in PostgreSQL is named by --ledger URL" if in_directory else ""
-        raise Misused(f"{'--state-dir' if in_directory else '--ledger'}: {error}{hint}") from error
+        hint = "; for a ledger in PostgreSQL use --ledger URL" if in_directory else ""
+        raise UsageError(f"{'--state-dir' if in_directory else '--ledger'}: {error}{hint}") from error
 
 
 def find_run(ledger: Store, run_id: str) -> RunRecord:
@@ -64,12 +129,12 @@ def config_of(run: RunRecord) -> RunConfig:
 
 
 class Replay:
-    """A run's rounds again, one by one.
+    """Repeats a run round by round.
 
     Args:
-        ledger: where the accepted lists stand.
-        run_id: the run; none of its rounds may be missing.
-        federation: its engine and clients, at the model before round 0.
+        ledger: the source of the accepted lists.
+        run_id: the run; its ledger must have all of its rounds.
+        federation: the run's engine and clients, at the model before round 0.
     """
 
     def __init__(self, ledger: Store, run_id: str, federation: Federation) -> None:
@@ -78,7 +143,7 @@ class Replay:
         self._federation = federation
 
     def rounds(self) -> Iterator[ReplayedRound]:
-        """Every committed round, up to the first whose model differs. Raises Misused, Refused."""
+        """Replay every committed round, up to the first model that differs. Raises UsageError, Refused."""
         for commit in self._ledger.commits(self._run_id):
             replayed = self._round(commit)
             yield replayed
@@ -92,9 +157,11 @@ class Replay:
         last = len(federation.engine.algorithm.exchanges) - 1
         accepted: list[str] = []
         for exchange in range(last + 1):
-            fixed = self._ledger.accepted(self._run_id, commit.round, exchange) or []
-            accepted = [client for client, _ in fixed]
-            differing += [client for client, digest in fixed if self._work(commit.round, exchange, client) != digest]
+            in_ledger = self._ledger.accepted(self._run_id, commit.round, exchange) or []
+            accepted = [client for client, _ in in_ledger]
+            differing += [
+                client for client, digest in in_ledger if self._work(commit.round, exchange, client) != digest
+            ]
             if exchange < last:
                 federation.reduce(exchange, accepted)
         self._step(commit.round, accepted)
@@ -104,17 +171,19 @@ class Replay:
         )
 
     def _work(self, round_: int, exchange: int, client: str) -> bytes:
-        """Digest of the update that the client makes."""
+        """Train a client. Returns the digest of its update."""
         if client not in self._federation.clients:
-            here = ", ".join(list(self._federation.clients)[:3])
-            raise Misused(
-                f"client {client!r} of round {round_} is not among those here ({here}, ...): give [simulation] the "
-                "names and the partition of the run, or name the daemons' files with --client-configs"
+            known = ", ".join(list(self._federation.clients)[:3])
+            raise UsageError(
+                f"client {client!r} of round {round_} is not one of the clients here ({known}, ...): give [simulation] "
+                "the names and the partition of the run, or use the daemons' files with --client-configs"
             )
         try:
-            return self._federation.work(Place(round_, exchange, 0, 0.0), client).digest
+            return self._federation.work(RoundPosition(round_, exchange, 0, 0.0), client).digest
         except (WorkFailed, NotAdmitted) as error:
-            raise Refused(f"round {round_}: {client} counted, and cannot do here what it did: {error}") from error
+            raise Refused(
+                f"round {round_}: the update of {client} was accepted in the run and cannot be repeated here: {error}"
+            ) from error
 
     def _step(self, round_: int, accepted: list[str]) -> None:
         if not accepted:
@@ -123,3 +192,17 @@ class Replay:
             self._federation.step(accepted)
         except Diverged as error:
             raise Refused(f"round {round_}: {error}") from error
+
+
+def _with_local_options(run: RunConfig, local: SimulationConfig) -> RunConfig:
+    """The run with the task's options of this machine's file, such as the folder of the data."""
+    options = {**run.task.options, **local.run.task.options}
+    return run.model_copy(update={"task": run.task.model_copy(update={"options": options})})
+
+
+def _federation(run: RunConfig, local: SimulationConfig, client_configs: Path | None) -> Federation:
+    if client_configs is None:
+        prepared = prepare(SimulationConfig(run, local.simulation), run.seed)
+        return Federation(run, prepared.clients.task, prepared.clients)
+    clients = load_daemons(client_configs, run.task.name)
+    return Federation(run, load_task(run.task.name, run.task.options), clients)

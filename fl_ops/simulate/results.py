@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: numbers of its rounds, all of its settings, and its model."""
+"""The files of a simulated run: rounds as CSV, settings and results as JSON, the model as safetensors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import torch
 from safetensors.torch import save
 
 from fl_ops.files import Target, written_whole
-from fl_ops.simulate.clients import Dealt
-from fl_ops.simulate.settings import Plan
+from fl_ops.simulate.clients import PreparedRun
+from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_server.store.bundle_files import separate
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"
 
 
 @dataclass
 class SeedResult:
-    """A run under one seed as it went. status: "completed", "failed" or "interrupted"."""
+    """A run under one seed. status: "running", "completed", "failed" or "interrupted"."""
 
     seed: int
     settings: Mapping[str, Any]
@@ -38,39 +39,39 @@ class SeedResult:
         return [each for each in self.rounds if each.metrics]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """All fields as JSON values."""
         return {**asdict(self), "rounds": [asdict(each) for each in self.rounds]}
 
 
-def settings_of(plan: Plan, dealt: Dealt, simulation: Simulation) -> dict[str, Any]:
-    """Everything that decides the numbers, with every default filled in."""
-    algorithm, section = simulation.federation.engine.algorithm, plan.simulation
-    version = next(iter(dealt.clients.values())).fingerprint
-    config = simulation.config.model_dump(exclude_none=True)
-    # The run's own table has what its author wrote; this one has the rest, by the names of the papers.
-    config["algorithm"] = {"name": algorithm.name, "parameters": dict(algorithm.parameters)}
+def settings_of(config: SimulationConfig, prepared: PreparedRun, simulation: Simulation) -> dict[str, Any]:
+    """All settings that decide the results, including the defaults."""
+    algorithm, section = simulation.federation.engine.algorithm, config.simulation
+    fingerprint = next(iter(prepared.clients.values())).fingerprint
+    run = simulation.config.model_dump(exclude_none=True)
+    # The run's file has only the parameters that its author set; here are all of them.
+    run["algorithm"]["parameters"] = dict(algorithm.parameters)
     return {
-        "run": config,
+        "run": run,
         "simulation": {**section.model_dump(), "partition": asdict(section.partition_spec(simulation.config.seed))},
         "task": {
-            "version": version.version,
-            "source": version.source,
-            "evaluated_on": _evaluated_on(plan, dealt),
+            "version": fingerprint.version,
+            "source": fingerprint.source,
+            "evaluated_on": _evaluated_on(config, prepared),
         },
         "schedule_rounds": simulation.config.horizon,
         "software": {"python": platform.python_version(), "torch": torch.__version__, "torch_threads": 1},
     }
 
 
-def _evaluated_on(plan: Plan, dealt: Dealt) -> str:
-    every = plan.simulation.validation_every
+def _evaluated_on(config: SimulationConfig, prepared: PreparedRun) -> str:
+    every = config.simulation.validation_every
     if every:
         return f"one in {every} training examples of each class, held by no client"
-    return str(getattr(dealt.evaluated, "held_out", "the task's held-out data"))
+    return str(getattr(prepared.server_task, "held_out", "the task's held-out data"))
 
 
 def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
-    """Rounds, one a line; metrics by their own names. Raises an `OpsError` when the disk does not take it."""
+    """Write rounds.csv: a line for each round, a column for each metric. Raises OpsError if it cannot be written."""
     metrics = sorted({name for each in rounds for name in each.metrics})
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
@@ -88,10 +89,10 @@ def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
 
 
 def write_end(folder: Path, result: SeedResult, model: Mapping[str, torch.Tensor]) -> None:
-    """The whole result and the latest good model. Raises an `OpsError` when the disk does not take it."""
+    """Write all files, with the latest committed model. Raises OpsError if they cannot be written."""
     write_rounds(folder, result.rounds)
     _write(folder / RESULT, (json.dumps(result.as_json(), indent=1) + "\n").encode())
-    _write(folder / MODEL, save({name: tensor.contiguous() for name, tensor in model.items()}))
+    _write(folder / MODEL, save(separate(model)))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Runs under several seeds, one after the other or side by side in processes of their own."""
+"""Simulates runs under several seeds, one after the other or in parallel processes."""
 
 from __future__ import annotations
 
@@ -14,55 +14,62 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
-from fl_client.allocator import keep_freed_memory
-from fl_ops.errors import Misused, OpsError, Refused
-from fl_ops.simulate.clients import deal
+from fl_common.allocator import keep_freed_memory
+from fl_ops.errors import OpsError, Refused, UsageError
+from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
-from fl_ops.simulate.settings import Plan
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.settings import SimulationConfig
+from fl_ops.simulate.simulation import Failure, RoundResult, Simulation, Step
+from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from tasks import TaskError
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. folder: where its files go, if they go anywhere."""
+    """One run. folder: for its files; None: no files are written."""
 
-    plan: Plan
+    config: SimulationConfig
     seed: int
     folder: Path | None
 
 
-Told = tuple[int, RoundResult] | SeedResult | OpsError
-"""(seed, a round that is done), the whole when it has ended, or why it could not go on."""
-Tell = Callable[[Told], None]
+Report = tuple[int, RoundResult | Step | Failure] | SeedResult | OpsError
+"""(seed, committed round, begun step or failure of a client), the result of a run that has ended, or the error that
+ended it."""
+OnReport = Callable[[Report], None]
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def simulate(job: Job, tell: Tell) -> None:
-    """Do one run to its end, in this process; what is done is written also when it is interrupted.
+def simulate(job: Job, on_report: OnReport) -> None:
+    """Simulate one run in this process. An interrupted run also writes its files.
 
     Raises:
-        Misused: the configuration, the task or the data are not as they must be.
-        Refused: the task's code failed on the way, or a file cannot be written.
+        UsageError: the configuration, the task or the data are invalid.
+        Refused: the task's code failed during the run, or a file cannot be written.
     """
-    with in_words():
-        dealt = deal(job.plan, job.seed)
-        simulation = Simulation(dealt.config, dealt.clients, task=dealt.evaluated)
+    with as_usage_errors():
+        prepared = prepare(job.config, job.seed)
+        simulation = Simulation(
+            prepared.config,
+            prepared.clients,
+            task=prepared.server_task,
+            notify=lambda what: on_report((job.seed, what)),
+        )
     with simulation:
-        result = SeedResult(job.seed, settings_of(job.plan, dealt, simulation))
+        result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))
         try:
             for each in _rounds(simulation):
                 result.rounds.append(each)
                 if job.folder:
                     write_rounds(job.folder, result.rounds)
-                tell((job.seed, each))
+                on_report((job.seed, each))
         finally:
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
             if job.folder:
                 write_end(job.folder, result, simulation.model())
-        tell(result)
+        on_report(result)
 
 
 def _rounds(simulation: Simulation) -> Iterator[RoundResult]:
@@ -73,29 +80,29 @@ def _rounds(simulation: Simulation) -> Iterator[RoundResult]:
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
-    """What is wrong with a configuration or its data, as an operator's error."""
+def as_usage_errors() -> Iterator[None]:
+    """Turn errors of a configuration or its data into UsageError."""
     try:
         yield
     except (TaskError, AlgorithmError, InvalidInput) as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
-def simulate_all(jobs: Sequence[Job], processes: int, tell: Tell) -> None:
-    """All runs, at most so many at a time. Raises what `simulate` raises, once the others have been ended too."""
+def simulate_all(jobs: Sequence[Job], processes: int, on_report: OnReport) -> None:
+    """Simulate all runs, at most `processes` at a time. Raises the errors of `simulate` after all runs have ended."""
     if min(processes, len(jobs)) == 1:
         with interruptible():
             for job in jobs:
-                simulate(job, tell)
+                simulate(job, on_report)
         return
-    _Children(tell).run(jobs, processes)
+    _ProcessPool(on_report).run(jobs, processes)
 
 
-class _Children:
-    """Processes that do a run each."""
+class _ProcessPool:
+    """One process for each run."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, on_report: OnReport) -> None:
+        self._on_report = on_report
         self._context = get_context("spawn")
         self._running: dict[Connection, SpawnProcess] = {}
 
@@ -107,15 +114,15 @@ class _Children:
                     self._start(waiting.pop(0))
                 ready = wait(list(self._running))
                 for connection in [each for each in self._running if each in ready]:
-                    self._hear(connection)
+                    self._receive(connection)
         finally:
-            self._end()
+            self._interrupt_all()
 
     def _start(self, job: Job) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_child, args=(job, theirs), name=f"seed-{job.seed}")
-        # Until it can write down what it has done, it must not be interrupted.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        # Block signals until the child can handle them: an interrupted child writes its files.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
         try:
             process.start()
         finally:
@@ -123,21 +130,21 @@ class _Children:
         theirs.close()
         self._running[ours] = process
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         try:
-            told: Told = connection.recv()
+            report: Report = connection.recv()
         except EOFError:
             process = self._running.pop(connection)
             process.join()
             if process.exitcode:
                 raise Refused(f"the process of {process.name} ended with exit code {process.exitcode}") from None
             return
-        if isinstance(told, OpsError):
-            raise told
-        self._tell(told)
+        if isinstance(report, OpsError):
+            raise report
+        self._on_report(report)
 
-    def _end(self) -> None:
-        """Interrupt what still runs: each writes down what it has done."""
+    def _interrupt_all(self) -> None:
+        """Interrupt the processes that still run; each writes its files."""
         for process in self._running.values():
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGINT)
@@ -147,24 +154,25 @@ class _Children:
 
 def _child(job: Job, connection: Connection) -> None:
     with suppress(KeyboardInterrupt, BrokenPipeError), interruptible():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)
         keep_freed_memory()
         try:
             simulate(job, connection.send)
         except OpsError as error:
+            error.trace = traceback_of(error)  # the cause does not go through the pipe
             connection.send(error)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the work in order; more of them do not keep it from writing what it has."""
+    """The first Ctrl-C or SIGTERM raises KeyboardInterrupt; later ones are ignored, so that files are written."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in _END_SIGNALS}
     for number in before:
         signal.signal(number, interrupt)
     try:

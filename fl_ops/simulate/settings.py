@@ -1,4 +1,4 @@
-"""A run's TOML file with the table [simulation]: the run itself, and the clients that a simulation gives it."""
+"""A run's TOML file with the table [simulation]: the run, and the clients that the simulation creates for it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from fl_ops.errors import Misused
-from fl_ops.run_file import SIMULATION, parse_run, read_toml
+from fl_common.names import check_id
+from fl_common.settings import Section, describe_error
+from fl_ops.admin.run_file import SIMULATION, parse_run, read_toml
+from fl_ops.errors import UsageError
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RunConfig, from_spec
-from protos.settings import Section, in_words
-from protos.wire import check_id
+from fl_server.run_config import RunConfig
+from fl_server.run_spec import from_spec
 from tasks import PartitionSpec, TaskError
 
 
-def _names(pattern: str) -> str:
+def _check_name_pattern(pattern: str) -> str:
     try:
         first, second = (pattern.format(index=index) for index in (0, 1))
     except (LookupError, ValueError) as error:
@@ -30,19 +31,20 @@ def _names(pattern: str) -> str:
 
 
 class SimulationSection(Section):
-    """Who the clients are and what they hold."""
+    """The simulated clients and their data."""
 
     clients: int = Field(default=100, ge=1)
-    names: Annotated[str, AfterValidator(_names)] = "client-{index:03d}"
-    """Ids of the clients; index: 0 to clients - 1, which is also their part of the partition."""
+    names: Annotated[str, AfterValidator(_check_name_pattern)] = "client-{index:03d}"
+    """Pattern of the client ids. index: 0 to clients - 1; it is also the client's part of the partition."""
     partition: dict[str, str | bool | int | float] = Field(default={"method": "iid"})
-    """Fields of tasks.PartitionSpec but clients. Without a seed, the run's: each seed of a run deals anew."""
+    """Fields of tasks.PartitionSpec except `clients`. Without `seed`, the run's seed is used, so each seed of a run has
+    another partition."""
     validation_every: int = Field(default=0, ge=0)
-    """One in so many training examples of each class is held by no client, and is what evaluations look at in place of
-    the task's held-out data: to choose settings by. 0: none."""
+    """Withhold one in so many training examples of each class from all clients. Evaluations then use these examples
+    instead of the task's held-out data, for example to choose settings. 0: withhold none."""
 
     def partition_spec(self, seed: int) -> PartitionSpec:
-        """How the data are dealt in a run of this seed. Raises TaskError."""
+        """The partition of the data in a run with this seed. Raises TaskError."""
         known = [field.name for field in fields(PartitionSpec) if field.name != "clients"]
         if unknown := sorted(self.partition.keys() - set(known)):
             raise TaskError(f"unknown key {unknown[0]!r}; simulation.partition accepts: {', '.join(known)}")
@@ -52,34 +54,33 @@ class SimulationSection(Section):
         return PartitionSpec(clients=self.clients, **values)
 
     def name(self, index: int) -> str:
-        """A client's id."""
+        """The id of a client."""
         return self.names.format(index=index)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a file describes."""
+class SimulationConfig:
+    """The content of a run's file: the run, and the table [simulation]."""
 
-    config: RunConfig
+    run: RunConfig
     simulation: SimulationSection
 
 
-def read_plan(path: Path) -> Plan:
-    """The run and the clients of a file. Raises Misused, which names file and key."""
+def read_simulation(path: Path) -> SimulationConfig:
+    """Read a run's file. Raises UsageError, which names the file and the key."""
     content = read_toml(path)
     try:
-        return parse_plan(content)
+        return parse_simulation(content)
     except (ValueError, InvalidInput) as error:
-        raise Misused(f"{path}: {error}") from error
+        raise UsageError(f"{path}: {error}") from error
 
 
-def parse_plan(content: Mapping[str, Any]) -> Plan:
-    """As `read_plan`, of a table. Raises ValueError and InvalidInput."""
-    run = {key: value for key, value in content.items() if key != SIMULATION}
-    config = from_spec(parse_run(run))
+def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
+    """As `read_simulation`, from a parsed table. Raises ValueError and InvalidInput."""
+    run = from_spec(parse_run({key: value for key, value in content.items() if key != SIMULATION}))
     try:
         section = SimulationSection.model_validate(content.get(SIMULATION, {}))
     except ValidationError as error:
-        raise ValueError(f"{SIMULATION}.{in_words(error.errors()[0], SimulationSection)}") from None
-    section.partition_spec(config.seed)
-    return Plan(config, section)
+        raise ValueError(f"{SIMULATION}.{describe_error(error.errors()[0], SimulationSection)}") from None
+    section.partition_spec(run.seed)
+    return SimulationConfig(run, section)

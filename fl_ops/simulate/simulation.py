@@ -1,4 +1,4 @@
-"""A run from its configuration to its end, round by round, decided by the coordinator's own round state machine."""
+"""Simulates a run from its configuration to its end, driven by the coordinator's round state machine."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from typing import Self
 
 import torch
 
-from fl_client.data import LocalTask
 from fl_client.errors import WorkFailed
+from fl_client.training.data import LocalTask
 from fl_ops.simulate.federation import Contribution, Federation, one_thread
-from fl_server import events as ev
-from fl_server.admission import Refused
-from fl_server.assignments import Place
-from fl_server.client_metrics import has_evaluation, summary
-from fl_server.engine import Snapshot
-from fl_server.round_state import Phase, RoundState
-from fl_server.rounds import advance
+from fl_ops.user_code import traceback_of
+from fl_server.admission.gate import UpdateRefused
+from fl_server.aggregation.engine import Snapshot
+from fl_server.aggregation.server_update import Diverged
+from fl_server.rounds import events as ev
+from fl_server.rounds.client_metrics import has_evaluation, summary
+from fl_server.rounds.machine import advance
+from fl_server.rounds.sampling import by_id, draw_evaluators, ticket
+from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.stop_rules import Evaluation, StopPolicy, stop_reason
 from fl_server.run_config import RunConfig
-from fl_server.sampling import by_id, draw_evaluators, ticket
-from fl_server.step import Diverged
-from fl_server.stop_rules import Evaluation, StopPolicy, stop_reason
+from fl_server.runs.assignments import RoundPosition
+from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.fl.v1.training_pb2 import RefusalReason
 from tasks import Task
 
 FAILURES_KEPT = 100
+"""Number of client failures that a simulation remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +40,62 @@ class RoundResult:
 
     round: int
     accepted: tuple[str, ...]
-    """Clients whose updates made the model, in the order of id bytes."""
+    """Clients whose updates are in the model, in the order of id bytes."""
     dropped: int
-    """Clients that were drawn and are not among them."""
+    """Number of clients that were drawn but not accepted."""
     attempts: int
     training_loss: float | None
-    """Mean over the accepted clients of the mean loss of their steps."""
+    """Mean over the accepted clients of their mean loss over local steps."""
     metrics: Mapping[str, float]
-    """Of the server's evaluation and the clients'; empty where none was due."""
+    """Metrics of the server's and the clients' evaluations; empty if none was due."""
     bytes_down: int
-    """Tensor bytes that the wire would have carried since the round before."""
+    """Tensor bytes that a networked run would have transferred since the previous round."""
     bytes_up: int
     seconds: float
-    """Of local training, step and evaluation together."""
+    """Time of local training, server step and evaluation together."""
     digest: str
-    """Of the model after the round, as a coordinator's ledger has it."""
+    """Digest of the model after the round, as in a coordinator's ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The work that a simulation begins, for a display of its progress."""
+
+    round: int
+    work: str
+    """"client" or "evaluation"."""
+    number: int = 1
+    """Of the client in its round, from 1."""
+    of: int = 1
+    """Clients that were drawn for the round so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A client that delivered no update."""
+
+    round: int
+    client: str
+    why: str
+    trace: str = ""
+    """The traceback of the task's own code, if that code raised an error."""
+
+    def __str__(self) -> str:
+        return f"round {self.round}, {self.client}: {self.why}"
 
 
 class Simulation:
-    """One run; use it in a with block, and go through `rounds()` once.
+    """One run; a context manager. Iterate over `rounds()` once.
 
     Args:
-        config: the run, as `fl run create` takes it. Labels are not looked at.
+        config: the run, as for `fl run create`. Labels are ignored.
         clients: every client of the run by id: its task, fingerprint and data.
-        seed: in place of the configuration's.
-        task: what the first model comes from and what evaluates; by default the first client's task.
+        seed: overrides the configuration's seed.
+        task: the server's task, for the first model and for evaluation; by default the first client's task.
+        notify: called before each step of work and after each failure of a client.
 
     Raises:
-        AlgorithmError, InvalidInput, TaskError: what the coordinator would refuse too.
+        AlgorithmError, InvalidInput, TaskError: the coordinator would refuse the run, too.
     """
 
     def __init__(
@@ -73,8 +105,10 @@ class Simulation:
         *,
         seed: int | None = None,
         task: Task | None = None,
+        notify: Callable[[Step | Failure], None] = lambda _: None,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
+        self._notify = notify
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
         self.federation = Federation(self.config, task, clients)
@@ -89,7 +123,9 @@ class Simulation:
         self._roster_changed = False
         self._began = self._round_began = time.monotonic()
         self.failures: list[str] = []
-        """Why clients did not deliver, the latest last; the oldest are forgotten."""
+        """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
+        self._values_not_finite = False
+        """Whether the last failure, of a client or of the run, was a value that is not finite."""
 
     def __enter__(self) -> Self:
         self.federation.__enter__()
@@ -100,44 +136,49 @@ class Simulation:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest committed model; the first one before any."""
+        """The latest committed model; before the first commit, the initial model."""
         return self.federation.snapshot
 
     @property
     def ending(self) -> tuple[ev.EndStatus, str] | None:
-        """("completed" or "failed", why) once the run has come to its end."""
+        """("completed" or "failed", reason) once the run has ended."""
         return self._state.ending if self._state.phase is Phase.ENDED else None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run failed because values were not finite."""
+        return self.ending is not None and self.ending[0] == "failed" and self._values_not_finite
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
         return self.federation.model()
 
     def rounds(self) -> Iterator[RoundResult]:
-        """Do the run; each round is yielded when it is committed and evaluated. Raises TaskError from evaluations."""
+        """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
         self._began = self._round_began = time.monotonic()
-        self._take(ev.RosterChanged(self._members, settled=True))
+        self._apply(ev.RosterChanged(self._members, settled=True))
         while self._state.phase is not Phase.ENDED:
-            self._take(self._time_is_over() or self._go_on())
+            self._apply(self._time_limit_reached() or self._do_phase())
             if self._finished:
                 yield self._finished.pop()
                 self._round_began = time.monotonic()
 
-    def _take(self, event: ev.Event) -> None:
+    def _apply(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
         for command in commands:
             match command:
                 case ev.DropCulprits():
                     self._drop(command)
                 case ev.RestartRound():
-                    self.federation.give_up()
+                    self.federation.discard_round()
                 case ev.Announce():
                     self._announce(command)
         if self._roster_changed:
             self._roster_changed = False
-            self._tell_roster()
+            self._update_roster()
 
-    def _go_on(self) -> ev.Event:
-        """Do what the phase is for; what came of it."""
+    def _do_phase(self) -> ev.Event:
+        """Do the work of the current phase. Returns the event that it leads to."""
         state, accepted = self._state, [client for client, _ in self._state.accepted]
         match state.phase:
             case Phase.COLLECTING:
@@ -148,73 +189,83 @@ class Simulation:
                 return self._compute(accepted, lambda: self.federation.step(accepted))
             case Phase.COMMITTING:
                 self._commit(accepted)
-                return ev.Committed()
+                return ev.ModelCommitted()
             case Phase.EVALUATING:
-                reason = self._reason_to_stop()
+                reason = self._stop_reason()
                 return ev.EndRequested("completed", reason) if reason else ev.Evaluated(min(state.awaited))
             case _:
-                return ev.EndRequested("failed", self._why_stuck())
+                return ev.EndRequested("failed", self._too_few_clients())
 
     def _collect(self) -> ev.Event:
-        """Let one client work; those of a cohort come in a random order, so that over-selection favours nobody."""
+        """Train one client. The order of a cohort is random, so that over-selection favours no client."""
         state = self._state
         client = min(state.outstanding, key=lambda one: ticket("arrival", self.config.seed, state.round, one))
-        place = Place(state.round, state.exchange, state.attempt, self.config.round.deadline_s)
+        drawn = len(state.drawn)
+        self._notify(Step(state.round, "client", drawn - len(state.outstanding) + 1, drawn))
+        place = RoundPosition(state.round, state.exchange, state.attempt, self.config.round.deadline_s)
+        trace = ""
         try:
             return ev.UpdateAdmitted(client, self.federation.work(place, client).digest)
-        except Refused as refusal:
-            # The refusal stands for the round, so the client is not drawn for it again.
+        except UpdateRefused as refusal:
+            # A refusal holds for the whole round: the client is not drawn for it again.
             self._refused.add(client)
-            self._tell_roster()
-            why = str(refusal)
+            self._update_roster()
+            why, not_finite = str(refusal), refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
         except WorkFailed as failure:
-            why = str(failure)
-        self._failed(state.round, client, why)
-        return ev.ClientOut(client)
+            why, not_finite = str(failure), failure.reason == FailureReason.FAILURE_REASON_NOT_FINITE
+            trace = traceback_of(failure) if failure.reason == FailureReason.FAILURE_REASON_TASK_ERROR else ""
+        self._record_failure(Failure(state.round, client, why, trace), not_finite=not_finite)
+        return ev.ClientDroppedOut(client)
 
-    def _tell_roster(self) -> None:
+    def _update_roster(self) -> None:
         eligible = tuple(client for client in self._members if client not in self._refused)
-        self._take(ev.RosterChanged(eligible, settled=True))
+        self._apply(ev.RosterChanged(eligible, settled=True))
 
     def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
-        """Reduce or step, if no update spoils it."""
+        """Reduce or step, unless an update spoils it."""
         exchange = self._state.exchange
         if found := self.federation.culprits(exchange, accepted):
+            self._values_not_finite = False
             return ev.CulpritsFound(found)
         try:
             compute()
         except Diverged as error:
             found = self.federation.culprits(exchange, accepted, overflow=True)
+            self._values_not_finite = True
             return ev.CulpritsFound(found) if found else ev.EndRequested("failed", str(error))
-        return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.Stepped()
+        return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.StepComputed()
 
     def _drop(self, command: ev.DropCulprits) -> None:
-        """Who spoiled the round is not drawn for it again, as after a refusal."""
+        """Remove clients that spoiled the round: as after a refusal, they are not drawn for it again."""
         for client, why in command.culprits:
             self._refused.add(client)
-            self._failed(command.round, client, why)
+            self._record_failure(Failure(command.round, client, why), not_finite=self._values_not_finite)
         self._roster_changed = True
 
-    def _failed(self, round_: int, client: str, why: str) -> None:
-        self.failures = [*self.failures, f"round {round_}, {client}: {why}"][-FAILURES_KEPT:]
+    def _record_failure(self, failure: Failure, *, not_finite: bool) -> None:
+        self._values_not_finite = not_finite
+        self.failures = [*self.failures, str(failure)][-FAILURES_KEPT:]
+        self._notify(failure)
 
     def _commit(self, accepted: list[str]) -> None:
         self._counted, self._closed = self.federation.commit(accepted), self._state
         if self._refused:
             self._refused.clear()
-            self._tell_roster()
+            self._update_roster()
 
     def _announce(self, announce: ev.Announce) -> None:
-        """A round is committed: evaluate it where that is due, and say what it came to."""
+        """Evaluate a committed round if that is due, and build its result."""
         snapshot, closed = self.federation.snapshot, self._closed
+        if announce.evaluate or announce.ask_clients:
+            self._notify(Step(snapshot.round, "evaluation"))
         metrics = {
             **(self._evaluate(snapshot) if announce.evaluate else {}),
-            **(self._ask_clients(snapshot) if announce.ask_clients else {}),
+            **(self._evaluate_on_clients(snapshot) if announce.ask_clients else {}),
         }
         if has_evaluation(metrics, self.config.stop.metric):
             self._evaluations.append((snapshot.round, metrics))
         losses = [one.training_loss for one in self._counted if one.training_loss is not None]
-        down, up = self.federation.wire.read()
+        down, up = self.federation.traffic.take()
         result = RoundResult(
             round=snapshot.round,
             accepted=tuple(one.info.client_id for one in self._counted),
@@ -233,26 +284,26 @@ class Simulation:
         with one_thread():
             return self.federation.engine.evaluate(snapshot)
 
-    def _ask_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
-        """What the clients that have a held-out part say of the model; one that fails is passed over."""
+    def _evaluate_on_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
+        """Metrics over the clients that have held-out data; a client that fails is skipped."""
         pool = [client for client in self._members if len(self.federation.clients[client].held_out)]
-        answers = []
+        evaluations = []
         for client in draw_evaluators(pool, self.config.evaluation.clients, self.config.seed, snapshot.round):
             with suppress(WorkFailed):
-                answers.append(self.federation.evaluate(client))
-        return summary(answers)
+                evaluations.append(self.federation.evaluate(client))
+        return summary(evaluations)
 
-    def _reason_to_stop(self) -> str | None:
+    def _stop_reason(self) -> str | None:
         stop = self.config.stop
         return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), self._evaluations)
 
-    def _time_is_over(self) -> ev.Event | None:
+    def _time_limit_reached(self) -> ev.Event | None:
         limit = self.config.stop.wall_time_s
-        over = limit and time.monotonic() - self._began >= limit and self._state.ending is None
-        return ev.EndRequested("completed", f"its {limit:g} s are over") if over else None
+        reached = limit and time.monotonic() - self._began >= limit and self._state.ending is None
+        return ev.EndRequested("completed", f"its {limit:g} s are over") if reached else None
 
-    def _why_stuck(self) -> str:
-        """A coordinator would wait for clients; here nobody will come."""
+    def _too_few_clients(self) -> str:
+        """A coordinator would wait for more clients. A simulation has no others, so the run fails."""
         if self.failures:
             return f"too few clients could deliver; the last one that could not: {self.failures[-1]}"
         return f"expected {self._state.policy.min_clients} clients or more, there are {len(self._members)}"

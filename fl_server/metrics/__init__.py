@@ -1,5 +1,9 @@
-"""What Prometheus is told of the coordinator: declared in `coordinator.py`, of runs in `runs.py` and `per_run.py`."""
+"""The coordinator's Prometheus metrics.
 
-from fl_server.metrics.coordinator import Metrics
+Enters here: declarations of metrics, and the narrow view (`RunFigures`) that the run gauges are read from. Only
+`fl_common` and `fl_server.rounds` are imported, so that every other package of the server can count.
+"""
 
-__all__ = ["Metrics"]
+from fl_server.metrics.coordinator import TLS_PORTS, Metrics
+
+__all__ = ["TLS_PORTS", "Metrics"]

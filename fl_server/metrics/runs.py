@@ -1,222 +1,210 @@
-"""What is read from the runs themselves whenever somebody asks: no copies that are behind, or gone after a restart.
-
-A scraper's thread reads here while the event loop goes on. What it reads are values that the loop replaces and never
-changes: a state, a record, the latest commit.
-"""
+"""Gauges that are read from the runs at each scrape, so that they are never outdated and survive a restart."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fl_server.client_metrics import STATISTICS, spread
-from fl_server.metrics.per_run import ToldRuns
-from protos.metrics import ANY, Declaration, Kit, Values
-
-if TYPE_CHECKING:
-    from fl_server.run import Run
+from fl_common.metrics import ANY, Declaration, MetricFactory, Values
+from fl_server.metrics.per_run import ReportedRuns
+from fl_server.rounds.client_metrics import STATISTICS, spread
 
 STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
 NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction")
 
-Found = Mapping[Values, float]
-"""Values by what the labels behind `run` say; empty where there is nothing to say."""
+GaugeValues = Mapping[Values, float]
+"""Values by the labels after `run`; empty if the run has no value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One gauge, and where a run has its values."""
+class RunFigures:
+    """One run at one moment. None: the run has no such value."""
+
+    name: str
+    algorithm: str
+    task: str
+    state: str
+    """One of STATES."""
+    state_since: float
+    """Unix time at which it came into its state, or was restored in it."""
+    cannot_write: bool
+    rounds: int
+    """Committed ones."""
+    planned_rounds: int
+    clients_per_round: int | None
+    eligible: int
+    over_selection: float
+    deadline_s: float
+    last_commit: float | None
+    """Unix time."""
+    training_loss: float | None
+    newest_metrics: Mapping[str, float]
+    best_metrics: Mapping[str, float]
+    state_members: int
+    missing_members: int
+    left_out: int
+    norms: Mapping[str, float]
+    cosine: float | None
+
+
+class WatchedRun(Protocol):
+    """A run as the collector reads it, in a scraper's thread while the event loop goes on.
+
+    It must only read values that the loop replaces and never changes.
+    """
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+
+    @property
+    def stored_state(self) -> str:
+        """The run's state in the ledger, one of STATES."""
+
+    def figures(self) -> RunFigures:
+        """The current values."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGauge:
+    """One gauge, and how it is read from a run's figures."""
 
     name: str
     meaning: str
-    read: Callable[[Run], Found]
+    read: Callable[[RunFigures], GaugeValues]
     labels: Mapping[str, Values]
 
     @property
     def declaration(self) -> Declaration:
-        """For the page."""
+        """For the page of metrics."""
         return Declaration(self.name, "gauge", self.meaning, {"run": ANY, **self.labels})
 
 
-def _look(name: str, meaning: str, read: Callable[[Run], Found], /, **labels: Values) -> Look:
-    return Look(name, meaning, read, labels)
+def _labelled(name: str, meaning: str, read: Callable[[RunFigures], GaugeValues], /, **labels: Values) -> RunGauge:
+    return RunGauge(name, meaning, read, labels)
 
 
-def _one(value: float | None) -> Found:
-    return {} if value is None else {(): value}
+def _plain(name: str, meaning: str, read: Callable[[RunFigures], float | None], /) -> RunGauge:
+    """A gauge with the label `run` only."""
+
+    def values(run: RunFigures) -> GaugeValues:
+        value = read(run)
+        return {} if value is None else {(): value}
+
+    return RunGauge(name, meaning, values, {})
 
 
-def _info(run: Run) -> Found:
-    config = run.config
-    return {(config.name or config.base_id(), config.algorithm.name, config.task.name): 1.0}
-
-
-def _state(run: Run) -> Found:
-    status = run.status
-    return {(state,): float(state == status) for state in STATES}
-
-
-def _stuck(run: Run) -> Found:
-    return _one(float(bool(run.cannot_write)))
-
-
-def _since(run: Run) -> Found:
-    return _one(run.record.ended_at or run.state_since)
-
-
-def _rounds(run: Run) -> Found:
-    return _one(len(run.log.commits))
-
-
-def _planned(run: Run) -> Found:
-    return _one(run.state.rounds)
-
-
-def _eligible(run: Run) -> Found:
-    return _one(0 if run.ended else len(run.state.eligible))
-
-
-def _over_selection(run: Run) -> Found:
-    return _one(run.state.draws_per_update)
-
-
-def _deadline(run: Run) -> Found:
-    return _one(run.config.round.deadline_s)
-
-
-def _last_commit(run: Run) -> Found:
-    return _one(run.log.latest.committed_at if run.log.latest else None)
-
-
-def _training_loss(run: Run) -> Found:
-    return _one(run.log.latest.training_loss if run.log.latest else None)
-
-
-def _clients_per_round(run: Run) -> Found:
-    section = run.config.round
-    return _one(section.clients_per_round if section.sampling == "fixed" else None)
-
-
-def _evaluation(run: Run) -> Found:
-    return {(name,): value for name, value in run.log.newest().items()}
-
-
-def _on_clients(run: Run) -> Found:
-    found = spread(run.log.newest())
+def _by_statistic(run: RunFigures) -> GaugeValues:
+    found = spread(run.newest_metrics)
     return {(name, statistic): value for name, values in found.items() for statistic, value in values.items()}
 
 
-def _best(run: Run) -> Found:
-    return {(metric,): best.value for metric, best in run.log.bests().items()}
-
-
-def _members(run: Run) -> Found:
-    summed = run.behaviour.algorithm.needs_population and not run.ended
-    return _one(len(run.client_states.members) if summed else 0)
-
-
-def _missing(run: Run) -> Found:
-    return _one(len(run.client_states.missing))
-
-
-def _left_out(run: Run) -> Found:
-    return _one(0 if run.ended else len(run.client_states.left_out))
-
-
-def _norm(run: Run) -> Found:
-    account = run.log.latest_account
-    return {(of,): account.norms[of] for of in NORMS if of in account.norms}
-
-
-def _cosine(run: Run) -> Found:
-    return _one(run.log.latest_account.cosine)
-
-
-LOOKS = (
-    _look("fl_run_info", "What the run is; always 1.", _info, name=ANY, algorithm=ANY, task=ANY),
-    _look("fl_run_state", "1 for the state that the run is in, 0 for the others.", _state, state=STATES),
-    _look("fl_run_state_since_timestamp_seconds", "Time at which it came into it, or was read back in it.", _since),
-    _look("fl_run_cannot_write", "1 while it waits for a disk or database that takes no writes, else 0.", _stuck),
-    _look("fl_round", "Committed rounds.", _rounds),
-    _look("fl_rounds_planned", "Committed rounds at which the run ends.", _planned),
-    _look("fl_clients_per_round", 'Updates wanted in a round; none with sampling = "bernoulli".', _clients_per_round),
-    _look("fl_clients_eligible", "Clients that could be drawn for the run now.", _eligible),
-    _look("fl_over_selection", "Clients drawn for each update wanted.", _over_selection),
-    _look("fl_round_deadline_seconds", "How long an attempt may collect.", _deadline),
-    _look("fl_last_commit_timestamp_seconds", "Time of the last commit.", _last_commit),
-    _look("fl_training_loss", "Mean of what the accepted clients of the last round said.", _training_loss),
-    _look(
-        "fl_evaluation", "The newest value of each metric: the server's, and with clients_ before them the clients'.",
-        _evaluation, metric=ANY,
+RUN_GAUGES = (
+    _labelled(
+        "fl_run_info", "What the run is; always 1.", lambda run: {(run.name, run.algorithm, run.task): 1.0},
+        name=ANY, algorithm=ANY, task=ANY,
     ),
-    _look(
-        "fl_evaluation_best", "Best value so far of the metric that the run stops by, and the lowest loss.", _best,
-        metric=ANY,
+    _labelled(
+        "fl_run_state", "1 for the state that the run is in, 0 for the others.",
+        lambda run: {(state,): float(state == run.state) for state in STATES}, state=STATES,
     ),
-    _look(
+    _plain(
+        "fl_run_state_since_timestamp_seconds", "Time at which it came into that state, or was restored in it.",
+        lambda run: run.state_since,
+    ),
+    _plain(
+        "fl_run_cannot_write", "1 while the disk or the database takes no writes, else 0.",
+        lambda run: float(run.cannot_write),
+    ),
+    _plain("fl_round", "Committed rounds.", lambda run: run.rounds),
+    _plain("fl_rounds_planned", "Committed rounds at which the run ends.", lambda run: run.planned_rounds),
+    _plain(
+        "fl_clients_per_round", 'Updates wanted in a round; none with sampling = "bernoulli".',
+        lambda run: run.clients_per_round,
+    ),
+    _plain("fl_clients_eligible", "Clients that could be drawn for the run now.", lambda run: run.eligible),
+    _plain("fl_over_selection", "Clients drawn for each update wanted.", lambda run: run.over_selection),
+    _plain("fl_round_deadline_seconds", "Deadline of an attempt.", lambda run: run.deadline_s),
+    _plain("fl_last_commit_timestamp_seconds", "Time of the last commit.", lambda run: run.last_commit),
+    _plain(
+        "fl_training_loss", "Mean training loss of the last round's accepted clients.", lambda run: run.training_loss
+    ),
+    _labelled(
+        "fl_evaluation", "The newest value of each metric; the prefix clients_ marks those of clients.",
+        lambda run: {(name,): value for name, value in run.newest_metrics.items()}, metric=ANY,
+    ),
+    _labelled(
+        "fl_evaluation_best", "Best value so far of the metric that the run stops by, and the lowest loss.",
+        lambda run: {(name,): value for name, value in run.best_metrics.items()}, metric=ANY,
+    ),
+    _labelled(
         "fl_client_evaluation", "The newest evaluation by clients: mean, deviation and worst tenth over them.",
-        _on_clients, metric=ANY, statistic=tuple(STATISTICS),
+        _by_statistic, metric=ANY, statistic=tuple(STATISTICS),
     ),
-    _look(
-        "fl_norm", "L2 norms of the last round: its updates' mean, smallest and largest; the step; the direction.",
-        _norm, of=NORMS,
+    _labelled(
+        "fl_norm", "L2 norms of the last round: updates (mean, smallest, largest), movement, direction.",
+        lambda run: {(of,): run.norms[of] for of in NORMS if of in run.norms}, of=NORMS,
     ),
-    _look(
-        "fl_state_members", "Clients whose states a run's sum is made of; 0 without one, or once it ends.", _members,
+    _plain(
+        "fl_state_members", "Clients with a state in the run's sum; 0 without a sum, and after the run's end.",
+        lambda run: run.state_members,
     ),
-    _look(
+    _plain(
         "fl_state_members_missing",
-        "Those of them that have taken no part for many rounds and cannot be drawn, as of the last commit.", _missing,
+        "Those of them that have not taken part for many rounds and cannot be drawn, as of the last commit.",
+        lambda run: run.missing_members,
     ),
-    _look(
-        "fl_clients_left_out", "Clients that are left out of the run, for they lost their states too often.",
-        _left_out,
+    _plain(
+        "fl_clients_left_out", "Clients left out of the run because they lost their states too often.",
+        lambda run: run.left_out,
     ),
-    _look(
-        "fl_update_direction_cosine", "Cosine between the last round's step and the direction that was sent for it.",
-        _cosine,
+    _plain(
+        "fl_update_direction_cosine", "Cosine between the last round's movement and minus its direction.",
+        lambda run: run.cosine,
     ),
 )  # fmt: skip
 COUNT = Declaration("fl_runs", "gauge", "All runs of the coordinator, by state.", {"state": STATES})
 
 
 class RunsCollector(Collector):
-    """The runs of one coordinator, at a scrape."""
+    """Reads the runs of one coordinator at a scrape."""
 
-    def __init__(self, kit: Kit, told: ToldRuns) -> None:
-        self._told = told
-        self.runs: Callable[[], Sequence[Run]] = list
-        for declaration in (COUNT, *(look.declaration for look in LOOKS)):
-            kit.declare(declaration)
-        kit.registry.register(self)
+    def __init__(self, factory: MetricFactory, reported: ReportedRuns) -> None:
+        self._reported = reported
+        self.runs: Callable[[], Sequence[WatchedRun]] = list
+        for declaration in (COUNT, *(gauge.declaration for gauge in RUN_GAUGES)):
+            factory.declare(declaration)
+        factory.registry.register(self)
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Names only, for whoever registers others."""
-        return (_family(each) for each in (COUNT, *(look.declaration for look in LOOKS)))
+        """Names only; the registry checks them for duplicates."""
+        return (_family(each) for each in (COUNT, *(gauge.declaration for gauge in RUN_GAUGES)))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Called in a scraper's thread."""
-        runs = self.runs()
-        count, states = _family(COUNT), Counter(map(self._state_of, runs))
+        figures: dict[str, RunFigures] = {}
+        states: Counter[str] = Counter()
+        for run in self.runs():
+            if run.id in self._reported:
+                figures[run.id] = run.figures()
+                states[figures[run.id].state] += 1
+            else:  # it ended long ago, or is still to be restored after a start
+                states[run.stored_state] += 1
+        count = _family(COUNT)
         for state in STATES:
             count.add_metric([state], states[state])
         yield count
-        told = [run for run in runs if run.id in self._told]
-        for look in LOOKS:
-            family = _family(look.declaration)
-            for run in told:
-                for labels, value in look.read(run).items():
-                    family.add_metric([run.id, *labels], value)
+        for gauge in RUN_GAUGES:
+            family = _family(gauge.declaration)
+            for run_id, values in figures.items():
+                for labels, value in gauge.read(values).items():
+                    family.add_metric([run_id, *labels], value)
             yield family
-
-    def _state_of(self, run: Run) -> str:
-        """As the ledger has it where the run is told of no more, or is still to be read back after a start."""
-        return run.status if run.id in self._told else run.record.state
 
 
 def _family(declaration: Declaration) -> GaugeMetricFamily:

@@ -1,1 +1,5 @@
-"""The edge of the coordinator: connections, calls, requests and certificates, checked before a request is parsed."""
+"""The gRPC services of the coordinator: Coordinator, Admin and Health, with identity, limits and errors of every call.
+
+Only this package knows grpc. It turns messages into calls of the coordinator and results into messages; it decides
+nothing about runs or clients.
+"""

@@ -14,35 +14,36 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fl_server.store.base import StoreError
-from fl_server.store.files import disk_error, disk_errors, fsync_path, write_durably
+from fl_common.atomic_files import fsync_path
+from fl_server.store.errors import StoreError
+from fl_server.store.files import disk_error, disk_errors, file_digest
 
-FORMAT = 1
+PLAIN, WITH_MASTER = 1, 2
+"""Formats: of model and memory; of these and a master of higher precision."""
 _META = "meta.json"
-_BLOCK = 1 << 20
 _ERRNO = re.compile(r"(?:os error |code: )(\d+)")
 
 
 class Damaged(Exception):
-    """A checkpoint's files are not what was written."""
+    """The files of a checkpoint differ from those written."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Write a safetensors file and fsync it; returns what `read_tensors` needs to trust it.
+    """Write a safetensors file and fsync it; returns its entry, which `read_tensors` checks.
 
-    The library writes from the tensors' own memory. It sorts them by type and name, so their order is kept apart.
+    The library writes from the tensors' own memory. It sorts them by type and name, so the entry has their order.
     """
     with _library_errors(path, "write"):
-        save_file(_separate(tensors), path, metadata={"format": "pt"})
+        save_file(separate(tensors), path, metadata={"format": "pt"})
     fsync_path(path)
-    return {"digest": _digest(path), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
+    return {"digest": _text(file_digest(path)), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
 
 
 def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a file, in the order they were written in. Raises Damaged unless size and digest are `entry`'s."""
+    """The tensors of a file, in their original order. Raises Damaged if size or digest differ from the entry."""
     with disk_errors(f"read {path}"):
         try:
-            size, digest = path.stat().st_size, _digest(path)
+            size, digest = path.stat().st_size, _text(file_digest(path))
         except FileNotFoundError as error:
             raise Damaged(f"{path.name} is missing") from error
     if (size, digest) != (entry["size_bytes"], entry["digest"]):
@@ -50,21 +51,22 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor
             f"{path.name} should be {entry['size_bytes']} bytes, {entry['digest']}; is {size} bytes, {digest}"
         )
     with _library_errors(path, "read"), safe_open(path, framework="pt") as file:
-        # The library hands out views of a mapped file; a copy stays good when the file is removed or cut.
+        # The library returns views of a mapped file; a copy stays valid when the file is removed or cut.
         return {name: file.get_tensor(name).clone() for name in entry["tensors"]}
 
 
-def write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Write the folder's meta.json and fsync it. StoreError if a value is not JSON."""
+def write_meta(folder: Path, meta: Mapping[str, Any], checkpoint_format: int = PLAIN) -> None:
+    """Write the folder's meta.json and fsync it. Raises StoreError if a value is not JSON."""
     try:
-        content = json.loads(json.dumps({"format": FORMAT, **meta}))
+        content = json.loads(json.dumps({"format": checkpoint_format, **meta}))
     except (TypeError, ValueError) as error:
         raise StoreError(f"a checkpoint's facts must be JSON values: {error}") from error
-    write_durably(folder / _META, json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode())
+    (folder / _META).write_bytes(json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode())
+    fsync_path(folder / _META)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The folder's meta.json. Raises Damaged if it is torn, StoreError if it has a format that is not known here."""
+    """The folder's meta.json. Raises Damaged if it is torn, and StoreError if its format is unknown."""
     with disk_errors(f"read {folder / _META}"):
         try:
             meta: dict[str, Any] = json.loads((folder / _META).read_bytes())
@@ -75,20 +77,24 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise Damaged(f"{_META} is torn: {error}") from error
     if digest != _meta_digest(meta):
         raise Damaged(f"{_META} does not have the digest that it names")
-    if meta.get("format") != FORMAT:
+    if meta.get("format") not in (PLAIN, WITH_MASTER):
         raise StoreError(
-            f"{folder} has checkpoint format {meta.get('format')!r}; this program knows {FORMAT}: start the version "
-            "that wrote it"
+            f"{folder} has checkpoint format {meta.get('format')!r}; this program knows {PLAIN} and "
+            f"{WITH_MASTER}: start the version that wrote it"
         )
     return meta
 
 
 def _meta_digest(meta: Mapping[str, Any]) -> str:
-    return f"blake3:{blake3(json.dumps(meta, sort_keys=True).encode()).hexdigest()}"
+    return _text(blake3(json.dumps(meta, sort_keys=True).encode()).digest())
 
 
-def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors of which no two share memory: tied weights are copied, for the format has no aliases."""
+def _text(digest: bytes) -> str:
+    return f"blake3:{digest.hex()}"
+
+
+def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors without shared memory: tied weights are copied, because the format has no aliases."""
     seen: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
@@ -98,18 +104,9 @@ def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return separate
 
 
-def _digest(path: Path) -> str:
-    hasher = blake3()
-    block = memoryview(bytearray(_BLOCK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            hasher.update(block[:count])
-    return f"blake3:{hasher.hexdigest()}"
-
-
 @contextmanager
 def _library_errors(path: Path, doing: str) -> Iterator[None]:
-    """The library tells a full disk from other errors only in its text, where the system's error number stands."""
+    """Translate the library's errors. Their text has the system's error number, the only sign of a full disk."""
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -1,10 +1,11 @@
-"""Committed models on disk: written beside, fsynced, renamed; at a restart the newest valid one wins.
+"""Committed models on disk: written under a temporary name, fsynced, renamed. A restart uses the newest valid one.
 
-    run-ID/round-000012/model.safetensors      trainable parameters, buffers and frozen parts, by state_dict name
+    run-ID/round-000012/model.safetensors      the whole state_dict: trainable parameters, buffers and frozen parts
+                        master.safetensors     float32 of the parameters of a lower precision, if there are any
                         memory-Delta.safetensors    one file for each model-sized memory of the algorithm
                         meta.json              facts, and each file's digest and order of tensors
 
-`round-initial` is the model before round 0. A folder that fails its digests is put aside as `*.damaged`.
+`round-initial` is the model before round 0. A folder with wrong digests is renamed to `*.damaged`.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
 
-from fl_server.store.base import StoreError
-from fl_server.store.bundle_files import Damaged, read_meta, read_tensors, write_meta, write_tensors
-from fl_server.store.files import (
-    check_id,
-    disk_errors,
-    fsync_path,
-    make_folders,
-    remove_folder,
-    run_folder,
-    sync_names,
+from fl_common.atomic_files import fsync_path, make_folders
+from fl_server.store.bundle_files import (
+    PLAIN,
+    WITH_MASTER,
+    Damaged,
+    read_meta,
+    read_tensors,
+    write_meta,
+    write_tensors,
 )
+from fl_server.store.errors import NoCheckpoint, StoreError
+from fl_server.store.files import check_id, disk_errors, remove_folder, run_folder
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +43,7 @@ INITIAL = -1
 _TEMPORARY = ".part-"
 _REPLACED = ".replaced-"
 _MODEL = "model.safetensors"
+_MASTER = "master.safetensors"
 _FOLDER = re.compile(r"round-(initial|\d{6,})")
 
 Tensors = Mapping[str, torch.Tensor]
@@ -47,14 +51,24 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a run needs to go on from a round."""
+    """Everything that a run needs to continue after a round."""
 
     model: Tensors
     """Name -> tensor of the whole state_dict: trainable parameters, buffers and frozen parts."""
     memory: Mapping[str, Tensors] = field(default_factory=dict)
     """The algorithm's model-sized state by the paper's symbol, such as "Delta"."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values: config digest, seed, learning rate ...; "round" is set by `save`."""
+    """JSON values: config digest, seed, learning rate and others; `save` adds "round"."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Second names of tied weights -> their name in `model`. The file has a copy under each name, so that it loads
+    strictly into the task's model. They are not read again."""
+    master: Tensors = field(default_factory=dict)
+    """The server's float32 of the parameters that have a lower precision in `model`."""
+
+    @property
+    def state_dict(self) -> Tensors:
+        """The model under all names of its state_dict. Tied weights share memory."""
+        return {**self.model, **{name: self.model[of] for name, of in self.tied.items()}}
 
 
 class Checkpoints:
@@ -65,41 +79,32 @@ class Checkpoints:
         with disk_errors(f"open the checkpoints in {self._directory}"):
             make_folders(self._directory, durable=True)
             _clear_up(self._directory)
-            sync_names([self._directory, *self._directory.glob("run-*")])
+            # A process may have been killed between a rename and its fsync. This one relies on the names that it finds.
+            for folder in (self._directory, *self._directory.glob("run-*")):
+                fsync_path(folder)
 
     def save(self, run_id: str, round: int, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint; its folder is durable and whole when this returns, or nothing of it is there.
+        """Write a checkpoint. When this returns, its folder is complete and durable; if it fails, there is no folder.
 
-        A round saved before is replaced. Raises StoreFull with the older checkpoints untouched.
+        An earlier checkpoint of the round is replaced. A StoreFull leaves the other checkpoints untouched.
         """
         target = self._folder(run_id, round)
         temporary = target.with_name(_TEMPORARY + target.name)
         try:
             with disk_errors(f"save the checkpoint of run {run_id!r} round {round}"):
                 make_folders(target.parent, durable=True)
-                if temporary.exists():  # what a failed attempt could not remove
+                if temporary.exists():  # left by a failed attempt
                     shutil.rmtree(temporary)
                 temporary.mkdir()
-                _write(temporary, Checkpoint(checkpoint.model, checkpoint.memory, {**checkpoint.facts, "round": round}))
+                _write(temporary, replace(checkpoint, facts={**checkpoint.facts, "round": round}))
                 fsync_path(temporary)
                 _put_in_place(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
 
-    def load(self, run_id: str, round: int) -> Checkpoint:
-        """The checkpoint of one round, its digests checked. StoreError if it is missing or damaged."""
-        folder = self._folder(run_id, round)
-        if not folder.is_dir():
-            known = ", ".join(map(str, self.rounds(run_id))) or "none"
-            raise StoreError(f"run {run_id!r} has no checkpoint of round {round}; there are: {known}")
-        try:
-            return _read(folder)
-        except Damaged as error:
-            raise StoreError(f"the checkpoint {folder} is damaged: {error}; take another round") from error
-
     def latest(self, run_id: str) -> Checkpoint | None:
-        """The newest valid checkpoint; None if there is none. Damaged ones on the way are put aside with a warning."""
+        """The newest valid checkpoint; None if there is none. Damaged newer ones are renamed, with a warning."""
         for round in reversed(self.rounds(run_id)):
             folder = self._folder(run_id, round)
             try:
@@ -112,27 +117,45 @@ class Checkpoints:
                     folder.rename(kept)
         return None
 
+    def of_round(self, run_id: str, round: int) -> Checkpoint | None:
+        """The checkpoint of a round; None if there is none, or if it is damaged."""
+        try:
+            return _read(self._folder(run_id, round)) if round in self.rounds(run_id) else None
+        except Damaged as error:
+            log.warning("checkpoint_damaged", run=run_id, round=round, why=str(error))
+            return None
+
     def rounds(self, run_id: str) -> list[int]:
-        """Rounds with a checkpoint, oldest first; INITIAL (-1) for the first model. Digests are not checked here."""
+        """Rounds with a checkpoint, oldest first; INITIAL (-1) for the first model. Digests are not checked."""
         root = run_folder(self._directory, run_id)
-        names = [_FOLDER.fullmatch(each.name) for each in root.iterdir()] if root.is_dir() else []
+        with disk_errors(f"list the checkpoints of run {run_id!r}"):
+            names = [_FOLDER.fullmatch(each.name) for each in root.iterdir()] if root.is_dir() else []
         return sorted(INITIAL if name[1] == "initial" else int(name[1]) for name in names if name)
 
     def prune(self, run_id: str, keep: set[int]) -> None:
-        """Remove the checkpoints of all rounds but these."""
+        """Remove the checkpoints of all other rounds."""
         for round in set(self.rounds(run_id)) - keep:
             folder = self._folder(run_id, round)
             with disk_errors(f"remove the checkpoint {folder}"):
                 going = folder.rename(folder.with_name(_TEMPORARY + folder.name))
-                shutil.rmtree(going)  # under its own name a half of it would look like a damaged checkpoint
+                shutil.rmtree(going)  # under its own name, a half-removed folder would look like a damaged checkpoint
 
-    def model_file(self, run_id: str, round: int) -> Path:
-        """The model alone as a plain safetensors file with state_dict names. StoreError if there is none."""
+    def open_model(self, run_id: str, round: int) -> FileIO:
+        """The model alone, a plain safetensors file with state_dict names, open for reading. The caller closes it.
+
+        It can be read to its end although its checkpoint is removed. Raises NoCheckpoint.
+        """
         path = self._folder(run_id, round) / _MODEL
-        if not path.is_file():
-            known = ", ".join(map(str, self.rounds(run_id))) or "none"
-            raise StoreError(f"run {run_id!r} has no model of round {round}; there are: {known}")
-        return path
+        try:
+            with disk_errors(f"open {path}"):
+                return path.open("rb", buffering=0)
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                raise
+        rounds = self.rounds(run_id)
+        known = ", ".join("the first model" if one == INITIAL else str(one) for one in rounds) or "none"
+        wanted = "first model" if round == INITIAL else f"model of round {round}"
+        raise NoCheckpoint(f"run {run_id!r} has no {wanted}; there are: {known}")
 
     def remove_run(self, run_id: str) -> None:
         """Remove all checkpoints of a run, damaged ones too."""
@@ -146,7 +169,7 @@ class Checkpoints:
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
-    """Rename a finished folder to its name, durably. One that had the name is removed after that, or put back."""
+    """Rename a finished folder to its final name, durably. An older folder of that name is removed, or restored."""
     old = target.with_name(_REPLACED + target.name)
     if target.exists():
         target.rename(old)
@@ -161,7 +184,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
 
 
 def _clear_up(root: Path) -> None:
-    """Finish what a killed process began: a replaced folder without its successor comes back, the rest is removed."""
+    """Finish the work of a killed process: restore a replaced folder without a successor, remove the rest."""
     for old in root.glob(f"run-*/{_REPLACED}*"):
         target = old.with_name(old.name.removeprefix(_REPLACED))
         if target.exists():
@@ -178,12 +201,16 @@ def _memory_file(symbol: str) -> str:
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     memory = {_memory_file(symbol): tensors for symbol, tensors in checkpoint.memory.items()}
-    bundles = {_MODEL: checkpoint.model, **memory}
-    # Side by side: while one file is forced onto the disk, another is written.
+    master = {_MASTER: checkpoint.master} if checkpoint.master else {}
+    bundles = {_MODEL: checkpoint.state_dict, **master, **memory}
+    # In parallel: while one file is synced, another is written.
     with ThreadPoolExecutor(len(bundles)) as pool:
         entries = list(pool.map(lambda name: write_tensors(folder / name, bundles[name]), bundles))
     files = dict(zip(bundles, entries, strict=True))
-    write_meta(folder, {"memory": list(checkpoint.memory), "files": files, "facts": dict(checkpoint.facts)})
+    files[_MODEL]["tensors"] = list(checkpoint.model)
+    meta = {"memory": list(checkpoint.memory), "files": files, "facts": dict(checkpoint.facts)}
+    # A version that does not know the master must not continue without it.
+    write_meta(folder, meta, WITH_MASTER if master else PLAIN)
 
 
 def _read(folder: Path) -> Checkpoint:
@@ -191,4 +218,5 @@ def _read(folder: Path) -> Checkpoint:
     model = read_tensors(folder / _MODEL, meta["files"][_MODEL])
     names = {symbol: _memory_file(symbol) for symbol in meta["memory"]}
     memory = {symbol: read_tensors(folder / name, meta["files"][name]) for symbol, name in names.items()}
-    return Checkpoint(model, memory, meta["facts"])
+    master = read_tensors(folder / _MASTER, meta["files"][_MASTER]) if _MASTER in meta["files"] else {}
+    return Checkpoint(model, memory, meta["facts"], master=master)

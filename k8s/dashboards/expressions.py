@@ -1,9 +1,9 @@
-"""Expressions that both dashboards use, and what their series are called and coloured."""
+"""Expressions of both dashboards, and the names and colours of their series."""
 
 from __future__ import annotations
 
 PROCESS = "and on (instance, job) fl_build_info"
-"""Of a metric that daemons have too: the coordinator's."""
+"""Selects the coordinator's series of a metric that daemons have too."""
 
 RUN_STATES = {
     "waiting": "yellow",
@@ -15,7 +15,7 @@ RUN_STATES = {
 }
 OUTCOMES = {"committed": "green", "abandoned": "red", "below quorum": "orange"}
 ENDS = {"admitted": "green", "cancelled": "text", "lost": "orange", "failed": "purple", "refused": "red"}
-"""How assignments end."""
+"""The end states of assignments."""
 PHASES = {
     "selecting": "text",
     "collecting": "blue",
@@ -27,35 +27,35 @@ PHASES = {
 
 
 def increase(metric: str, selectors: str) -> str:
-    """By how much a counter grew within the window."""
+    """Return the increase of a counter within the window."""
     return f"increase({metric}{{{selectors}}}[$window])"
 
 
 def share(runs: str, states: str, by: str = "") -> str:
-    """The part of the assignments within the window that ended so; nothing where none ended. states: a pattern."""
+    """Return the share of the ended assignments with these states; empty if none ended. states: a pattern."""
     some = increase("fl_assignments_total", f'{runs},state=~"{states}"')
     every = increase("fl_assignments_total", f'{runs},state!="cancelled"')
     return f"sum{by} ({some}) / (sum{by} ({every}) > 0)"
 
 
 def quantile(q: float, histogram: str, selectors: str = "", by: str = "le") -> str:
-    """A quantile of what was observed within the window."""
+    """Return a quantile of the observations within the window."""
     return f"histogram_quantile({q:g}, sum by ({by}) (rate({histogram}_bucket{{{selectors}}}[$window])))"
 
 
 def phase_seconds(runs: str) -> str:
-    """Seconds of a round that each phase takes, so that their sum is a round."""
+    """Return the seconds of each phase of a round; their sum is the duration of a round."""
     spent = f"sum by (phase) (rate(fl_phase_seconds_sum{{{runs}}}[$window]))"
     rounds = f"sum (rate(fl_round_seconds_count{{{runs}}}[$window]))"
     return f"{spent} / on () group_left () ({rounds} > 0)"
 
 
 def since_commit(runs: str) -> str:
-    """Seconds since each run's last commit, of those that are running."""
+    """Return the seconds since the last commit of each running run."""
     running = f'fl_run_state{{{runs},state="running"}} == 1'
     return f"(time() - max by (run) (fl_last_commit_timestamp_seconds{{{runs}}})) and on (run) ({running})"
 
 
 def evaluation(runs: str, metric: str) -> str:
-    """The newest value of a metric on held-out data, by run."""
+    """Return the newest value of a metric on held-out data, by run."""
     return f'max by (run) (fl_evaluation{{{runs},metric="{metric}"}})'

@@ -1,4 +1,4 @@
-"""Which dashboards there are, and their text as it is committed."""
+"""The list of dashboards, and their committed JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BUILDERS = {"federation-overview.json": overview.dashboard, "run-detail.json": 
 
 
 def texts() -> dict[Path, str]:
-    """Path of each dashboard -> its JSON, keys in the order that Grafana's own library gives them."""
+    """Return the JSON of each dashboard by its path, with the key order of Grafana's own library."""
     return {FOLDER / name: json.dumps(build(), cls=JSONEncoder, indent=2) + "\n" for name, build in _BUILDERS.items()}
 
 
 def committed() -> dict[str, Any]:
-    """The dashboards as they are deployed, by uid."""
+    """Return the deployed dashboards by uid."""
     models = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))]
     return {model["uid"]: model for model in models}

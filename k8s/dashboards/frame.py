@@ -1,4 +1,4 @@
-"""What both dashboards have around their panels: variables, annotations, links, times."""
+"""The frame of both dashboards: variables, annotations, links, times."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from grafana_foundation_sdk.models import dashboard as models
 from k8s.dashboards.panels import DATASOURCE
 
 OVERVIEW, RUN_DETAIL = "impetus-federation", "impetus-run"
-"""The uids: bookmarks and links of alerts hold on to them."""
+"""The uids, which bookmarks and links of alerts use."""
 RUN_URL = f"/d/{RUN_DETAIL}/?${{datasource:queryparam}}&${{window:queryparam}}&${{__url_time_range}}&var-run="
-"""Run detail with the same source, window and time, but for the run's id."""
+"""Link to Run detail with the same source, window and time; the run's id is appended."""
 _OF_THE_SERIES = RUN_URL + "${__field.labels.run}"
 WINDOWS = ("30s", "1m", "5m", "15m", "1h", "6h", "1d")
 _RUNS = 'query_result(label_join(fl_run_info, "words", " · ", "run", "algorithm", "task"))'
 _ID_AND_WORDS = '/words="(?<text>[^"]+)"|run="(?<value>[^"]+)"/g'
-"""Grafana shows the group `text` and puts the group `value` into expressions."""
+"""Grafana shows the group `text` and inserts the group `value` into expressions."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One dashboard, without its panels."""
+    """A dashboard without its panels."""
 
     uid: str
     title: str
     description: str
     all_runs: bool
-    """Whether several runs can be chosen together, and all are when nobody chose."""
+    """Whether several runs can be selected together; the default is then all runs."""
 
     def built(self) -> Dashboard:
-        """What the panels are put into."""
+        """Return the builder that the panels are added to."""
         dashboard = Dashboard(self.title).uid(self.uid).description(self.description).tags(["impetus"]).editable()
         dashboard = dashboard.timezone("browser").time("now-6h", "now").refresh("30s")
         dashboard = dashboard.tooltip(models.DashboardCursorSync.CROSSHAIR)
@@ -51,7 +51,7 @@ class Frame:
 
     @property
     def runs(self) -> str:
-        """How an expression selects what was chosen."""
+        """Return the matcher for the selected runs in an expression."""
         return 'run=~"$run"' if self.all_runs else 'run="$run"'
 
     def _run(self) -> QueryVariable:
@@ -82,25 +82,25 @@ class Frame:
 
 
 def to_the_run(panel: timeseries.Panel) -> timeseries.Panel:
-    """A click on a series leads to the details of its run."""
+    """Link each series to Run detail of its run."""
     return panel.data_links([DashboardLink("Run detail").type(models.DashboardLinkType.LINK).url(_OF_THE_SERIES)])
 
 
 class _Marks(models.AnnotationQuery):
-    """Vertical lines from an expression, with those fields of Grafana's Prometheus source that the library lacks."""
+    """Vertical lines from an expression, with fields of Grafana's Prometheus source that the library lacks."""
 
     title = ""
     at_value = False
-    """The value is the time in milliseconds; else there is a mark wherever the value is over 0."""
+    """Whether the value is the time in milliseconds; otherwise each value over 0 makes a mark."""
 
     step = "10s"
-    """Marks no further apart than that are one region."""
+    """Marks within this distance form one region."""
 
     def __init__(self, name: str, expr: str, colour: str) -> None:
         super().__init__(name=name, datasource=DATASOURCE, icon_color=colour, expr=expr)
 
     def to_json(self) -> dict[str, object]:
-        """With what is missing."""
+        """Return the annotation with the missing fields."""
         return {**super().to_json(), "titleFormat": self.title, "step": self.step, "useValueForTime": self.at_value}
 
 

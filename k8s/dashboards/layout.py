@@ -1,4 +1,4 @@
-"""Panels into sections, rows and Grafana's grid of 24 columns, without holes and overlaps by the way they are given."""
+"""Arranges panels in sections, rows and Grafana's grid of 24 columns; holes and overlaps are impossible."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, GridPos, Panel
 
 COLUMNS = 24
 IDS_PER_SECTION = 100
-"""Panel ids count up within a section: a panel more changes the links to those behind it in its section only."""
+"""Panel ids count within a section, so a new panel changes only the links to later panels of its section."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Panels side by side, all equally high and wide."""
+    """Panels side by side with equal height and width."""
 
     height: int
     panels: Sequence[Builder[Panel]]
 
     @property
     def width(self) -> int:
-        """Columns of each panel. Raises ValueError where they would leave a hole."""
+        """The columns of each panel. Raises ValueError if they would leave a hole."""
         if COLUMNS % len(self.panels):
             raise ValueError(f"expected panels that share {COLUMNS} columns evenly, got {len(self.panels)} in a row")
         return COLUMNS // len(self.panels)
@@ -32,14 +32,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading that can be folded, and the rows below it."""
+    """A foldable heading and the rows below it."""
 
     title: str
     rows: Sequence[Row]
 
 
 def place(dashboard: DashboardBuilder, sections: Sequence[Section]) -> Dashboard:
-    """Put the sections one below the other; the finished dashboard."""
+    """Place the sections one below the other and return the finished dashboard."""
     y = 0
     for number, section in enumerate(sections, start=1):
         id = number * IDS_PER_SECTION

@@ -1,4 +1,4 @@
-"""Federation overview: what is running, is it healthy, and where do time and bytes go?"""
+"""Federation overview: the runs, their health, and their use of time and bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from k8s.dashboards.run_table import run_table
 FRAME = Frame(
     OVERVIEW,
     "Impetus / Federation overview",
-    "What is running, is it healthy, and where do time and bytes go? A run's name leads to Run detail.",
+    "The runs, their health, and their use of time and bytes. A run's name links to Run detail.",
     all_runs=True,
 )
 R = FRAME.runs
@@ -34,7 +34,7 @@ SHARES: Steps = {LOWEST: "green", 0.1: "orange", 0.3: "red"}
 
 
 def dashboard() -> models.Dashboard:
-    """The whole of it."""
+    """Return the complete dashboard."""
     sections = [
         Section("Is it healthy?", [Row(4, [*_alive(), *_shares(), *_reserves()])]),
         Section("What is running?", [Row(5, [run_table(R)])]),
@@ -53,19 +53,17 @@ def _alive() -> list[stat.Panel]:
     deadline = f"max by (run) (fl_round_deadline_seconds{{{R}}})"
     return [
         word(
-            What("Coordinator", "none", "Down: no coordinator answers its scraper. Draining: it was told to end."),
+            What("Coordinator", "none", "Down: no coordinator answers its scraper. Draining: it is shutting down."),
             "max(fl_draining) or vector(2)",
             states,
         ),
         number(
-            What(
-                "Alerts firing", "none", "Of the rules that come with this dashboard; docs/runbook.md says what to do."
-            ),
+            What("Alerts firing", "none", "Alerts of the rules for this dashboard; docs/runbook.md has the actions."),
             'count(ALERTS{alertname=~"Fl.+",alertstate="firing"}) or vector(0)',
             {LOWEST: "green", 1: "red"},
         ),
         number(
-            What("Clients present", "none", "Daemons with an open session, whatever they do."),
+            What("Clients present", "none", "Daemons with an open session."),
             'sum(fl_clients{state="present"})',
             {LOWEST: "red", 1: "green"},
         ),
@@ -73,8 +71,8 @@ def _alive() -> list[stat.Panel]:
             What(
                 "Overdue commit",
                 "percentunit",
-                "Of the running run that waits longest: the time since its last commit, in deadlines of an attempt. "
-                "Over 100% an attempt has not been enough.",
+                "The longest time since the last commit of a running run, in deadlines of an attempt. Over 100%: one "
+                "attempt was not enough.",
             ),
             f"max (({since_commit(R)}) / on (run) {deadline})",
             {LOWEST: "green", 1: "orange", 3: "red"},
@@ -87,12 +85,18 @@ def _shares() -> list[stat.Panel]:
     admitted = f"sum ({increase('fl_assignments_total', f'{R},{ADMITTED}')})"
     return [
         number(
-            What("Drop-outs", "percentunit", "Assignments that were lost or failed, of all that were not cancelled."),
+            What(
+                "Drop-outs", "percentunit", "Share of lost or failed assignments among those that were not cancelled."
+            ),
             share(R, "lost|failed"),
             SHARES,
         ),
         number(
-            What("Updates refused", "percentunit", "Updates refused at the gate, of all that came whole."),
+            What(
+                "Updates refused",
+                "percentunit",
+                "Share of updates that were refused at the gate among the complete ones.",
+            ),
             f"{refused} / (({refused} + {admitted}) > 0)",
             {LOWEST: "green", 0.02: "orange", 0.1: "red"},
         ),
@@ -102,7 +106,7 @@ def _shares() -> list[stat.Panel]:
 def _reserves() -> list[stat.Panel]:
     return [
         number(
-            What("State directory", "percentunit", "Of the volume with ledger, spool and checkpoints."),
+            What("State directory", "percentunit", "Used share of the volume with ledger, spool and checkpoints."),
             "max(1 - fl_state_dir_available_bytes / fl_state_dir_size_bytes)",
             {LOWEST: "green", 0.8: "orange", 0.9: "red"},
         ),
@@ -110,7 +114,7 @@ def _reserves() -> list[stat.Panel]:
             What(
                 "Certificate expires",
                 "s",
-                "Of the coordinator's certificate and its authority the one that ends first; nothing with plain text.",
+                "The first expiry of the coordinator's certificate and its authority; empty with plain text.",
             ),
             "min(fl_certificate_expiry_timestamp_seconds) - time()",
             {LOWEST: "red", 86400: "orange", 7 * 86400: "green"},
@@ -124,7 +128,7 @@ def _learning() -> list[timeseries.Panel]:
         Query(evaluation(R, "accuracy"), "{{run}}"),
     )
     loss = lines(
-        What("Loss", "none", "On held-out data. It rises while accuracy stands still: the model grows too sure."),
+        What("Loss", "none", "On held-out data. It rises while accuracy is constant: the model is overconfident."),
         Query(evaluation(R, "loss"), "{{run}}"),
     )
     return [to_the_run(accuracy.max(1)), to_the_run(loss)]
@@ -132,17 +136,25 @@ def _learning() -> list[timeseries.Panel]:
 
 def _rounds() -> list[timeseries.Panel]:
     outcomes = stacked(
-        What("Rounds by outcome", "none", "Within the window. Below quorum: attempts, after which the round goes on."),
+        What(
+            "Rounds by outcome", "none", "Within the window. Below quorum: attempts, after which the round continues."
+        ),
         Query(f"sum by (outcome) ({increase('fl_rounds_total', R)})", "{{outcome}}"),
         Query(f"sum ({increase('fl_quorum_missed_total', R)})", "below quorum"),
     )
     seconds = lines(
-        What("Round duration", "s", "From the first draw to the commit, over all runs; coarse, for it is in buckets."),
+        What(
+            "Round duration", "s", "From the first draw to the commit, over all runs; coarse, because it is in buckets."
+        ),
         Query(quantile(0.5, "fl_round_seconds", R), "half are faster"),
         Query(quantile(0.95, "fl_round_seconds", R), "95% are faster"),
     )
     phases = stacked(
-        What("Where a round's time goes", "s", "Mean seconds of each phase in a round. Collecting is the clients'."),
+        What(
+            "Where a round's time goes",
+            "s",
+            "Mean seconds of each phase in a round. Collecting is the time of the clients.",
+        ),
         Query(phase_seconds(R), "{{phase}}"),
     )
     return [coloured(outcomes.decimals(0), OUTCOMES), seconds, coloured(phases, PHASES)]
@@ -150,16 +162,24 @@ def _rounds() -> list[timeseries.Panel]:
 
 def _clients() -> list[timeseries.Panel]:
     who = lines(
-        What("Clients", "none", "Suspect: the stream is lost, and waited for. Quarantined: not drawn for a while."),
+        What(
+            "Clients",
+            "none",
+            "Suspect: the stream is lost, within the grace period. Quarantined: not drawn for a time.",
+        ),
         Query("sum by (state) (fl_clients)", "{{state}}"),
         Query("sum(fl_clients_quarantined)", "quarantined"),
     )
     ends = stacked(
-        What("Assignments by end", "none", "Within the window. Cancelled: the round had enough without it."),
+        What("Assignments by end", "none", "Within the window. Cancelled: the round had enough updates without it."),
         Query(f"sum by (state) ({increase('fl_assignments_total', R)})", "{{state}}"),
     )
     drops = lines(
-        What("Drop-outs by run", "percentunit", "Lost or failed, of the assignments that were not cancelled."),
+        What(
+            "Drop-outs by run",
+            "percentunit",
+            "Share of lost or failed assignments among those that were not cancelled.",
+        ),
         Query(share(R, "lost|failed", " by (run)"), "{{run}}"),
     )
     return [
@@ -171,18 +191,18 @@ def _clients() -> list[timeseries.Panel]:
 
 def _devices() -> list[timeseries.Panel]:
     attached = lines(
-        What("Daemons", "none", "Of those that are scraped. May not train: a gate is closed, as its owner set it."),
+        What("Daemons", "none", "The scraped daemons. May not train: a gate of the device's owner is closed."),
         Query("count(fl_client_attached)", "scraped"),
         Query("sum(fl_client_attached)", "attached"),
         Query("count(fl_client_may_train == 0)", "may not train"),
     )
     training = lines(
-        What("Local training", "s", "One update on one device. Wide apart: some devices are much slower."),
+        What("Local training", "s", "One update on one device. Wide spread: some devices are much slower."),
         Query(quantile(0.5, "fl_client_training_seconds"), "half are faster"),
         Query(quantile(0.95, "fl_client_training_seconds"), "95% are faster"),
     )
     failures = stacked(
-        What("Work that failed on devices", "none", "Within the window, by reason, as the daemons say it."),
+        What("Work that failed on devices", "none", "Within the window, by reason, as the daemons report it."),
         Query("sum by (reason) (increase(fl_client_work_failures_total[$window])) > 0", "{{reason}}"),
     )
     attached = coloured(attached.decimals(0), {"scraped": "text", "attached": "green", "may not train": "orange"})
@@ -195,7 +215,7 @@ def _traffic() -> list[timeseries.Panel]:
         Query("sum by (direction, kind) (rate(fl_transfer_bytes_total[$window])) > 0", "{{direction}}: {{kind}}"),
     )
     uploads = lines(
-        What("Uploads under way", "bytes", "Announced and not complete. It does not come down: uploads are stuck."),
+        What("Uploads under way", "bytes", "Announced and not complete. It does not fall: uploads are stuck."),
         Query("sum(fl_uploads_in_flight_bytes)", "under way"),
     )
     calls = lines(
@@ -212,11 +232,11 @@ def _coordinator() -> list[timeseries.Panel]:
         Query(quantile(0.99, "fl_commit_write_seconds"), "writing a commit"),
     )
     memory = lines(
-        What("Memory", "bytes", "Resident. It grows with the model and with what is open, not with the clients."),
+        What("Memory", "bytes", "Resident. It grows with the model and open transfers, not with the clients."),
         Query(f"max(process_resident_memory_bytes {PROCESS})", "resident"),
     )
     processor = lines(
-        What("Processor", "none", "Cores in use. Reducing, stepping and evaluating are what costs."),
+        What("Processor", "none", "Cores in use. Reducing, stepping and evaluating use most."),
         Query(f"max(rate(process_cpu_seconds_total[$window]) {PROCESS})", "cores"),
     )
     return [limit(lag, {0.5: "red"}), memory, processor]

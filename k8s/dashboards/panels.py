@@ -1,4 +1,4 @@
-"""The look of our panels: every one is made here, with a title, a unit and a description."""
+"""The common style of all panels; each panel has a title, a unit and a description."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, table.Panel, heatmap.Panel)
 Steps = Mapping[float, str]
-"""From which value on which colour; `-inf` is where it begins."""
+"""The colour from each value on; the first value is `-inf`."""
 LOWEST = float("-inf")
 NOTHING = "-"
-"""What a panel shows that has no number to show."""
+"""The text of a panel without a value."""
 
 
 @dataclass(frozen=True)
 class What:
-    """What a panel shows: its title, the unit by Grafana's name, and what its reader should know."""
+    """The content of a panel: its title, the unit by Grafana's name, and a description for its reader."""
 
     title: str
     unit: str
@@ -51,7 +51,7 @@ class What:
 
 @dataclass(frozen=True)
 class Query:
-    """An expression, and what its series are called."""
+    """An expression, and the names of its series."""
 
     expr: str
     legend: str = "__auto"
@@ -59,13 +59,13 @@ class Query:
     instant: bool = False
 
     def built(self, ref: str) -> prometheus.Dataquery:
-        """As Grafana wants it."""
+        """Return the query in Grafana's form."""
         target = prometheus.Dataquery().expr(self.expr).legend_format(self.legend).format(self.format).ref_id(ref)
         return target.instant() if self.instant else target.range()
 
 
 def lines(what: What, *queries: Query) -> timeseries.Panel:
-    """Lines over time, from 0 up unless the panel says otherwise."""
+    """Lines over time, with an axis from 0 unless the panel sets another minimum."""
     legend = common.VizLegendOptions().show_legend(True)
     legend = legend.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
@@ -74,27 +74,27 @@ def lines(what: What, *queries: Query) -> timeseries.Panel:
 
 
 def stacked(what: What, *queries: Query) -> timeseries.Panel:
-    """Areas on top of each other: their sum is worth reading too."""
+    """Stacked areas, for series with a meaningful sum."""
     panel = lines(what, *queries).line_width(1).fill_opacity(55).gradient_mode(GraphGradientMode.NONE)
     return panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
 
 
 def number(what: What, expr: str, steps: Steps | None = None) -> stat.Panel:
-    """One number now, coloured by where it stands, with its way there behind it."""
+    """The current number, coloured by threshold, with its history behind it."""
     panel = stat.Panel().graph_mode(BigValueGraphMode.AREA).color_mode(BigValueColorMode.VALUE)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).no_value(NOTHING)
     return _asking(panel.thresholds(thresholds(steps or {LOWEST: "blue"})), what, [Query(expr)])
 
 
 def word(what: What, expr: str, words: Mapping[str, tuple[str, str]]) -> stat.Panel:
-    """A number that stands for a word. words: number -> (word, colour)."""
+    """A number that is shown as a word. words: number -> (word, colour)."""
     panel = stat.Panel().graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.BACKGROUND)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).no_value(NOTHING)
     return _asking(panel.mappings(mappings(words)), what, [Query(expr)])
 
 
 def rows(what: What, *queries: Query) -> table.Panel:
-    """A table of what is so now."""
+    """A table of current values."""
     panel = table.Panel().no_value(NOTHING).show_header(True)
     asked = [Query(query.expr, "", PromQueryFormat.TABLE, instant=True) for query in queries]
     return _asking(panel, what, asked)
@@ -114,7 +114,7 @@ def _asking(panel: AnyPanel, what: What, queries: Sequence[Query]) -> AnyPanel:
 
 
 def thresholds(steps: Steps) -> ThresholdsConfig:
-    """Colours by value."""
+    """Set the colours by value."""
     return ThresholdsConfig().steps(
         [Threshold(None if value == LOWEST else value, colour) for value, colour in sorted(steps.items())]
     )
@@ -127,7 +127,7 @@ def limit(panel: timeseries.Panel, steps: Steps) -> timeseries.Panel:
 
 
 def mappings(words: Mapping[str, tuple[str, str]]) -> list[ValueMapping]:
-    """Words in the place of values. words: value -> (word, colour)."""
+    """Show words in place of values. words: value -> (word, colour)."""
     results = {
         value: ValueMappingResult(text, colour, index=index)
         for index, (value, (text, colour)) in enumerate(words.items())
@@ -136,7 +136,7 @@ def mappings(words: Mapping[str, tuple[str, str]]) -> list[ValueMapping]:
 
 
 def coloured(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeseries.Panel:
-    """Series that mean the same have the same colour everywhere. colours: name of a series -> colour."""
+    """Give series of the same meaning the same colour everywhere. colours: name of a series -> colour."""
     for name, colour in colours.items():
         fixed = {"mode": "fixed", "fixedColor": colour}
         panel = panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
@@ -144,7 +144,7 @@ def coloured(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeseries.
 
 
 def dashed(panel: timeseries.Panel, *names: str) -> timeseries.Panel:
-    """Series to compare with, and not to look at: dashed, and nothing below them filled."""
+    """Draw series for comparison: dashed, without a filled area."""
     for name in names:
         style = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 6]})
         panel = panel.override_by_name(name, [style, DynamicConfigValue("custom.fillOpacity", 0)])

@@ -27,7 +27,7 @@ from k8s.dashboards.panels import (
 FRAME = Frame(
     RUN_DETAIL,
     "Impetus / Run detail",
-    "One run: what its model is worth, what its updates look like, who sends them, and where its rounds' time goes.",
+    "One run: the quality of its model, its updates, its clients, and its rounds' use of time.",
     all_runs=False,
 )
 R = FRAME.runs
@@ -39,7 +39,7 @@ MEAN_ROUND = (
 
 
 def dashboard() -> models.Dashboard:
-    """The whole of it."""
+    """Return the complete dashboard."""
     sections = [
         Section("$run", [Row(4, [*_progress(), *_values()])]),
         Section("What is the model worth?", [Row(8, [*_worth(), _spread()])]),
@@ -59,13 +59,13 @@ def _progress() -> list[stat.Panel]:
     }
     return [
         word(What("State", "none", "Waiting: too few clients to draw a cohort. Failed: see the log."), state, words),
-        number(What("Rounds committed", "none", "Those that the model has behind it."), f"max(fl_round{{{R}}})"),
+        number(What("Rounds committed", "none", "Rounds that the model contains."), f"max(fl_round{{{R}}})"),
         number(
-            What("Done", "percentunit", "Of the rounds after which the run ends by itself."),
+            What("Done", "percentunit", "Share of the rounds after which the run ends."),
             f"max(fl_round{{{R}}}) / max(fl_rounds_planned{{{R}}})",
         ).decimals(0),
         number(
-            What("Time left", "s", "Rounds left, at the mean duration of those within the window."),
+            What("Time left", "s", "Remaining rounds, at the mean duration of those within the window."),
             f"{LEFT} * {MEAN_ROUND}",
         ),
     ]
@@ -86,7 +86,7 @@ def _values() -> list[stat.Panel]:
             since_commit(R),
         ),
         number(
-            What("Not finite", "none", "Evaluations with a NaN or an infinity. Over 0: the model has diverged."),
+            What("Not finite", "none", "Evaluations with NaN or infinity. Over 0: the model has diverged."),
             f"sum(fl_evaluations_not_finite_total{{{R}}})",
             {LOWEST: "green", 1: "red"},
         ),
@@ -100,7 +100,7 @@ def _worth() -> list[timeseries.Panel]:
         Query(evaluation(R, "accuracy"), "held out"),
     )
     loss = lines(
-        What("Loss", "none", "Training: what the accepted clients saw on their own data. Far below: they overfit."),
+        What("Loss", "none", "Training: loss of the accepted clients on their own data. Far below: they overfit."),
         Query(evaluation(R, "loss"), "held out"),
         Query(f"max(fl_training_loss{{{R}}})", "training"),
     )
@@ -117,7 +117,7 @@ def _spread() -> timeseries.Panel:
         What(
             "Accuracy on the clients' own data",
             "percentunit",
-            "Mean, one standard deviation around it, and the worst tenth. Wide: the model serves some and not others. "
+            "Mean, one standard deviation around it, and the worst tenth. Wide: the model is worse for some clients. "
             "Empty without evaluation.clients_every.",
         ),
         Query(mean, "mean"),
@@ -134,8 +134,8 @@ def _norms() -> timeseries.Panel:
         What(
             "Norms",
             "none",
-            "L2, in the last round. The step is shorter than the updates where they disagree; a largest update far "
-            "from the mean is an outlier. The direction is the momentum that was sent.",
+            "L2 norms of the last round. The step is shorter than the updates if they disagree; a largest update far "
+            "from the mean is an outlier. The direction is the sent momentum.",
         ),
         Query(f'max(fl_norm{{{R},of="update"}})', "update: mean"),
         Query(f'max(fl_norm{{{R},of="update_largest"}})', "update: largest"),
@@ -155,8 +155,8 @@ def _cosine() -> timeseries.Panel:
         What(
             "Cosine of update and momentum",
             "none",
-            "Between the round's mean update and the direction that it was made with. Near 1: momentum goes where "
-            "clients go; below 0: it goes against them. Empty for methods without a direction.",
+            "Between the round's mean update and the direction that the clients used. Near 1: momentum and updates "
+            "agree; below 0: they are opposed. Empty for methods without a direction.",
         ),
         Query(f"max(fl_update_direction_cosine{{{R}}})", "cosine"),
     )
@@ -176,7 +176,7 @@ def _staleness() -> heatmap.Panel:
 
 def _clients() -> list[timeseries.Panel]:
     ends = stacked(
-        What("Assignments by end", "none", "Within the window. Cancelled: the round had enough without it."),
+        What("Assignments by end", "none", "Within the window. Cancelled: the round had enough updates without it."),
         Query(f"sum by (state) ({increase('fl_assignments_total', R)})", "{{state}}"),
     )
     refused = stacked(
@@ -191,7 +191,7 @@ def _clients() -> list[timeseries.Panel]:
         What(
             "Wanted and available",
             "none",
-            "Over-selection draws more clients than are wanted, as many as drop-outs so far ask for.",
+            "Over-selection draws more clients than needed; their number follows the drop-outs so far.",
         ),
         Query(f"max(fl_clients_per_round{{{R}}})", "wanted in a round"),
         Query(f"max(fl_clients_per_round{{{R}}}) * max(fl_over_selection{{{R}}})", "drawn, with over-selection"),
@@ -203,7 +203,11 @@ def _clients() -> list[timeseries.Panel]:
 
 def _rounds() -> list[timeseries.Panel]:
     phases = stacked(
-        What("Where a round's time goes", "s", "Mean seconds of each phase in a round. Collecting is the clients'."),
+        What(
+            "Where a round's time goes",
+            "s",
+            "Mean seconds of each phase in a round. Collecting is the time of the clients.",
+        ),
         Query(phase_seconds(R), "{{phase}}"),
     )
     seconds = lines(
@@ -225,7 +229,7 @@ def _rounds() -> list[timeseries.Panel]:
 
 
 def _band(panel: timeseries.Panel, low: str, high: str) -> timeseries.Panel:
-    """Between two series, in pale blue."""
+    """Fill the area between two series in pale blue."""
     thin = [
         DynamicConfigValue("color", {"mode": "fixed", "fixedColor": "blue"}),
         DynamicConfigValue("custom.lineWidth", 0),

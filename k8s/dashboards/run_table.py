@@ -1,4 +1,4 @@
-"""The table of runs: one row for each, with what an operator compares."""
+"""The table of runs: one row for each, with the values that an operator compares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from k8s.dashboards.panels import Query, What, mappings, rows
 
 @dataclass(frozen=True)
 class _Column:
-    """A number of each run: its heading, its expression by run, its unit, and more properties of its field."""
+    """A column with a number for each run: heading, expression by run, unit, and more properties of the field."""
 
     title: str
     expr: str
@@ -27,14 +27,14 @@ _BAR = (("custom.cellOptions", {"type": "gauge", "mode": "basic"}), ("min", 0), 
 
 
 def run_table(runs: str) -> table.Panel:
-    """Of the runs that a selector takes."""
+    """Return the table of the runs that a selector matches."""
     columns = _columns(runs)
     queries = [
         f"max by (run, algorithm, task) (fl_run_info{{{runs}}})",
         f"max by (run, state) (fl_run_state{{{runs}}}) == 1",
         *(column.expr for column in columns),
     ]
-    what = What("Runs", "none", "Every run that metrics are told of: those that go on, and the last 20 that are over.")
+    what = What("Runs", "none", "All runs with metrics: the active ones and the last 20 that ended.")
     panel = rows(what, *map(Query, queries)).sort_by(
         [common.TableSortByFieldState().display_name("May be drawn").desc(True)]
     )
@@ -58,7 +58,7 @@ def _columns(runs: str) -> list[_Column]:
 
 
 def _in_order(columns: list[_Column]) -> DataTransformerConfig:
-    """Values of the first two queries are always 1: their labels are what is shown."""
+    """Show the labels of the first two queries; their values are always 1."""
     letters = "ABCDEFGHIJKLMNOP"
     values = {f"Value #{letter}": column.title for letter, column in zip(letters[2:], columns, strict=False)}
     names = {"run": "Run", "state": "State", "algorithm": "Algorithm", "task": "Task", **values}

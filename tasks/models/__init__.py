@@ -1,8 +1,8 @@
-"""The networks of the built-in tasks and of the papers, in plain torch, a file for each family.
+"""The networks of the built-in tasks and of the papers, in plain torch, with one module for each family.
 
-Sizes count weights and biases; docs/tasks.md lists them all. Convolutions are padded nowhere but where it is said, and
-first values are torch's unless it is said. Group norms, not batch norms: statistics of a batch mean little when every
-client has its own classes.
+Parameter counts include biases; docs/tasks.md lists all networks. Unless stated otherwise, convolutions have no padding
+and initial values are torch's defaults. The networks use group norms instead of batch norms, because batch statistics
+mean little when each client has its own classes. Data and losses do not belong here.
 """
 
 from tasks.models.cifar import lenet, tutorial_cnn

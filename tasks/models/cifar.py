@@ -1,4 +1,4 @@
-"""The plain convolutional networks that papers train on CIFAR."""
+"""The plain convolutional networks of the papers for CIFAR."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def lenet(num_classes: int = 10) -> nn.Module:
 def tutorial_cnn(num_classes: int = 10) -> nn.Module:
     """For [n, 3, 24, 24]: TensorFlow's CIFAR tutorial net, of McMahan et al. (2017) and Hsu et al. (2019).
 
-    1,068,298 parameters for 10 classes. Larger images lose their margin. Convolutions are padded to keep the size;
-    pools of 3 with stride 2 reach over the far edge, 24 -> 12 -> 6, as TensorFlow's do. The response norm has the
-    tutorial's constants: 9 channels, (1 + 0.001/9 * sum of squares) ** 0.75.
+    1,068,298 parameters for 10 classes. Larger images are cropped to the centre. Convolutions are padded to keep the
+    size. Pools of 3 with stride 2 extend over the far edge, 24 -> 12 -> 6, as TensorFlow's do. The response norm has
+    the tutorial's constants: 9 channels, (1 + 0.001/9 * sum of squares) ** 0.75.
     """
     return nn.Sequential(
         CentreCrop(24),

@@ -1,4 +1,4 @@
-"""The first step of networks that take a crop: whatever is larger is cut to its centre."""
+"""Centre crop, the first layer of networks for cropped images."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 
 class CentreCrop(nn.Module):
-    """[n, channels, height, width] -> [n, channels, size, size], the centre; images of that size pass as they are.
+    """[n, channels, height, width] -> [n, channels, size, size], the centre. Images of that size are unchanged.
 
-    Part of the network, so that every evaluation crops alike; in training the random crops come at the right size.
+    It is part of the network, so that every evaluation crops in the same way. In training the random crops already have
+    this size.
     """
 
     def __init__(self, size: int) -> None:
@@ -16,6 +17,6 @@ class CentreCrop(nn.Module):
         self.size = size
 
     def forward(self, images: Tensor) -> Tensor:
-        """Cuts floor((height - size) / 2) rows above and the same way to the left."""
+        """Drop floor((height - size) / 2) rows at the top, and columns on the left likewise."""
         top, left = ((side - self.size) // 2 for side in images.shape[-2:])
         return images[..., top : top + self.size, left : left + self.size]

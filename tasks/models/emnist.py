@@ -1,4 +1,4 @@
-"""The network of handwritten characters in Reddi et al. and the papers that follow them."""
+"""The network for handwritten characters of Reddi et al. and later papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks of LEAF (Caldas et al., 2018), which Demon's federated experiments use."""
+"""The networks of LEAF (Caldas et al., 2018), used in the federated Demon experiments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 def femnist_cnn(num_classes: int = 62, units: int = 2048) -> nn.Module:
     """For [n, 1, 28, 28]: characters by writer, two padded 5x5 convolutions, each pooled, 3136-units-classes.
 
-    6,603,710 parameters for 62 classes; the Demon paper prints 2,028 units, 6,539,730 parameters, taken as a slip.
+    6,603,710 parameters for 62 classes. The Demon paper prints 2,028 units (6,539,730 parameters), probably a misprint.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
@@ -25,10 +25,10 @@ def femnist_cnn(num_classes: int = 62, units: int = 2048) -> nn.Module:
 
 
 def celeba_cnn(num_classes: int = 2, blocks: int = 4, batch_norm: bool = False) -> nn.Module:
-    """For [n, 3, 84, 84]: faces by person; blocks of padded 3x3 convolution, pool that rounds up, ReLU; one layer.
+    """For [n, 3, 84, 84]: faces by person; blocks of padded 3x3 convolution, pool with ceil, ReLU; one linear layer.
 
-    30,946 parameters. LEAF has batch norms, 31,202; the Demon paper leaves them out. Its "three times" is read as one
-    block and three more, LEAF's four, for three blocks would have 27,138. Sides go 84, 42, 21, 11, 6.
+    30,946 parameters. LEAF has batch norms (31,202 parameters); the Demon paper omits them. Its "repeated three
+    times" is read as one block and three more, as in LEAF; three blocks have 27,138. Sides: 84, 42, 21, 11, 6.
     """
     layers: list[nn.Module] = []
     side = 84

@@ -1,4 +1,4 @@
-"""ResNet-18 with the norms before the convolutions, as Reddi et al. train it on CIFAR-100."""
+"""Pre-activation ResNet-18, as Reddi et al. train it on CIFAR-100."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tasks.models.crop import CentreCrop
 
 
 class PreActResNet18(nn.Module):
-    """Pre-activation ResNet-18 (He et al., ECCV 2016) with group norms for [n, 3, 24, 24]; larger images are cut.
+    """Pre-activation ResNet-18 (He et al., ECCV 2016) with group norms for [n, 3, 24, 24]; larger images are cropped.
 
-    11,227,812 parameters for 100 classes, as many as `ResNet18(100)`. The paper (Reddi et al., ICLR 2021) says only
-    that batch norms became group norms. From its program: stem and norm before the first block, which has no norm of
-    its own; a norm behind each 1x1 shortcut; a last norm before the mean; eps 1e-3; maps 12, 6 and then 6 in all
-    stages, for the program passes its stages no stride (`stride=2` is the textbook's 6, 3, 2, 1, at a fourteenth of the
-    arithmetic). Inferred: 2 groups, what the library took when none was given. Its L2 of 1e-4 is the optimizer's.
+    11,227,812 parameters for 100 classes, as many as `ResNet18(100)`. The paper (Reddi et al., ICLR 2021) states only
+    that group norms replace batch norms. From its program: stem and norm before the first block, which has no norm of
+    its own; a norm after each 1x1 shortcut; a last norm before the mean; eps 1e-3; feature maps of 12, 6 and then 6 in
+    all stages, because the program passes no stride to its stages (`stride=2` gives the textbook's 6, 3, 2, 1, with a
+    fourteenth of the arithmetic). Inferred: 2 groups, the library's default. Its L2 of 1e-4 belongs to the optimizer.
     """
 
     def __init__(self, num_classes: int = 100, stride: int = 1) -> None:
@@ -42,7 +42,7 @@ class PreActResNet18(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """Norm, ReLU, 3x3 convolution, twice, beside a shortcut of the raw input; the first block begins bare."""
+    """Twice norm, ReLU and 3x3 convolution, plus a shortcut. The first block has no first norm and ReLU."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, *, first: bool = False) -> None:
         super().__init__()

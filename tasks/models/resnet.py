@@ -10,8 +10,8 @@ class ResNet18(nn.Module):
     """ResNet-18 (He et al., CVPR 2016) with group norms of 2 groups, for [n, 3, height, width].
 
     Names and layout are torchvision's, so that weights can be exchanged with `resnet18(norm_layer=...)`: 11,181,642
-    parameters for 10 classes. With `cifar_stem` the first convolution is 3x3 with stride 1 and nothing is pooled
-    before the stages: 11,173,962 parameters, 15 times the arithmetic, and higher accuracy on small images.
+    parameters for 10 classes. With `cifar_stem` the first convolution is 3x3 with stride 1 and there is no pool before
+    the stages: 11,173,962 parameters, 15 times the arithmetic, and higher accuracy on small images.
     """
 
     def __init__(self, num_classes: int = 10, cifar_stem: bool = False) -> None:
@@ -34,7 +34,7 @@ class ResNet18(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions plus a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()

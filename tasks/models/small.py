@@ -1,4 +1,4 @@
-"""Small networks for grey pictures: the demo's digits, and Fashion-MNIST."""
+"""Small networks for grey images: the demo's digits and Fashion-MNIST."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A federation in one process: small least-squares problems whose gradients are known in closed form."""
+"""A federation in one process: small least-squares problems with gradients in closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,7 +41,7 @@ class Client:
 
     @property
     def info(self) -> fl.UpdateInfo:
-        """What the client reports."""
+        """The facts that the client reports."""
         return fl.UpdateInfo(self.name, len(self.A), self.steps)
 
     def gradient(self, y: Tensor) -> Tensor:
@@ -53,14 +54,19 @@ class Client:
         return fl.LocalData([batch] * self.steps, [batch], half_squares)
 
 
+def total(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum, in order."""
+    return functools.reduce(torch.add, tensors)
+
+
 def flat(tensors: fl.Tensors) -> Tensor:
     """The three entries of a point as one vector."""
     return torch.cat([tensor.flatten() for tensor in tensors.values()])
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A run between two rounds: the server's state, and what each client keeps."""
+class RunState:
+    """A run between two rounds: the states of the server and of the clients."""
 
     server: fl.ServerState
     clients: Mapping[str, fl.Memory] = field(default_factory=dict)
@@ -68,7 +74,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Round:
-    """What is peculiar to one round."""
+    """The settings of one round."""
 
     t: int = 0
     cohort: Sequence[int] = (0, 1, 2)
@@ -76,9 +82,9 @@ class Round:
     """None: the federation's."""
     previous_rate: float | None = None
     arrange: Callable[[list[fl.Update]], list[fl.Update]] = lambda updates: updates
-    """What happens to the updates on their way."""
+    """Changes the updates before they are summed."""
     clip: Mapping[str, float] = field(default_factory=dict)
-    """Clients whose delta is admitted scaled."""
+    """Clip factors by client."""
 
 
 UNEVEN = tuple(
@@ -90,7 +96,7 @@ UNEVEN = tuple(
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients of unlike problems, sizes and amounts of work."""
+    """Clients with different problems, sizes and amounts of work."""
 
     clients: Sequence[Client]
     x: fl.Tensors = field(default_factory=lambda: fl.read_state(Point()).trainable)
@@ -125,13 +131,13 @@ class Federation:
         return fl.train_locally(model, data.batches, half_squares, rule, self.settings, on_step=seen)
 
     def answers(
-        self, algorithm: fl.Algorithm, standing: Standing, sums: Mapping[str, fl.Tensors], round: Round
+        self, algorithm: fl.Algorithm, standing: RunState, sums: Mapping[str, fl.Tensors], round: Round
     ) -> dict[str, tuple[fl.ClientContext, fl.ClientUpdate]]:
-        """What the cohort makes of the exchange that follows the given sums."""
+        """The context and update of each client of the cohort in the exchange after the given sums."""
         number = 0 if not sums else len(algorithm.exchanges) - 1
         direction = algorithm.exchanges[number].direction(standing.server, sums)
         settings = replace(self.settings, learning_rate=round.rate or self.settings.learning_rate)
-        x, made = standing.server.x, {}
+        x, made = standing.server.as_sent(standing.server.x), {}
         for client in (self.clients[i] for i in round.cohort):
             state = standing.clients.get(client.name) or algorithm.client_init(x)
             omega = fl.omega(algorithm.objective, client.info, self.info(round))
@@ -140,9 +146,10 @@ class Federation:
             made[client.name] = context, fl.answer(self.model(x), client.data(x["head"]), work)
         return made
 
-    def after(self, algorithm: fl.Algorithm, standing: Standing, round: Round) -> Standing:
+    def after(self, algorithm: fl.Algorithm, standing: RunState, round: Round) -> RunState:
         """The run after one more round."""
-        info, sums = self.info(round), {}
+        info = self.info(round)
+        sums: dict[str, fl.Tensors] = {}
         for exchange in algorithm.exchanges:
             made = self.answers(algorithm, standing, sums, round)
             updates = [
@@ -159,13 +166,13 @@ class Federation:
             name: algorithm.next_client_state(context, update.admitted(round.clip.get(name, 1)))
             for name, (context, update) in made.items()
         }
-        return Standing(algorithm.server_step(standing.server, sums, info), {**standing.clients, **kept})
+        return RunState(algorithm.server_step(standing.server, sums, info), {**standing.clients, **kept})
 
-    def start(self, algorithm: fl.Algorithm) -> Standing:
+    def start(self, algorithm: fl.Algorithm) -> RunState:
         """Before round 0."""
-        return Standing(algorithm.init(self.x))
+        return RunState(algorithm.init(self.x))
 
-    def run(self, algorithm: fl.Algorithm, rounds: Sequence[Round], start: Standing | None = None) -> list[Standing]:
+    def run(self, algorithm: fl.Algorithm, rounds: Sequence[Round], start: RunState | None = None) -> list[RunState]:
         """The run after each of some rounds."""
         standings = [start or self.start(algorithm)]
         for round in rounds:
@@ -177,12 +184,12 @@ class Federation:
         return [standing.server for standing in self.run(algorithm, [Round(t) for t in range(rounds)])]
 
     def deltas(self, algorithm: fl.Algorithm, state: fl.ServerState) -> list[tuple[fl.UpdateInfo, fl.Tensors]]:
-        """The deltas of all clients for one state, of a method that keeps nothing on clients."""
+        """The deltas of all clients for one state, for a method without client state."""
         rule = algorithm.local_rule(algorithm.direction(state))
         return [(client.info, self.train(client, state.x, rule).delta) for client in self.clients]
 
     def info(self, round: Round) -> fl.RoundInfo:
-        """All that a server step may ask for."""
+        """All facts for a server step."""
         return fl.RoundInfo(
             round.t,
             round.rate or self.settings.learning_rate,
@@ -200,9 +207,10 @@ class Federation:
     def minimiser(self, by_examples: bool = False) -> Tensor:
         """Of the mean of f_i, over clients or over examples: a linear system."""
         p = [len(client.A) if by_examples else 1 for client in self.clients]
-        H = sum(p_i * client.A.T @ client.A / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
-        r = sum(p_i * client.A.T @ client.b / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
-        return torch.linalg.solve(H, r)
+        H = total(p_i * client.A.T @ client.A / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
+        r = total(p_i * client.A.T @ client.b / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
+        solution: Tensor = torch.linalg.solve(H, r)
+        return solution
 
 
 def parabolas(rate: float = 0.5, x: float = 0.0, **clients: tuple[float, int]) -> Federation:
@@ -228,6 +236,6 @@ def path(
     ]
 
 
-def everyone(federation: Federation, rounds: int, **changes: float) -> list[Round]:
+def everyone(federation: Federation, rounds: int) -> list[Round]:
     """Rounds with all clients."""
-    return [Round(t, range(len(federation.clients)), **changes) for t in range(rounds)]
+    return [Round(t, range(len(federation.clients))) for t in range(rounds)]

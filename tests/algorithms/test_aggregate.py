@@ -1,46 +1,49 @@
 """Sums over updates: weights, rounding, order, buffers, and what is refused."""
 
+from __future__ import annotations
+
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import algorithms as fl
 
 COHORT = [fl.UpdateInfo("a", 1, 1), fl.UpdateInfo("b", 3, 1)]
 
 
-def test_weights_by_hand():
+def test_weights_by_hand() -> None:
     """1 and 3 examples: 1/2 each when uniform, 1/4 and 3/4 by examples."""
     assert fl.uniform_weights(COHORT) == (0.5, 0.5)
     assert fl.example_weights(COHORT) == (0.25, 0.75)
 
 
 @pytest.mark.parametrize("weigh", [fl.uniform_weights, fl.example_weights])
-def test_no_updates_have_no_weights(weigh):
+def test_no_updates_have_no_weights(weigh: Callable[[Sequence[fl.UpdateInfo]], tuple[float, ...]]) -> None:
     """An empty cohort is an error with words, not a division by zero."""
     with pytest.raises(ValueError, match="expected at least one update, got none"):
         weigh([])
 
 
-def test_sums_are_accumulated_in_float64():
+def test_sums_are_accumulated_in_float64() -> None:
     """1e8 + 1 - 1e8 = 1; in float32 the 1 would be lost, as 1e8 has no digit left for it."""
     blocks = [torch.tensor([value], dtype=torch.float32) for value in (1e8, 1.0, -1e8)]
     [total] = fl.weighted_sums(blocks, [(1.0, 1.0, 1.0)])
     assert (total.item(), total.dtype) == (1.0, torch.float32)
 
 
-def test_each_row_is_a_sum_by_hand():
+def test_each_row_is_a_sum_by_hand() -> None:
     """Blocks 1 and 2: 3 * 1 + 4 * 2 = 11, and 1 * 1 - 1 * 2 = -1."""
     sums = fl.weighted_sums(iter([torch.tensor([1.0]), torch.tensor([2.0])]), [(3.0, 4.0), (1.0, -1.0)])
     assert [total.item() for total in sums] == [11.0, -1.0]
 
 
-def test_blocks_are_not_collected():
+def test_blocks_are_not_collected() -> None:
     """However many blocks come, no more than three are alive: memory does not grow with the cohort."""
 
-    def blocks():
+    def blocks() -> Iterator[Tensor]:
         alive = []
         for value in range(9):
             block = torch.full((3,), float(value))
@@ -52,7 +55,7 @@ def test_blocks_are_not_collected():
     assert fl.maximum(blocks()).tolist() == [8.0] * 3
 
 
-def test_large_tensors_sum_as_small_ones_do():
+def test_large_tensors_sum_as_small_ones_do() -> None:
     """Whole updates are cut inside; entries past the first block, shapes and scalars come out right."""
     updates = [{"w": torch.arange(70_002.0).reshape(2, -1) * k, "s": torch.tensor(1.0 * k)} for k in (1, 2)]
     [total] = fl.weighted_sums_of_tensors(updates, [(1.0, 0.5)])
@@ -60,7 +63,7 @@ def test_large_tensors_sum_as_small_ones_do():
     assert (total["s"].shape, total["s"].item()) == (torch.Size([]), 2.0)
 
 
-def test_no_blocks_are_refused():
+def test_no_blocks_are_refused() -> None:
     """A maximum over nothing has no value."""
     with pytest.raises(ValueError, match="expected at least one block, got 0"):
         fl.maximum([])
@@ -71,25 +74,25 @@ def test_no_blocks_are_refused():
     [
         ([torch.zeros(2)], "expected 2 blocks, .* got 1"),
         ([torch.zeros(2)] * 3, "expected 2 blocks, .* got more"),
-        ([torch.zeros(2), torch.zeros(1)], "expected blocks alike"),
-        ([torch.zeros(2), torch.zeros(2).double()], "expected blocks alike"),
+        ([torch.zeros(2), torch.zeros(1)], "expected blocks of one shape and dtype"),
+        ([torch.zeros(2), torch.zeros(2).double()], "expected blocks of one shape and dtype"),
         ([torch.zeros(2, dtype=torch.long)] * 2, "floating dtype, got torch.int64"),
     ],
     ids=["few", "many", "shape", "dtype", "integers"],
 )
-def test_blocks_that_do_not_fit_are_refused(blocks, message):
+def test_blocks_that_do_not_fit_are_refused(blocks: Iterable[Tensor], message: str) -> None:
     """A wrong number or layout is an error, also where torch would broadcast."""
     with pytest.raises(ValueError, match=message):
         fl.weighted_sums(blocks, [(0.5, 0.5)])
 
 
-def test_updates_of_different_models_are_refused():
+def test_updates_of_different_models_are_refused() -> None:
     """A name that one update lacks or has too much is named."""
-    with pytest.raises(ValueError, match=r"without \['v'\]"):
+    with pytest.raises(ValueError, match=r"\['v'\] missing"):
         fl.weighted_sums_of_tensors([{"v": torch.zeros(1)}, {"w": torch.zeros(1)}], [(0.5, 0.5)])
 
 
-def test_inputs_are_not_shared_with_results():
+def test_inputs_are_not_shared_with_results() -> None:
     """One float64 update at weight 1, and one integer block: results are copies."""
     block, counter = torch.ones(2, dtype=torch.float64), torch.tensor(3)
     fl.weighted_sums([block], [(1.0,)])[0].zero_()
@@ -97,7 +100,7 @@ def test_inputs_are_not_shared_with_results():
     assert (block.tolist(), counter.item()) == ([1.0, 1.0], 3)
 
 
-def test_buffers_by_hand():
+def test_buffers_by_hand() -> None:
     """Floats: 0.25 * 2 + 0.75 * 6 = 5; counters 4 and 9: 9, not a mean; flags: any."""
     updates = [
         {"mean": torch.tensor([2.0]), "count": torch.tensor(4), "flag": torch.tensor(True)},
@@ -108,8 +111,8 @@ def test_buffers_by_hand():
     assert averaged["count"].dtype == torch.int64
 
 
-def test_running_variance_is_never_negative():
-    """Batch norm through ten FedCM rounds whose server rate overshoots: variances stay positive, counters add up."""
+def test_running_variance_is_never_negative() -> None:
+    """In ten FedCM rounds with an overshooting server rate, batch norm variances stay positive and counters add up."""
     torch.manual_seed(0)
     fedcm = fl.build("fedcm", alpha=0.1, eta_g=1.9)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -130,7 +133,7 @@ def test_running_variance_is_never_negative():
 
 
 @pytest.mark.parametrize("facts", [{"num_examples": 0, "num_steps": 1}, {"num_examples": 1, "num_steps": 0}], ids=str)
-def test_update_of_no_work_is_refused(facts):
+def test_update_of_no_work_is_refused(facts: dict[str, int]) -> None:
     """No examples or no steps would divide by zero later."""
     with pytest.raises(ValueError, match="expected an update of at least one example and one step"):
         fl.UpdateInfo("a", **facts)

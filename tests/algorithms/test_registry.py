@@ -1,13 +1,16 @@
-"""Building by name: what is filled in, what is converted, what is refused and how."""
+"""Building by name: defaults, conversions and refusals."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import pytest
 import torch
 
 import algorithms as fl
-from algorithms.options import OPTIMIZERS
 from algorithms.parameters import Range, declared, read_parameters
+from algorithms.registry import OPTIMIZERS
+from tests.algorithms.federation import Federation
 
 OF_FEDCM = "Available: alpha, eta_g, gradient, normaliser, order, server_optimizer, weights."
 OPTIONS = {
@@ -17,26 +20,26 @@ OPTIONS = {
     "normaliser": "none",
     "order": "paper",
 }
-CORRECTIONS = {
+CORRECTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"weights": "examples"},
     "fedcm": {"alpha": 0.1, "weights": "uniform"},
     "feddyn": {"alpha": 0.1, "objective": "uniform"},
     "fedprox": {"mu": 0.01, "weights": "examples"},
-    "fedrobust": {"eta_2": 0.01, "lam": 1.0, "weights": "uniform"},
+    "fedrobust": {"eta_2": 0.01, "lam": 1.0, "L": "diagonal", "weights": "uniform"},
     "mfl": {"gamma": 0.9, "weights": "examples"},
     "mime": {"beta": 0.9, "damp": True, "weights": "uniform"},
     "mimelite": {"beta": 0.9, "damp": True, "weights": "uniform"},
     "qg": {"beta": 0.9, "mu": 0.9, "weights": "uniform"},
     "scaffold": {"option": "II", "objective": "uniform"},
 }
-FIXED = {
+FIXED: dict[str, dict[str, Any]] = {
     "fednova": {"weights": "examples", **OPTIONS},
     "fedsam": {"weights": "examples", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
     "mofedsam": {"beta": 0.1, "weights": "uniform", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
 }
 del FIXED["fednova"]["normaliser"], FIXED["fedsam"]["gradient"], FIXED["mofedsam"]["gradient"]
 ADAPTIVE = {"tau": 1e-3, "eta_g": 0.1, "v_from": "delta"}
-OPTIMIZED = {
+OPTIMIZED: dict[str, dict[str, Any]] = {
     "fedavgm": {"variant": "nesterov", "weights": "examples", "beta": 0.9, "eta_g": 1.0},
     "fedadagrad": {"weights": "examples", "beta1": 0.0, **ADAPTIVE},
     "fedyogi": {"weights": "examples", "beta1": 0.9, "beta2": 0.99, **ADAPTIVE, "bias_correction": False},
@@ -52,7 +55,7 @@ OPTIMIZED = {
     },
 }
 CHOSEN = {"gradient": "plain", "normaliser": "none", "order": "paper"}
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {**own, **OPTIONS} for name, own in CORRECTIONS.items()},
     **FIXED,
     **{name: {**own, "momentum_units": "parameter", **CHOSEN} for name, own in OPTIMIZED.items()},
@@ -60,13 +63,13 @@ DEFAULTS = {
 }
 
 
-def test_every_method_builds_with_its_defaults():
-    """All names build, and say every parameter with its value: that is what results are recorded with."""
+def test_every_method_builds_with_its_defaults() -> None:
+    """All names build and list every parameter with its value, which the results record."""
     assert {name: dict(fl.build(name).parameters) for name in fl.names()} == DEFAULTS
 
 
-def test_chosen_parts_bring_their_parameters():
-    """A server optimizer's parameters are prefixed but for eta_g; SAM brings its radius."""
+def test_chosen_parts_bring_their_parameters() -> None:
+    """A server optimizer's parameters are prefixed except eta_g; SAM has its radius."""
     built = fl.build("mimelite", server_optimizer="adam", server_tau=0.01, gradient="sam", rho=0.2)
     assert built.parameters == {
         "beta": 0.9,
@@ -88,8 +91,8 @@ def test_chosen_parts_bring_their_parameters():
     }
 
 
-def test_memory_of_a_chosen_optimizer_is_prefixed():
-    """MimeLite keeps an m, and so does Adam: a checkpoint tells them apart."""
+def test_memory_of_a_chosen_optimizer_is_prefixed() -> None:
+    """MimeLite keeps an m, and so does Adam: a checkpoint has both under different names."""
     state = fl.build("mimelite", server_optimizer="adam").init({"w": torch.zeros(1)})
     assert list(state.memory) == ["m", "server_m", "server_v"]
 
@@ -97,7 +100,9 @@ def test_memory_of_a_chosen_optimizer_is_prefixed():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("gradient", ["plain", "sam"])
 @pytest.mark.parametrize("name", [*CORRECTIONS, "fednova"])
-def test_every_correction_goes_with_every_optimizer_and_gradient(federation, name, optimizer, gradient):
+def test_every_correction_goes_with_every_optimizer_and_gradient(
+    federation: Federation, name: str, optimizer: str, gradient: str
+) -> None:
     """All combinations but Mime with SAM run a round to a finite model that has moved."""
     if (name, gradient) == ("mime", "sam"):
         pytest.skip("refused, see test_parts_that_do_not_go_together_are_refused")
@@ -110,19 +115,19 @@ def test_every_correction_goes_with_every_optimizer_and_gradient(federation, nam
 @pytest.mark.parametrize(
     ("name", "parameters", "reason"),
     [
-        ("mime", {"gradient": "sam"}, "its anchor g"),
-        ("feddyn", {"normaliser": "fednova"}, "one and the same sum of deltas"),
-        ("mfl", {"normaliser": "fednova"}, "the momentum that it started from"),
+        ("mime", {"gradient": "sam"}, "would need an ascent of its own"),
+        ("feddyn", {"normaliser": "fednova"}, "must use the same sum of deltas"),
+        ("mfl", {"normaliser": "fednova"}, "the momentum that its training started with"),
     ],
 )
-def test_parts_that_do_not_go_together_are_refused(name, parameters, reason):
-    """Before anything runs, and with the reason."""
+def test_parts_that_do_not_go_together_are_refused(name: str, parameters: dict[str, Any], reason: str) -> None:
+    """They are refused before the run, with the reason."""
     with pytest.raises(fl.AlgorithmError, match=f"cannot be combined with it: .*{reason}"):
         fl.build(name, **parameters)
 
 
-def test_parameters_of_a_built_method_build_it_again():
-    """What is sent to clients is enough to make the same method there."""
+def test_parameters_of_a_built_method_build_it_again() -> None:
+    """The parameters sent to clients are enough to build the same method."""
     first = fl.build("fedcm", alpha=1, eta_g=0.5)
     again = fl.build(first.name, **first.parameters)
     assert (again.name, again.parameters) == ("fedcm", {**DEFAULTS["fedcm"], "alpha": 1.0, "eta_g": 0.5})
@@ -143,7 +148,7 @@ def test_parameters_of_a_built_method_build_it_again():
             {"server_optimizer": "sgd"},
             (
                 "unknown parameter of fedadam: 'server_optimizer'. Available: beta1, beta2, bias_correction, eta_g, "
-                "gradient, momentum_units, normaliser, order, tau, v_from, weights."
+                "gradient, momentum_units, normaliser, order, tau, v0, v_from, weights."
             ),
         ),
         (
@@ -163,14 +168,14 @@ def test_parameters_of_a_built_method_build_it_again():
         ("fedavg", {"weights": "size"}, "fedavg, parameter 'weights': expected one of uniform, examples; got 'size'"),
     ],
 )
-def test_what_does_not_fit_is_named(name, parameters, message):
-    """The error says what was expected, what came and what there is."""
+def test_an_unknown_value_is_named(name: str, parameters: dict[str, Any], message: str) -> None:
+    """The error has the expected value, the actual value and the available names."""
     with pytest.raises(fl.AlgorithmError) as caught:
         fl.build(name, **parameters)
     assert str(caught.value) == message
 
 
-def test_whole_numbers_may_come_as_floats():
+def test_whole_numbers_may_come_as_floats() -> None:
     """A wire format without integers sends 5.0 for 5; 5.5 is not a whole number."""
 
     def method(rounds: Annotated[int, Range(over=0)] = 1) -> None:
@@ -181,7 +186,19 @@ def test_whole_numbers_may_come_as_floats():
         read_parameters("method", declared(method), {"rounds": 5.5})
 
 
-def test_no_number_is_too_large_to_be_refused():
+def test_no_number_is_too_large_to_be_refused() -> None:
     """An integer beyond every float is out of range, not an overflow."""
     with pytest.raises(fl.AlgorithmError, match="expected a number over 0"):
         fl.build("fedavg", eta_g=10**400)
+
+
+def test_clients_get_no_parameter_that_they_do_not_need() -> None:
+    """Older clients refuse unknown names: v0, which only the server uses, and the form that they have anyway."""
+    assert fl.client_parameters(fl.build("fedcm")) == fl.build("fedcm").parameters
+    adam = fl.build("fedcm", server_optimizer="adam", server_v0=0.1)
+    assert fl.client_parameters(adam) == {
+        name: adam.parameters[name] for name in adam.parameters if name != "server_v0"
+    }
+    assert fl.client_parameters(fl.build("fedadam", v0=0.1)) == fl.build("fedadam").parameters
+    assert "L" not in fl.client_parameters(fl.build("fedrobust"))
+    assert fl.client_parameters(fl.build("fedrobust", L="matrix"))["L"] == "matrix"

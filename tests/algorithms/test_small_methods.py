@@ -1,5 +1,7 @@
 """Methods of one formula in numbers worked by hand: f(y) = (y - 4)^2 / 2, one client, eta_l = 0.5, from x = 0."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -7,13 +9,13 @@ import algorithms as fl
 from tests.algorithms.federation import everyone, parabolas, path
 
 
-def test_fedprox_by_hand():
+def test_fedprox_by_hand() -> None:
     """mu = 1, K = 2: d = -4, y = 2; then d = -2 + 1 * (2 - 0) = 0, y = 2."""
     one = parabolas(a=(4.0, 2))
     assert path(one, fl.build("fedprox", mu=1), everyone(one, 1)) == [(2.0,)]
 
 
-def test_fednova_by_hand():
+def test_fednova_by_hand() -> None:
     """Deltas 4 in 4 steps and 3 in 1 step, from 1 and 3 examples: p = 1/4, 3/4, tau_eff = 1/4 * 4 + 3/4 * 1 = 1.75.
 
     x = 1.75 * (1/4 * 4/4 + 3/4 * 3/1) = 1.75 * 2.5 = 4.375.
@@ -27,7 +29,7 @@ def test_fednova_by_hand():
     assert state.x["w"].item() == 4.375
 
 
-def test_fednova_of_a_proximal_rule_by_hand():
+def test_fednova_of_a_proximal_rule_by_hand() -> None:
     """eta_l = 0.5, mu = 1: a constant gradient is stretched by 1 + 0.5 = 1.5 in two steps, by 1 in one.
 
     p = 1/2: tau_eff = 1.25, so the coefficients are 1.25 / 1.5 / 2 = 5/12 and 1.25 / 2 = 5/8.
@@ -37,7 +39,7 @@ def test_fednova_of_a_proximal_rule_by_hand():
     assert row.coefficients == pytest.approx((5 / 12, 5 / 8))
 
 
-def test_qg_by_hand():
+def test_qg_by_hand() -> None:
     """beta = 0.5, mu = 0.75, K = 1.  Round 0: d = -4, x = 2, G = -4, mhat = 0.25 * -4 = -1.
 
     Round 1: d = -2 + 0.5 * -1 = -2.5, x = 2 + 1.25 = 3.25, G = -2.5, mhat = 0.75 * -1 + 0.25 * -2.5 = -1.375.
@@ -46,32 +48,10 @@ def test_qg_by_hand():
     assert path(one, fl.build("qg", beta=0.5, mu=0.75), everyone(one, 2), "mhat") == [(2.0, -1.0), (3.25, -1.375)]
 
 
-def test_mfl_by_hand():
+def test_mfl_by_hand() -> None:
     """gamma = 0.5, K = 2.  Round 0: v = -4, y = 2; v = -2 - 2 = -4, y = 4; x = 4, u = -4.
 
     Round 1: v = -2 + 0 = -2, y = 5; v = -1 + 1 = 0, y = 5; x = 5, u = 0.
     """
     one = parabolas(a=(4.0, 2))
     assert path(one, fl.build("mfl", gamma=0.5), everyone(one, 2), "u") == [(4.0, -4.0), (5.0, 0.0)]
-
-
-def test_fedbuff_by_hand():
-    """Deltas 2 and 4, the second one 3 versions old: s = 1 and (1 + 3)^(-1/2) = 1/2; x = 1 + 2 * (2 + 2) / 2 = 5."""
-    x, deltas = {"w": torch.tensor([1.0])}, [{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}]
-    assert fl.buffered_step(x, deltas, [0, 3], eta_g=2.0)["w"].item() == 5.0
-
-
-def test_fedbuff_without_staleness_is_fedavg(federation):
-    """A full buffer of fresh updates moves x as a FedAvg round with uniform weights does, bit for bit."""
-    fedavg = fl.build("fedavg", weights="uniform")
-    state = fedavg.init(federation.x)
-    updates = federation.deltas(fedavg, state)
-    x = fl.buffered_step(state.x, [delta for _, delta in updates], [0, 0, 0])
-    assert all(torch.equal(x[name], federation.play(fedavg, 1)[0].x[name]) for name in x)
-
-
-@pytest.mark.parametrize("staleness", [[], [0, -1]])
-def test_fedbuff_refuses_what_cannot_be(staleness):
-    """An empty buffer, or an update made from a model that is not there yet."""
-    with pytest.raises(ValueError, match="expected staleness of 0 or more versions for at least one update"):
-        fl.buffered_step({"w": torch.zeros(1)}, [{"w": torch.zeros(1)}] * len(staleness), staleness)

@@ -1,12 +1,17 @@
 """Arithmetic over named tensors."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 import torch
 
+import algorithms as fl
 from algorithms import tree
 
 
-def one(value):
+def one(value: float) -> fl.Tensors:
     """One named number."""
     return {"w": torch.tensor([value], dtype=torch.float64)}
 
@@ -25,24 +30,24 @@ def one(value):
     ],
     ids=["add", "add scaled", "subtract", "scale", "scale by tensor", "lerp", "full_like", "map"],
 )
-def test_operations_by_hand(result, expected):
+def test_operations_by_hand(result: fl.Tensors, expected: float) -> None:
     """Each operation on numbers small enough to check by eye."""
     assert result["w"].item() == expected
 
 
-def test_norm_is_over_all_tensors():
+def test_norm_is_over_all_tensors() -> None:
     """Entries 2, 3 and 6 in two tensors: sqrt(4 + 9 + 36) = 7."""
     assert tree.norm({"a": torch.tensor([2.0, 3.0]), "b": torch.tensor([[6.0]])}).item() == 7.0
 
 
-def test_operands_are_matched_by_name():
+def test_operands_are_matched_by_name() -> None:
     """Another order of names in the second operand changes nothing."""
     a = {"v": torch.tensor(1.0), "w": torch.tensor(2.0)}
     b = {"w": torch.tensor(20.0), "v": torch.tensor(10.0)}
     assert {name: value.item() for name, value in tree.add(a, b).items()} == {"v": 11.0, "w": 22.0}
 
 
-def test_adding_in_place_writes_into_the_first_operand_only():
+def test_adding_in_place_writes_into_the_first_operand_only() -> None:
     """a <- 1 + 3 * 2 = 7, with b = 2 as it was."""
     a, b = one(1.0), one(2.0)
     tree.add_(a, b, 3.0)
@@ -61,25 +66,28 @@ def test_adding_in_place_writes_into_the_first_operand_only():
     ],
     ids=["add", "subtract", "accumulate", "scale", "scale by tensor"],
 )
-def test_results_in_given_memory_are_the_same_bit_for_bit(operation, operand):
-    """Whatever stood there, an operand too; the result is that memory."""
+def test_results_in_given_memory_are_the_same_bit_for_bit(
+    operation: Callable[[fl.Tensors, fl.Tensors, fl.Tensors | None], fl.Tensors], operand: str | None
+) -> None:
+    """The result is that memory, with any earlier content, also an operand."""
     random = torch.Generator().manual_seed(1)
     a, b = ({name: torch.randn(7, 5, generator=random) for name in "vw"} for _ in range(2))
     expected = operation(a, b, None)
-    into = {"a": a, "b": b, None: tree.spare(a)}[operand]
+    into = {"a": a, "b": b, None: tree.scratch(a)}[operand]
+    assert into is not None
     result = operation(a, b, into)
     assert all(torch.equal(result[name], expected[name]) for name in "vw")
     assert all(result[name] is into[name] for name in "vw")
 
 
-def test_without_given_memory_operands_stay():
+def test_without_given_memory_operands_stay() -> None:
     """A sum is a new tensor."""
     a = one(1.0)
     assert (tree.add(a, a)["w"].item(), a["w"].item()) == (2.0, 1.0)
 
 
-def test_lerp_in_place_by_hand():
-    """1 + 0.25 * (5 - 1) = 2; between equal numbers nothing moves, whatever the weight."""
+def test_lerp_in_place_by_hand() -> None:
+    """1 + 0.25 * (5 - 1) = 2; between equal numbers nothing moves for any weight."""
     a = one(1.0)
     tree.lerp_(a, one(5.0), 0.25)
     assert a["w"].item() == 2.0
@@ -89,8 +97,9 @@ def test_lerp_in_place_by_hand():
         assert torch.equal(b["w"], one(0.1)["w"])
 
 
-def test_memory_is_asked_for_when_it_is_written_to():
+def test_memory_is_allocated_when_written() -> None:
     """What no operation wrote to is not held."""
-    spare = tree.spare({"v": torch.ones(2), **one(1.0)})
-    tree.add(one(1.0), one(1.0), into=spare)
-    assert spare.keys() == {"w"}
+    scratch = tree.scratch({"v": torch.ones(2), **one(1.0)})
+    tree.add(one(1.0), one(1.0), into=scratch)
+    assert scratch is not None
+    assert scratch.keys() == {"w"}

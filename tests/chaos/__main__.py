@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --seeds 200`: plays seeds one after the other; exit code 1 if one failed."""
+"""`python -m tests.chaos --seeds 200`: runs seeds one after the other; exit code 1 if one failed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import Self
 import structlog
 import torch
 
-from tests.chaos.arena import Arena
+from tests.chaos.cluster import ChaosCluster
 from tests.chaos.plan import plan
-from tests.chaos.trial import Trial, play, summed_up
-from tests.integration.processes import HERE, Place
+from tests.chaos.trial import Trial, fault_counts, run_trial
+from tests.processes.process import HERE, Workspace
 
 
-class Season:
-    """Seeds on one arena, and on a new one after a seed that failed; the failed one's folder stays."""
+class ChaosRunner:
+    """Runs seeds on one cluster. After a failed seed it keeps the folder and starts a new cluster."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
         self.failed: dict[int, str] = {}
         self.survived = 0
         self._open = ExitStack()
-        self._arena: Arena | None = None
+        self._cluster: ChaosCluster | None = None
         self._folder = Path()
 
     def __enter__(self) -> Self:
@@ -39,15 +39,15 @@ class Season:
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        if self._arena is not None:
+        if self._cluster is not None:
             shutil.rmtree(self._folder)
 
     def seed(self, number: int) -> None:
-        """Play one seed, and say how it went."""
+        """Run one seed and print its result."""
         trial = Trial(plan(number))
         try:
-            play(self._started(), trial)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed has failed
+            run_trial(self._started(), trial)
+        except Exception as error:  # noqa: BLE001 - every error fails the seed
             self._fail(trial, error)
             return
         finally:
@@ -58,11 +58,11 @@ class Season:
         for missed in trial.missed:
             print(f"           did not happen: {missed}", flush=True)
 
-    def _started(self) -> Arena:
-        if self._arena is None:
+    def _started(self) -> ChaosCluster:
+        if self._cluster is None:
             self._folder = Path(tempfile.mkdtemp(prefix="impetus-chaos-"))
-            self._arena = self._open.enter_context(Arena(self._open.enter_context(Place(self._folder))))
-        return self._arena
+            self._cluster = self._open.enter_context(ChaosCluster(self._open.enter_context(Workspace(self._folder))))
+        return self._cluster
 
     def _end(self) -> None:
         self._open.close()
@@ -75,7 +75,7 @@ class Season:
         print(f"{_head(trial)}  FAILED    {trial.plan}", flush=True)
         print(f"    {why}\n    logs: {self._folder}\n    again: {again(number)}", flush=True)
         self._end()
-        self._arena = None
+        self._cluster = None
 
 
 def again(number: int) -> str:
@@ -88,36 +88,38 @@ def _head(trial: Trial) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Let things go wrong, and check.")
-    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="how many seeds to play")
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first of them")
-    parser.add_argument("--seed", type=int, metavar="SEED", help="play this one alone")
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description="Inject faults into a federation and check its guarantees."
+    )
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="number of seeds to run")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="first seed")
+    parser.add_argument("--seed", type=int, metavar="SEED", help="run only this seed")
     options = parser.parse_args(arguments)
     first, count = (options.first, options.seeds) if options.seed is None else (options.seed, 1)
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
-    sys.path.insert(0, str(HERE))  # where the task is
+    sys.path.insert(0, str(HERE))  # folder of the task
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Season() as season:
+    with ChaosRunner() as runner:
         try:
             for number in range(first, first + count):
-                season.seed(number)
+                runner.seed(number)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-    print(json.dumps(summary(season), indent=1))
-    return 0 if season.survived == count else 1
+    print(json.dumps(summary(runner), indent=1))
+    return 0 if runner.survived == count else 1
 
 
-def summary(season: Season) -> dict[str, object]:
-    """What was injected and survived, and how to see again what was not."""
-    failed = {again(number): why for number, why in season.failed.items()}
+def summary(runner: ChaosRunner) -> dict[str, object]:
+    """Counts of injected faults and survived seeds, and the command that repeats each failed seed."""
+    failed = {again(number): why for number, why in runner.failed.items()}
     return {
-        "seeds": len(season.trials),
-        "survived": season.survived,
-        **summed_up(season.trials),
-        "states_checked": sum(trial.states_checked for trial in season.trials),
-        "seconds": round(sum(trial.seconds for trial in season.trials), 1),
+        "seeds": len(runner.trials),
+        "survived": runner.survived,
+        **fault_counts(runner.trials),
+        "states_checked": sum(trial.states_checked for trial in runner.trials),
+        "seconds": round(sum(trial.seconds for trial in runner.trials), 1),
         "failed": failed,
     }
 

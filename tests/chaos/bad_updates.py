@@ -1,4 +1,4 @@
-"""A client that takes part in the run as one more device, and answers with nonsense: refused, with the right reason."""
+"""A client that joins the run and sends an invalid update, which is refused with the right reason."""
 
 from __future__ import annotations
 
@@ -20,47 +20,46 @@ from protos.digests import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
 from protos.fl.v1.training_pb2 import RefusalReason
-from protos.status import detail_of
 from tests.chaos.fault import DidNotHappen, Fault
-from tests.integration.processes import PATIENCE_S, eventually
-from tests.integration.raw_client import RawClient, Tensors, Update
+from tests.processes.process import TIMEOUT_S, eventually
+from tests.processes.raw_client import RawClient, Tensors, Update, detail
 
 if TYPE_CHECKING:
-    from tests.chaos.arena import Arena
+    from tests.chaos.cluster import ChaosCluster
 
 ROGUE = "raw-rogue"
 CHUNK_BYTES = 64 << 10
-Spoil = Callable[[Tensors], Tensors]
-Twist = Callable[[training_pb2.UpdateHeader], None]
+TensorChange = Callable[[Tensors], Tensors]
+HeaderChange = Callable[[training_pb2.UpdateHeader], None]
 
 
 @dataclass(frozen=True)
-class Bad:
-    """One kind of nonsense: wrong tensors in an update that is else well formed, or a header that does not fit."""
+class InvalidKind:
+    """One kind of invalid update: wrong tensors in a well-formed update, or a wrong header."""
 
     reason: str
-    """Why it is refused: the end of a RefusalReason's name."""
-    spoil: Spoil = lambda tensors: tensors
-    twist: Twist = lambda header: None
+    """The expected reason: the end of a RefusalReason's name."""
+    change_tensors: TensorChange = lambda tensors: tensors
+    change_header: HeaderChange = lambda header: None
 
 
 @dataclass(frozen=True)
-class BadUpdate:
-    """One more device registers, is drawn some time, and sends what it sends."""
+class InvalidUpdate:
+    """A further device registers, is drawn for a round, and sends an invalid update."""
 
     kind: str
-    takes_away = True
+    may_lose_update = True
 
     @property
     def name(self) -> str:
         return f"update with {self.kind}"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
         bad = KINDS[self.kind]
-        if bad.reason == "NORM" and not arena.server.run(run_id).spec.round.max_update_norm:
-            raise DidNotHappen("the run has no limit of norms: a huge update is one like any other")
-        with rogue(arena, run_id) as (client, assignment):
-            receipt = answer(client, made(client, assignment, bad))
+        if bad.reason == "NORM" and not cluster.server.run(run_id).spec.round.max_update_norm:
+            raise DidNotHappen("the run has no limit of norms, so a huge update is valid")
+        with rogue(cluster, run_id) as (client, assignment):
+            receipt = answer(client, invalid_update(client, assignment, bad))
         came = RefusalReason.Name(receipt.reason).removeprefix("REFUSAL_REASON_")
         if came == "LATE":
             raise DidNotHappen(f"the round was closed before: {receipt.detail}")
@@ -69,86 +68,86 @@ class BadUpdate:
 
 
 @contextmanager
-def rogue(arena: Arena, run_id: str) -> Iterator[tuple[RawClient, training_pb2.Assignment]]:
-    """A client with work of the run; nobody knows it afterwards. Raises DidNotHappen when it is never drawn."""
-    with RawClient(arena.server.address, ROGUE) as client, arena.server.admin() as admin:
+def rogue(cluster: ChaosCluster, run_id: str) -> Iterator[tuple[RawClient, training_pb2.Assignment]]:
+    """A client that is drawn for the run and forgotten afterwards. Raises DidNotHappen if it is never drawn."""
+    with RawClient(cluster.server.address, ROGUE) as client, cluster.server.admin() as admin:
         client.register()
         given: Queue[training_pb2.Assignment] = Queue()
         reader = Thread(target=_listen, args=(client.attend(), run_id, given), name="rogue")
         reader.start()
         try:
-            eventually(lambda: given.qsize() or arena.over(), "the rogue is drawn, or the run is over")
+            eventually(lambda: given.qsize() or cluster.over(), "the rogue is drawn, or the run is over")
             if not given.qsize():
                 raise DidNotHappen("it was not drawn before the run was over")
-            admin.drain_client(ROGUE, "it has done enough", undo=False)
+            admin.drain_client(ROGUE, "the update was sent", undo=False)
             yield client, given.get()
         finally:
             admin.forget_client(ROGUE)
             client.__exit__()
-            reader.join(PATIENCE_S)
+            reader.join(TIMEOUT_S)
 
 
 def _listen(events: Iterator[pb.AttendResponse], run_id: str, given: Queue[training_pb2.Assignment]) -> None:
-    """Hand on what is assigned until the session ends."""
+    """Pass on the assignments of the run until the session ends."""
     with suppress(grpc.RpcError):
         for event in events:
             if event.assignment.key.run_id == run_id:
                 given.put(event.assignment)
 
 
-def made(client: RawClient, assignment: training_pb2.Assignment, bad: Bad) -> Update:
-    """The nonsense, in answer to an assignment."""
+def invalid_update(client: RawClient, assignment: training_pb2.Assignment, bad: InvalidKind) -> Update:
+    """The invalid update for an assignment."""
     layout, data = client.fetch(assignment.resources[0])
     good = {name: torch.full_like(value, 1e-3) for name, value in unpack(data, layout).items()}
-    update = client.update_of(assignment, bad.spoil(good))
-    bad.twist(update.header)
+    update = client.update_of(assignment, bad.change_tensors(good))
+    bad.change_header(update.header)
     return update
 
 
 def answer(client: RawClient, update: Update) -> training_pb2.Receipt:
-    """The word on an update; bytes that are not what was announced may be sent once more."""
+    """The receipt of an update. After a wrong digest the bytes are sent a second time."""
     try:
         return client.submit(update, CHUNK_BYTES)
     except grpc.RpcError as error:
-        if not isinstance(detail_of(error.trailing_metadata()), errors_pb2.BrokenUpload):
+        if not isinstance(detail(error), errors_pb2.BrokenUpload):
             raise
         return client.submit(update, CHUNK_BYTES)
 
 
 def poisoned(value: float, tensors: Tensors) -> Tensors:
-    """One number of the last tensor is this one."""
+    """Replace one number of the last tensor."""
     tensors[list(tensors)[-1]].view(-1)[-1] = value
     return tensors
 
 
 def huge(tensors: Tensors) -> Tensors:
-    """The largest numbers that are finite."""
+    """Tensors of the largest finite numbers."""
     return {name: torch.full_like(value, torch.finfo(value.dtype).max) for name, value in tensors.items()}
 
 
 def reshaped(tensors: Tensors) -> Tensors:
-    """Of the same size, transposed."""
+    """Tensors with the first one transposed."""
     first, *rest = tensors
     return {first: tensors[first].T.contiguous(), **{name: tensors[name] for name in rest}}
 
 
 def doubled(tensors: Tensors) -> Tensors:
-    """In float64."""
+    """Tensors in float64."""
     return {name: value.double() for name, value in tensors.items()}
 
 
 def renamed(tensors: Tensors) -> Tensors:
-    """The first has another name."""
+    """Tensors with another name for the first one."""
     first, *rest = tensors
     return {f"{first}s": tensors[first], **{name: tensors[name] for name in rest}}
 
 
-def _set(**fields: int) -> Twist:
-    def twist(header: training_pb2.UpdateHeader) -> None:
+def _set(**fields: int) -> HeaderChange:
+    def change_header(header: training_pb2.UpdateHeader) -> None:
         for name, value in fields.items():
             setattr(header, name, value)
 
-    return twist
+    return change_header
 
 
 def _another_digest(header: training_pb2.UpdateHeader) -> None:
@@ -159,29 +158,29 @@ def _another_kind(header: training_pb2.UpdateHeader) -> None:
     header.payloads[0].kind = training_pb2.PAYLOAD_KIND_FULL_GRADIENT
 
 
-KINDS: Mapping[str, Bad] = {
-    "a NaN": Bad("NOT_FINITE", partial(poisoned, math.nan)),
-    "an infinity": Bad("NOT_FINITE", partial(poisoned, -math.inf)),
-    "huge numbers": Bad("NORM", huge),
-    "another shape": Bad("LAYOUT", reshaped),
-    "another dtype": Bad("LAYOUT", doubled),
-    "another name": Bad("LAYOUT", renamed),
-    "one tensor more": Bad("LAYOUT", lambda tensors: {**tensors, "one.more": torch.ones(2)}),
-    "one tensor less": Bad("LAYOUT", lambda tensors: dict(list(tensors.items())[:-1])),
-    "no tensor": Bad("LAYOUT", lambda tensors: {}),
-    "no payload": Bad("LAYOUT", twist=lambda header: header.ClearField("payloads")),
-    "another kind of payload": Bad("LAYOUT", twist=_another_kind),
-    "another size": Bad("SIZE", twist=_set(size_bytes=40)),
-    "an impossible size": Bad("SIZE", twist=_set(size_bytes=1 << 60)),
-    "another digest": Bad("DIGEST", twist=_another_digest),
-    "no digest": Bad("DIGEST", twist=lambda header: header.ClearField("digest")),
-    "no examples": Bad("HEADER", twist=_set(num_examples=0)),
-    "another state epoch": Bad("STATE_EPOCH", twist=_set(state_epoch=1 << 40)),
+KINDS: Mapping[str, InvalidKind] = {
+    "a NaN": InvalidKind("NOT_FINITE", partial(poisoned, math.nan)),
+    "an infinity": InvalidKind("NOT_FINITE", partial(poisoned, -math.inf)),
+    "huge numbers": InvalidKind("NORM", huge),
+    "another shape": InvalidKind("LAYOUT", reshaped),
+    "another dtype": InvalidKind("LAYOUT", doubled),
+    "another name": InvalidKind("LAYOUT", renamed),
+    "one tensor more": InvalidKind("LAYOUT", lambda tensors: {**tensors, "one.more": torch.ones(2)}),
+    "one tensor less": InvalidKind("LAYOUT", lambda tensors: dict(list(tensors.items())[:-1])),
+    "no tensor": InvalidKind("LAYOUT", lambda tensors: {}),
+    "no payload": InvalidKind("LAYOUT", change_header=lambda header: header.ClearField("payloads")),
+    "another kind of payload": InvalidKind("LAYOUT", change_header=_another_kind),
+    "another size": InvalidKind("SIZE", change_header=_set(size_bytes=40)),
+    "an impossible size": InvalidKind("SIZE", change_header=_set(size_bytes=1 << 60)),
+    "another digest": InvalidKind("DIGEST", change_header=_another_digest),
+    "no digest": InvalidKind("DIGEST", change_header=lambda header: header.ClearField("digest")),
+    "no examples": InvalidKind("HEADER", change_header=_set(num_examples=0)),
+    "another state epoch": InvalidKind("STATE_EPOCH", change_header=_set(state_epoch=1 << 40)),
 }
 
 
 def _bad(kind: str, draw: Random) -> Fault:
-    return BadUpdate(kind)
+    return InvalidUpdate(kind)
 
 
-FAULTS: dict[str, Callable[[Random], Fault]] = {BadUpdate(kind).name: partial(_bad, kind) for kind in KINDS}
+FAULTS: dict[str, Callable[[Random], Fault]] = {InvalidUpdate(kind).name: partial(_bad, kind) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""One arena for a worker's tests, and a failed test that shows what its processes said last."""
+"""One cluster for each test file."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.arena import Arena
-from tests.integration.conftest import pytest_runtest_makereport
-from tests.integration.processes import HERE, Place
-
-__all__ = ["pytest_runtest_makereport"]
+from tests.chaos.cluster import ChaosCluster
+from tests.processes.process import HERE, Workspace
 
 
 @pytest.fixture(scope="module")
-def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    """One for all plans of a file: starting processes is what costs time."""
-    with Place(tmp_path_factory.mktemp("arena")) as place, Arena(place) as arena:
-        yield arena
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
+    """The cluster of all plans of a file, because starting processes is slow."""
+    with Workspace(tmp_path_factory.mktemp("cluster")) as workspace, ChaosCluster(workspace) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)
-def _task_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay needs the daemons' task."""
+def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the daemons' task importable for a replay."""
     monkeypatch.syspath_prepend(HERE)

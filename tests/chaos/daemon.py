@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.daemon --config FILE`: a daemon as it is, but for how long it waits between tries at most."""
+"""`python -m tests.chaos.daemon --config FILE`: the real daemon, with a shorter longest wait between retries."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import sys
 
 from fl_client import app
 from fl_client.__main__ import main
-from fl_client.link import Waits
+from fl_client.connection.link import RetryDelays
 
 LONGEST_S = 1.0
-"""Of some hundred restarts of a coordinator nobody wants to sit through the seconds that spare a real one's net."""
+"""Real daemons wait longer to spare the network. Here the coordinator restarts hundreds of times."""
 
 if __name__ == "__main__":
-    app.Instruments = functools.partial(app.Instruments, waits=Waits(longest=LONGEST_S))  # type: ignore[misc]
+    # A partial replaces the class.
+    app.Instruments = functools.partial(  # type: ignore[misc, assignment]
+        app.Instruments, delays=RetryDelays(longest=LONGEST_S)
+    )
     sys.exit(main())

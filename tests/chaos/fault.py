@@ -1,30 +1,30 @@
-"""What a fault is."""
+"""The interface of a fault."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tests.chaos.arena import Arena
+    from tests.chaos.cluster import ChaosCluster
 
 
 class DidNotHappen(Exception):
-    """The fault found nothing to break, and says why: it is not counted."""
+    """The fault found nothing to break, for the given reason. It is not counted."""
 
 
 class Fault(Protocol):
-    """One thing that goes wrong, with all its parameters drawn."""
+    """One fault with all its parameters."""
 
     @property
     def name(self) -> str:
-        """What it is counted under."""
+        """The name under which it is counted."""
         ...
 
     @property
-    def takes_away(self) -> bool:
-        """Whether it may take an update away, so that the model may be another than that of the undisturbed run."""
+    def may_lose_update(self) -> bool:
+        """Whether an update may be lost, so that the model may differ from that of the undisturbed run."""
         ...
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        """Let it happen in the round under way; returns once it has, and what must be healed is healed."""
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        """Cause the fault in the current round and undo what has to be undone."""
         ...

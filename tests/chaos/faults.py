@@ -1,4 +1,4 @@
-"""What happens to processes: death at a point or at any moment, standstill, and half of the daemons gone."""
+"""Faults of processes: death at a point or at a random moment, SIGSTOP, and loss of half of the daemons."""
 
 from __future__ import annotations
 
@@ -13,124 +13,124 @@ from random import Random
 
 from fl_ops.errors import OpsError
 from protos.fl.v1 import admin_pb2
-from tests.chaos.arena import DAEMONS, Arena
 from tests.chaos.checks import ledger_of
+from tests.chaos.cluster import DAEMONS, ChaosCluster
 from tests.chaos.fault import DidNotHappen, Fault
 from tests.chaos.points import AT_THE_END, EVERY_ROUND, NEW_EPOCH, Write, points
-from tests.integration.harness import Daemon
-from tests.integration.processes import Process, eventually
+from tests.processes.federation import Daemon
+from tests.processes.process import Process, eventually
 
-AFTERLIFE_S = 1.0
-"""What a coordinator still writes of a run that has ended takes less."""
+FINAL_WRITES_S = 1.0
+"""Longer than the last writes of a coordinator for an ended run take."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """The coordinator dies at the nth pass of a point, and is started again."""
+    """The coordinator dies at the nth pass of a point and is restarted."""
 
     point: str
     nth: int = 1
-    takes_away = False
+    may_lose_update = False
 
     @property
     def name(self) -> str:
         return f"death {self.point}"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        run, server = arena.server.run(run_id), arena.server
-        server.orders.die(self.point, self.nth)
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        run, server = cluster.server.run(run_id), cluster.server
+        server.orders.kill_at(self.point, self.nth)
         must_come = not run.HasField("ended") and run.rounds_done + 1 < run.spec.stop.rounds
         try:
-            eventually(lambda: server.exit_code is not None or _is_over(arena), f"the coordinator dies {self.point}")
-            _wait(AFTERLIFE_S, server)
+            eventually(lambda: server.exit_code is not None or _is_over(cluster), f"the coordinator dies {self.point}")
+            _wait(FINAL_WRITES_S, server)
         finally:
-            server.orders.withdraw()
+            server.orders.cancel()
         if server.exit_code is None:
-            assert not must_come or self.point in NOT_ALWAYS, f"the run has ended and never came by: {self.point}"
-            raise DidNotHappen(f"the run was over before it came by: {self.point}")
-        obeyed = server.orders.obeyed
+            assert not must_come or self.point in RARE_POINTS, f"the run has ended and never reached: {self.point}"
+            raise DidNotHappen(f"the run was over before it reached: {self.point}")
+        executed = server.orders.executed
         assert server.exit_code == -signal.SIGKILL, f"expected death by SIGKILL, got exit code {server.exit_code}"
-        assert obeyed, f"the coordinator died, and not {self.point}"
+        assert executed, f"the coordinator died, but not {self.point}"
         server.serve()
 
 
 @dataclass(frozen=True)
 class LostState:
-    """A daemon loses a client state that counts, and the coordinator may die when it writes that all begin anew."""
+    """A daemon loses a counted client state. The coordinator may die when it writes the new state epoch."""
 
     which: int
-    """Of the clients that counted in the first round."""
+    """Index among the clients that counted in the first round."""
     point: str
     name: str
-    takes_away = True
+    may_lose_update = True
     waits = True
     jobs = ("scaffold",)
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        arena.until_round(1)
-        with ledger_of(arena) as ledger:
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        cluster.until_round(1)
+        with ledger_of(cluster) as ledger:
             counted = ledger.accepted(run_id, 0, 0) or []
-        daemon = arena.daemons[counted[self.which][0]]
+        daemon = cluster.daemons[counted[self.which][0]]
         daemon.kill()
         for folder in ("states", "pending"):
             shutil.rmtree(Path(daemon.settings["state_dir"]) / folder, ignore_errors=True)
         daemon.start()
         if self.point:
-            Death(self.point).inject(arena, run_id)
+            Death(self.point).inject(cluster, run_id)
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL of the coordinator at any moment; while it starts once more, too, if `again_s` is not None."""
+    """SIGKILL of the coordinator at a random moment, and again during the restart if `again_s` is not None."""
 
     after_s: float
     again_s: float | None = None
-    takes_away = False
+    may_lose_update = False
 
     @property
     def name(self) -> str:
         return "kill coordinator" if self.again_s is None else "kill coordinator twice"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
         time.sleep(self.after_s)
-        arena.server.kill()
+        cluster.server.kill()
         if self.again_s is not None:
-            arena.server.start()
+            cluster.server.start()
             time.sleep(self.again_s)
-            arena.server.kill()
-        arena.server.serve()
+            cluster.server.kill()
+        cluster.server.serve()
 
 
 @dataclass(frozen=True)
 class Terminate:
-    """SIGTERM of the coordinator in mid-round: it drains, ends with 0, and is started again."""
+    """SIGTERM of the coordinator during a round: it drains, exits with 0, and is restarted."""
 
     after_s: float
-    takes_away = False
+    may_lose_update = False
     name = "terminate coordinator"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
         time.sleep(self.after_s)
-        code = arena.server.terminate()
-        assert code == 0, f"told to stop, the coordinator ended with {code}"
-        arena.server.serve()
+        code = cluster.server.terminate()
+        assert code == 0, f"after SIGTERM the coordinator exited with {code}"
+        cluster.server.serve()
 
 
 @dataclass(frozen=True)
 class Freeze:
-    """SIGSTOP of the coordinator (daemon None) or of a daemon, and SIGCONT after a while."""
+    """SIGSTOP of the coordinator (daemon None) or of a daemon, then SIGCONT."""
 
     after_s: float
     for_s: float
     daemon: int | None = None
-    takes_away = False
+    may_lose_update = False
 
     @property
     def name(self) -> str:
         return "freeze coordinator" if self.daemon is None else "freeze daemon"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        process: Process = arena.server if self.daemon is None else _daemon(arena, self.daemon)
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        process: Process = cluster.server if self.daemon is None else _daemon(cluster, self.daemon)
         time.sleep(self.after_s)
         process.signal(signal.SIGSTOP)
         try:
@@ -141,14 +141,14 @@ class Freeze:
 
 @dataclass(frozen=True)
 class KillDaemons:
-    """SIGKILL of daemons at any moment; they are started again at once, or when the round went on without them."""
+    """SIGKILL of daemons at a random moment. They restart at once, or after the round continued without them."""
 
     after_s: float
     daemons: tuple[int, ...]
     at_once: bool = True
 
     @property
-    def takes_away(self) -> bool:
+    def may_lose_update(self) -> bool:
         return not self.at_once
 
     @property
@@ -157,42 +157,42 @@ class KillDaemons:
             return "half of the daemons gone"
         return "kill daemon" if len(self.daemons) == 1 else "kill half of the daemons"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
         if not self.at_once:
-            arena.attend()  # a coordinator that has just been started would wait for them, by its reattach_grace_s
+            cluster.until_all_present()  # otherwise a restarted coordinator waits for them for reattach_grace_s
         time.sleep(self.after_s)
-        daemons = [_daemon(arena, index) for index in self.daemons]
+        daemons = [_daemon(cluster, index) for index in self.daemons]
         for daemon in daemons:
             daemon.kill()
-        before = arena.server.run(run_id)
+        before = cluster.server.run(run_id)
         if not self.at_once and not before.HasField("ended"):
-            still = _moved(before)
-            eventually(lambda: _moved(arena.server.run(run_id)) != still, "the run goes on without them")
+            closed = _position(before)
+            eventually(lambda: _position(cluster.server.run(run_id)) != closed, "the run goes on without them")
         for daemon in daemons:
             daemon.start()
         if not self.at_once and before.HasField("ended"):
             raise DidNotHappen("the run was over before they were gone")
 
 
-def _moved(run: admin_pb2.RunStatus) -> tuple[object, ...]:
-    """What changes when a round is closed, or tried again."""
+def _position(run: admin_pb2.RunStatus) -> tuple[object, ...]:
+    """Values that change when a round is closed or retried."""
     return run.rounds_done, run.attempt, run.phase == "selecting"
 
 
-def _daemon(arena: Arena, index: int) -> Daemon:
-    return list(arena.daemons.values())[index]
+def _daemon(cluster: ChaosCluster, index: int) -> Daemon:
+    return list(cluster.daemons.values())[index]
 
 
-def _is_over(arena: Arena) -> bool:
-    """Whether the run is; a coordinator that cannot be asked is about to be found dead."""
+def _is_over(cluster: ChaosCluster) -> bool:
+    """Whether the run is over; False if the coordinator does not answer, because it is about to die."""
     try:
-        return arena.over()
+        return cluster.over()
     except OpsError:
         return False
 
 
 def _wait(seconds: float, process: Process) -> None:
-    """For the process's end, so long at most."""
+    """Wait for the process to end, at most this long."""
     ends = time.monotonic() + seconds
     while process.exit_code is None and time.monotonic() < ends:
         time.sleep(0.02)
@@ -211,14 +211,14 @@ def _half(draw: Random) -> tuple[int, ...]:
 
 
 def _moment(draw: Random) -> float:
-    """Seconds, up to about two rounds."""
+    """A random time in seconds, up to about two rounds."""
     return round(draw.uniform(0.0, 0.8), 3)
 
 
 DEATHS: dict[str, Callable[[Random], Fault]] = {
     f"death {point}": partial(_death, point, write) for point, write in points(*EVERY_ROUND, *AT_THE_END).items()
 }
-NOT_ALWAYS = points(*NEW_EPOCH)
+RARE_POINTS = points(*NEW_EPOCH)
 PROCESSES: dict[str, Callable[[Random], Fault]] = {
     "kill coordinator": lambda draw: Kill(_moment(draw)),
     "kill coordinator twice": lambda draw: Kill(_moment(draw), round(draw.uniform(0.5, 3.0), 3)),
@@ -231,6 +231,6 @@ PROCESSES: dict[str, Callable[[Random], Fault]] = {
     "lost state": partial(_lost_state, "", "lost state"),
     **{
         name: partial(_lost_state, point, name)
-        for name, point in ((f"lost state and death {point}", point) for point in NOT_ALWAYS)
+        for name, point in ((f"lost state and death {point}", point) for point in RARE_POINTS)
     },
 }

@@ -1,8 +1,8 @@
 """Which bytes of a TCP connection belong to which gRPC message: HTTP/2 (RFC 9113), read only as far as needed.
 
-A connection is a row of frames; a stream's DATA frames, put together, are messages, each behind a prefix of five bytes
-(compressed or not, then its length). Neither ends where the other does. A chunk of an update or of a model is told
-from all else by its size.
+A connection is a sequence of frames. A stream's concatenated DATA frames are messages, each after a prefix of five
+bytes (compressed or not, then its length). Frames and messages have different boundaries. A chunk of an update or of a
+model is recognized by its size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client says before its first frame."""
+"""Bytes that a client sends before its first frame."""
 PREFIX = 5
 """Bytes before a message."""
 _HEADER = 9
@@ -19,12 +19,12 @@ _DATA, _PADDED = 0, 0x8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a piece lies in a message."""
+class Position:
+    """The position of a piece in a message."""
 
     stream: int
     number: int
-    """Of the large messages of its stream, from 1. 0: it is a small one."""
+    """Number of the message among the large ones of its stream, from 1; 0 for a small message."""
     start: int
     """Offset of the piece's first byte; 0 is the first byte of the prefix."""
     end: int
@@ -40,17 +40,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes as they came. Without a place: no message, or the first bytes of a prefix that came in parts."""
+    """Received bytes. Without a position: no message, or the first bytes of a prefix that arrived in parts."""
 
     data: bytes
-    place: Place | None = None
+    position: Position | None = None
 
     def split(self, at: int) -> tuple[Piece, Piece]:
-        """The first `at` bytes, and the others; a piece without bytes has no place."""
-        if self.place is None or not 0 < at < len(self.data):
+        """The first `at` bytes and the rest; a piece without bytes has no position."""
+        if self.position is None or not 0 < at < len(self.data):
             return (self, NOTHING) if at else (NOTHING, self)
-        border = self.place.start + at
-        front, back = replace(self.place, end=border), replace(self.place, start=border)
+        border = self.position.start + at
+        front, back = replace(self.position, end=border), replace(self.position, start=border)
         return Piece(self.data[:at], front), Piece(self.data[at:], back)
 
 
@@ -59,18 +59,18 @@ NOTHING = Piece(b"")
 
 @dataclass(slots=True)
 class _Stream:
-    """How far one stream came."""
+    """The progress of one stream."""
 
     prefix: bytearray = field(default_factory=bytearray)
     size: int = 0
-    """Of the message under way, with its prefix; 0 while that is not known."""
+    """Size of the current message with its prefix; 0 while unknown."""
     at: int = 0
     large: int = 0
-    """Large messages so far."""
+    """Number of large messages so far."""
 
 
 class Reader:
-    """One direction of one connection. Pieces that come out are, put together, what went in."""
+    """Splits one direction of a connection into pieces. The concatenated pieces are the input."""
 
     def __init__(self, large: int, *, from_client: bool) -> None:
         self._large = large + PREFIX
@@ -82,7 +82,7 @@ class Reader:
         self._body = self._padding = 0
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """The pieces of the bytes that came next, without delay."""
+        """The pieces of the next bytes, without delay."""
         while data:
             piece = self._next(data)
             data = data[len(piece.data) :]
@@ -107,7 +107,7 @@ class Reader:
         return self._frame(data)
 
     def _frame(self, data: bytes) -> Piece:
-        """A frame's header, or a part of one."""
+        """Read a frame's header or a part of it."""
         taken = data[: _HEADER - len(self._header)]
         self._header += taken
         if len(self._header) == _HEADER:
@@ -120,29 +120,29 @@ class Reader:
         return Piece(taken)
 
     def _message(self, data: bytes) -> Piece:
-        """A piece of a frame's data that lies in one message, prefix and rest apart."""
+        """A piece of a frame's data within one message; the prefix is a piece of its own."""
         stream = self._streams.setdefault(self._stream, _Stream())
         missing = stream.size - stream.at if stream.size else PREFIX - len(stream.prefix)
         taken = data[: min(missing, self._body)]
         self._body -= len(taken)
         if stream.size:
-            place = self._place(stream, stream.at, stream.at + len(taken))
+            position: Position | None = self._position(stream, stream.at, stream.at + len(taken))
         else:
             stream.prefix += taken
-            place = self._prefixed(stream, len(taken))
+            position = self._prefixed(stream, len(taken))
         if stream.size and stream.at == stream.size:
             stream.size = stream.at = 0
             stream.prefix.clear()
-        return Piece(taken, place)
+        return Piece(taken, position)
 
-    def _prefixed(self, stream: _Stream, taken: int) -> Place | None:
-        """After more of a prefix: once it is whole, the message begins."""
+    def _prefixed(self, stream: _Stream, taken: int) -> Position | None:
+        """The position of a complete prefix; None while it is incomplete."""
         if len(stream.prefix) < PREFIX:
             return None
         stream.size = PREFIX + int.from_bytes(stream.prefix[1:])
         stream.large += stream.size >= self._large
-        return self._place(stream, PREFIX - taken, PREFIX)
+        return self._position(stream, PREFIX - taken, PREFIX)
 
-    def _place(self, stream: _Stream, start: int, end: int) -> Place:
+    def _position(self, stream: _Stream, start: int, end: int) -> Position:
         stream.at = end
-        return Place(self._stream, stream.large if stream.size >= self._large else 0, start, end, stream.size)
+        return Position(self._stream, stream.large if stream.size >= self._large else 0, start, end, stream.size)

@@ -1,4 +1,4 @@
-"""What is trained while things go wrong: small runs of several kinds."""
+"""The small runs of the chaos tests."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.integration.harness import TASK
+from tests.processes.federation import TASK
 
 LONGEST = 7
 """Rounds of the longest run."""
 POPULATION = 5
-"""Daemons, and one place for a client that sends nonsense."""
+"""The daemons and one client that sends invalid updates."""
 SHORT_S = 5.0
-"""Deadline of a round that may have to go on without somebody."""
+"""Deadline of a round that may have to continue without a client."""
 LONGEST_UPDATE = 1e6
-"""Norm that no honest update has."""
+"""A norm that no valid update reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,16 @@ class Job:
 
     @property
     def repeatable(self) -> bool:
-        """Whether an undisturbed run always has the same models: it has where a round waits for its whole cohort."""
+        """Whether an undisturbed run always has the same models, because each round waits for its whole cohort."""
         return self.close == "cohort"
 
     @property
     def keeps_states(self) -> bool:
-        """Whether devices keep something of which the coordinator has the mean."""
-        return self.algorithm["name"] == "scaffold"
+        """Whether clients keep states and the coordinator keeps their mean."""
+        return bool(self.algorithm["name"] == "scaffold")
 
     def with_sections(self, rounds: int = LONGEST, *, waits: bool = True) -> dict[str, Any]:
-        """The run's sections. One that does not wait goes on without who does not come in time."""
+        """The run's sections. A run that does not wait continues without late clients."""
         return {
             "task": {"name": TASK, "options": {"model": "broad"}},
             "algorithm": self.algorithm,

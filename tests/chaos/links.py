@@ -1,4 +1,4 @@
-"""What happens to the connections between daemons and coordinator: cut, damaged, held, gone."""
+"""Faults of the connections between daemons and coordinator: cut, damage, hold, refusal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 from tests.chaos.fault import DidNotHappen, Fault
 from tests.chaos.proxy import Proxy
 from tests.chaos.traps import Action, Direction, Trap, Where
-from tests.integration.processes import eventually
+from tests.processes.process import eventually
 
 if TYPE_CHECKING:
-    from tests.chaos.arena import Arena
+    from tests.chaos.cluster import ChaosCluster
 
 DAEMONS = 4
 CHUNKS = 4
-"""Chunks of a model that are large enough for a proxy to see."""
+"""Chunks of a model that the proxy recognizes by their size."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A chunk on the way of one daemon."""
+    """A chunk to or from one daemon."""
 
     daemon: int
     direction: Direction
@@ -34,71 +34,71 @@ class Point:
 
 @dataclass(frozen=True)
 class Cut:
-    """The connection ends at a chunk, and the daemon comes back at once."""
+    """The connection ends at a chunk, and the daemon reconnects at once."""
 
     point: Point
     where: Where
     action: Action
-    takes_away = False
+    may_lose_update = False
 
     @property
     def name(self) -> str:
         return f"cut {self.point.direction} {self.where}"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        proxy = proxy_of(arena, self.point.daemon)
-        with healed(proxy):
-            happen(arena, proxy.cut(self.point.direction, self.point.message, self.where, self.action))
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        proxy = proxy_of(cluster, self.point.daemon)
+        with restored(proxy):
+            wait_for(cluster, proxy.cut(self.point.direction, self.point.message, self.where, self.action))
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A stream stands still at a chunk for a while, and goes on."""
+    """A stream stops at a chunk for a while and then continues."""
 
     point: Point
     for_s: float
-    takes_away = False
+    may_lose_update = False
 
     @property
     def name(self) -> str:
         return f"hold {self.point.direction}"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        proxy = proxy_of(arena, self.point.daemon)
-        with healed(proxy):
-            happen(arena, proxy.cut(self.point.direction, self.point.message, "inside", "hold"))
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        proxy = proxy_of(cluster, self.point.daemon)
+        with restored(proxy):
+            wait_for(cluster, proxy.cut(self.point.direction, self.point.message, "inside", "hold"))
             time.sleep(self.for_s)
 
 
 @dataclass(frozen=True)
 class Corrupt:
-    """One bit of a chunk is another one, under a wrong checksum or, `sealed`, under the right one."""
+    """One bit of a chunk is flipped. Its checksum is wrong, or correct if `sealed`."""
 
     point: Point
     sealed: bool
-    takes_away = False
+    may_lose_update = False
 
     @property
     def name(self) -> str:
         return f"corrupt {self.point.direction}{' under a right checksum' if self.sealed else ''}"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        proxy = proxy_of(arena, self.point.daemon)
-        with healed(proxy):
-            happen(arena, proxy.corrupt(self.point.direction, self.point.message, sealed=self.sealed))
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        proxy = proxy_of(cluster, self.point.daemon)
+        with restored(proxy):
+            wait_for(cluster, proxy.corrupt(self.point.direction, self.point.message, sealed=self.sealed))
 
 
 @dataclass(frozen=True)
-class Away:
-    """The coordinator's address is out of reach for some daemons, for a while."""
+class Unreachable:
+    """Some daemons cannot reach the coordinator for a while."""
 
     daemons: tuple[int, ...]
     for_s: float
-    takes_away = False
+    may_lose_update = False
     name = "out of reach"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
-        proxies = [proxy_of(arena, index) for index in self.daemons]
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
+        proxies = [proxy_of(cluster, index) for index in self.daemons]
         try:
             for proxy in proxies:
                 proxy.away()
@@ -110,37 +110,37 @@ class Away:
 
 @dataclass(frozen=True)
 class Reset:
-    """Every connection of every daemon is reset, again and again."""
+    """Every connection of every daemon is reset several times."""
 
     times: int
     every_s: float
-    takes_away = False
+    may_lose_update = False
     name = "reset all connections"
 
-    def inject(self, arena: Arena, run_id: str) -> None:
+    def inject(self, cluster: ChaosCluster, run_id: str) -> None:
         dropped = 0
         for _ in range(self.times):
-            dropped += sum(proxy.drop() for proxy in arena.proxies.values())
+            dropped += sum(proxy.drop() for proxy in cluster.proxies.values())
             time.sleep(self.every_s)
         if not dropped:
-            raise DidNotHappen("nobody was connected")
+            raise DidNotHappen("no daemon was connected")
 
 
-def proxy_of(arena: Arena, daemon: int) -> Proxy:
+def proxy_of(cluster: ChaosCluster, daemon: int) -> Proxy:
     """The proxy before a daemon."""
-    return list(arena.proxies.values())[daemon]
+    return list(cluster.proxies.values())[daemon]
 
 
-def happen(arena: Arena, trap: Trap) -> None:
-    """Wait until a trap has snapped. Raises DidNotHappen when the run is over without."""
-    eventually(lambda: trap.snapped.is_set() or arena.over(), f"{trap} snaps, or the run is over")
-    if not trap.snapped.is_set():
-        raise DidNotHappen("no stream came so far before the run was over")
+def wait_for(cluster: ChaosCluster, trap: Trap) -> None:
+    """Wait until a trap was triggered. Raises DidNotHappen if the run ends before."""
+    eventually(lambda: trap.triggered.is_set() or cluster.over(), f"{trap} is triggered, or the run is over")
+    if not trap.triggered.is_set():
+        raise DidNotHappen("no stream reached the message before the run was over")
 
 
 @contextmanager
-def healed(proxy: Proxy) -> Iterator[None]:
-    """Afterwards the proxy passes on, whatever happened."""
+def restored(proxy: Proxy) -> Iterator[None]:
+    """Remove all traps of the proxy after the block."""
     try:
         yield
     finally:
@@ -163,9 +163,9 @@ def _corrupt(direction: Direction, sealed: bool, draw: Random) -> Fault:
     return Corrupt(_point(direction, draw), sealed)
 
 
-def _away(draw: Random) -> Fault:
+def _unreachable(draw: Random) -> Fault:
     daemons = draw.sample(range(DAEMONS), draw.randint(1, DAEMONS))
-    return Away(tuple(sorted(daemons)), round(draw.uniform(0.2, 3.0), 3))
+    return Unreachable(tuple(sorted(daemons)), round(draw.uniform(0.2, 3.0), 3))
 
 
 UP: Direction = "up"
@@ -175,7 +175,7 @@ MAKE: list[Callable[[Random], Fault]] = [
     *(partial(_cut, direction, where) for direction in (UP, DOWN) for where in WHERES),
     *(partial(_hold, direction) for direction in (UP, DOWN)),
     *(partial(_corrupt, direction, sealed) for direction in (UP, DOWN) for sealed in (False, True)),
-    _away,
+    _unreachable,
     lambda draw: Reset(draw.randint(1, 4), round(draw.uniform(0.05, 0.5), 3)),
 ]
 FAULTS: dict[str, Callable[[Random], Fault]] = {make(Random(0)).name: make for make in MAKE}

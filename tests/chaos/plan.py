@@ -1,4 +1,4 @@
-"""What a seed means: a job, and the faults that happen to it. A plan is a function of its seed and of nothing else."""
+"""The plan of a seed: a job and its faults. A plan depends only on its seed."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ from tests.chaos.fault import Fault
 from tests.chaos.jobs import JOBS, Job
 from tests.chaos.points import AT_THE_END, points
 
-Make = Callable[[Random], Fault]
+FaultFactory = Callable[[Random], Fault]
 LAST = {f"death {point}" for point in points(*AT_THE_END)}
-MOST = 4
-"""Faults of a seed."""
-ROUNDS_BESIDE = 3
-"""Rounds more than faults: each fault has a round that follows, whatever those before it took."""
+MAX_FAULTS = 4
+"""Largest number of faults in a seed."""
+EXTRA_ROUNDS = 3
+"""Rounds in addition to one for each fault, so that each fault has a round that follows."""
 
-FAMILIES: Mapping[str, Mapping[str, Make]] = {
+FAMILIES: Mapping[str, Mapping[str, FaultFactory]] = {
     "deaths": faults.DEATHS,
     "processes": faults.PROCESSES,
     "wire": wire_faults.FAULTS,
     "updates": bad_updates.FAULTS,
 }
-FAULTS: dict[str, Make] = {name: make for family in FAMILIES.values() for name, make in family.items()}
+FAULTS: dict[str, FaultFactory] = {name: make for family in FAMILIES.values() for name, make in family.items()}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, and what happens to it: the first fault in its first round, the next in the next."""
+    """One run and its faults: the first fault in the first round, the second in the second."""
 
     seed: int
     job: Job
     faults: tuple[Fault, ...]
 
     @property
-    def takes_away(self) -> bool:
-        """Whether the models may be others than those of the undisturbed run."""
-        return any(fault.takes_away for fault in self.faults)
+    def may_lose_update(self) -> bool:
+        """Whether the models may differ from those of the undisturbed run."""
+        return any(fault.may_lose_update for fault in self.faults)
 
     @property
     def waits(self) -> bool:
-        """Whether a round may wait as long as it takes: all who are asked will deliver."""
-        return all(not fault.takes_away or getattr(fault, "waits", False) for fault in self.faults)
+        """Whether a round may wait without limit, because every client of the cohort will deliver."""
+        return all(not fault.may_lose_update or getattr(fault, "waits", False) for fault in self.faults)
 
     @property
     def rounds(self) -> int:
-        """Rounds of the run."""
-        return ROUNDS_BESIDE + len(self.faults)
+        """Number of rounds of the run."""
+        return EXTRA_ROUNDS + len(self.faults)
 
     def __str__(self) -> str:
         return f"{self.job.name}, {self.rounds} rounds: " + "; ".join(map(str, self.faults))
 
 
 def plan(seed: int) -> Plan:
-    """The plan of a seed. As many seeds in a row as there are faults have each of them once at least."""
+    """The plan of a seed. N consecutive seeds contain each of the N faults at least once."""
     draw = Random(f"chaos {seed}")
     names = sorted(FAULTS)
     chosen = [names[seed % len(names)]]
-    for _ in range(draw.randrange(MOST)):
+    for _ in range(draw.randrange(MAX_FAULTS)):
         family = FAMILIES[draw.choice(sorted(FAMILIES))]
         chosen.append(draw.choice(sorted(family)))
     draw.shuffle(chosen)
-    return made(seed, chosen, draw)
+    return plan_with(seed, chosen, draw)
 
 
-def made(seed: int, names: Sequence[str], draw: Random) -> Plan:
-    """A plan of these faults, on a job that has what they break; what comes when the run ends comes last."""
+def plan_with(seed: int, names: Sequence[str], draw: Random) -> Plan:
+    """A plan of these faults on a job that they can break. A fault at the end of the run comes last."""
     drawn = tuple(FAULTS[name](draw) for name in sorted(names, key=LAST.__contains__))
     possible = set(JOBS)
     for fault in drawn:

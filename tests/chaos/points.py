@@ -1,8 +1,8 @@
-"""Where the coordinator can be made to die: before, inside and behind every durable write of a round.
+"""The points at which the coordinator can die: before, inside and behind every durable write of a round.
 
-The coordinator itself has no hook for this. `python -m tests.chaos.server` replaces the functions named here by ones
-that look for an order first, and again behind: a file `{"id": 3, "point": "before commit", "nth": 1}` beside the
-settings. At the nth pass of that point the process renames the order, as proof, and kills itself with SIGKILL.
+The coordinator itself has no hook for this. `python -m tests.chaos.server` wraps the functions named here. The wrapper
+reads the order, a file such as `{"id": 3, "point": "before commit", "nth": 1}` next to the settings, before and after
+each call. At the nth pass of the ordered point the process renames the file and kills itself with SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ class Write:
 
     name: str
     where: str
-    """module:function or module:class.method that does it."""
+    """module:function or module:class.method of the write."""
     times: int = 1
-    """How often every round at least comes by."""
+    """Least number of passes in every round."""
     sides: tuple[str, ...] = ("before", "behind")
 
 
-STORE, CHECKPOINTS = "fl_server.store.sql:SqlStore", "fl_server.store.checkpoints"
-SPOOL, PARTS = "fl_server.spool:Spool", "fl_server.spool_parts"
+STORE, CHECKPOINTS = "fl_server.store.database.store:SqlStore", "fl_server.store.checkpoints"
+SPOOL, PARTS = "fl_server.store.spool.spool:Spool", "fl_server.store.spool.part_file"
 
 EVERY_ROUND = (
     Write("attempt", f"{STORE}.open_attempt"),
     Write("part file", f"{SPOOL}.open_part", 3),
     Write("chunk", f"{PARTS}:PartFile.write", 12),
-    # Its checksum is taken when the bytes are written and their note is not.
-    Write("chunk's note", f"{PARTS}:crc32c", 12, ("before",)),
+    # The bytes are written, and their note is not.
+    Write("chunk's note", f"{PARTS}:PartFile._write_note", 12, ("before",)),
     Write("seal", f"{PARTS}:PartFile.seal", 3),
     Write("ledger line", f"{STORE}.record_update", 3),
     Write("accepted list", f"{STORE}.fix_accepted"),
     Write("checkpoint", f"{CHECKPOINTS}:Checkpoints.save"),
-    # The files are whole under a temporary name, and get their own.
+    # The complete files have a temporary name and get their final one.
     Write("checkpoint's rename", f"{CHECKPOINTS}:_put_in_place"),
     Write("commit", f"{STORE}.commit"),
-    Write("outcomes", "fl_server.round_work:tell_outcomes"),
+    Write("outcomes", "fl_server.runs.commands:send_outcomes"),
     Write("spool's removal", f"{SPOOL}.remove_round"),
     Write("old checkpoint's removal", f"{CHECKPOINTS}:Checkpoints.prune"),
     Write("metrics", f"{STORE}.set_metrics"),
 )
 AT_THE_END = (Write("run's end", f"{STORE}.update_run"), Write("run's spool", f"{SPOOL}.remove_run"))
-"""Every run comes by once at least, when it ends."""
+"""Every run passes these at least once, at its end."""
 NEW_EPOCH = (Write("new epoch", f"{STORE}.restart_round"),)
-"""Only where client states are lost."""
+"""Passed only when client states are lost."""
 
 CULPRITS = (Write("culprit's refusal", f"{STORE}.refuse_accepted"),)
-"""Only where an accepted update spoils what its round comes to."""
+"""Passed only when an accepted update makes the result of its round invalid."""
 
 
 def points(*writes: Write) -> dict[str, Write]:
-    """Each side of these writes by its name, such as "before commit"."""
+    """The points of these writes by name, such as "before commit"."""
     return {f"{side} {write.name}": write for write in writes for side in write.sides}
 
 
-class Deaths:
-    """Kills this process where it was ordered to; thread-safe."""
+class KillPoints:
+    """Kills this process at the ordered point; thread-safe."""
 
     def __init__(self, order: Path) -> None:
         self._order = order
@@ -78,7 +78,7 @@ class Deaths:
         self._lock = threading.Lock()
 
     def passes(self, point: str) -> None:
-        """The process is at this point now. Does not return if it is to die here."""
+        """Record a pass of this point. Does not return if the order names it."""
         with self._lock:
             try:
                 order = json.loads(self._order.read_text())
@@ -88,7 +88,7 @@ class Deaths:
                 return
             self._passed[order["id"]] += 1
             if self._passed[order["id"]] == order["nth"]:
-                self._order.rename(proof(self._order))
+                self._order.rename(executed_path(self._order))
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
@@ -117,36 +117,36 @@ class Deaths:
         return call_async if inspect.iscoroutinefunction(function) else call
 
 
-class Orders:
-    """The harness's side: orders a death, and knows whether it came."""
+class KillOrders:
+    """The harness's side: writes orders and checks whether they were executed."""
 
     _ids = itertools.count(1)
 
     def __init__(self, order: Path) -> None:
         self._order = order
 
-    def die(self, point: str, nth: int) -> None:
-        """From now on the nth pass of this point is the last."""
-        proof(self._order).unlink(missing_ok=True)
-        beside = self._order.with_suffix(".new")
-        beside.write_text(json.dumps({"id": next(self._ids), "point": point, "nth": nth}))
-        beside.rename(self._order)
+    def kill_at(self, point: str, nth: int) -> None:
+        """Order the coordinator to die at the nth pass of this point."""
+        executed_path(self._order).unlink(missing_ok=True)
+        new = self._order.with_suffix(".new")
+        new.write_text(json.dumps({"id": next(self._ids), "point": point, "nth": nth}))
+        new.rename(self._order)
 
-    def withdraw(self) -> None:
-        """Nobody dies any more."""
+    def cancel(self) -> None:
+        """Remove the order."""
         self._order.unlink(missing_ok=True)
 
     @property
-    def obeyed(self) -> bool:
-        """Whether a process has killed itself at the point that was ordered last."""
-        return proof(self._order).exists()
+    def executed(self) -> bool:
+        """Whether a process has killed itself at the last ordered point."""
+        return executed_path(self._order).exists()
 
 
-def order_beside(config: Path) -> Path:
-    """Where a coordinator with these settings looks for orders."""
+def order_path(config: Path) -> Path:
+    """The path at which a coordinator with these settings expects orders."""
     return config.with_suffix(".order")
 
 
-def proof(order: Path) -> Path:
-    """What an order becomes when it is obeyed."""
+def executed_path(order: Path) -> Path:
+    """The path to which an executed order is renamed."""
     return order.with_suffix(".obeyed")

@@ -1,4 +1,4 @@
-"""A TCP proxy between a daemon and its coordinator, in a thread of the test, that breaks what networks break."""
+"""A TCP proxy between a daemon and its coordinator, in a thread of the test, that injects network faults."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from tests.chaos.passages import Log, Upload
-from tests.chaos.proxied import Connection
+from tests.chaos.proxied_connection import Connection
+from tests.chaos.proxy_log import ProxyLog, Upload
 from tests.chaos.traps import Action, Damage, Direction, Stop, Trap, Traps, Where
+from tests.processes.process import TIMEOUT_S
 
 Target = str | Callable[[], tuple[str, int]]
 T = TypeVar("T")
-PATIENCE_S = 60.0
 LARGE = 4096
-"""Bytes from which on a message is a chunk of an update or of a model: all else that is said is shorter."""
+"""A message of at least this many bytes is a chunk of an update or a model; all others are shorter."""
 
 
 class Proxy:
-    """Passes on by default; a context manager. Any thread may call it."""
+    """Forwards all bytes by default; a context manager. Any thread may call it."""
 
     def __init__(self, target: Target, large: int = LARGE) -> None:
         self._target, self._large = target, large
-        # It has the port while nobody listens: it is given to no other program.
+        # This socket reserves the port while the proxy does not listen.
         self._keeper = _bound(0)
         self._port = int(self._keeper.getsockname()[1])
         self._traps = Traps()
         self._open: dict[Connection, asyncio.Task[None]] = {}
-        self._log = Log()
+        self._log = ProxyLog()
         self._listener: socket.socket | None = None
         self.absences = 0
-        """Times that nobody listened."""
+        """How often the proxy stopped listening."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{self._port}", daemon=True)
         self._thread.start()
@@ -41,58 +41,58 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where clients call."""
+        """host:port for clients."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def cuts(self) -> int:
         """Connections that a trap has cut."""
-        return sum(isinstance(trap, Stop) and trap.action != "hold" for trap in self._traps.snapped)
+        return sum(isinstance(trap, Stop) and trap.action != "hold" for trap in self._traps.triggered)
 
     @property
     def held(self) -> int:
         """Connections that a trap has held."""
-        return sum(isinstance(trap, Stop) and trap.action == "hold" for trap in self._traps.snapped)
+        return sum(isinstance(trap, Stop) and trap.action == "hold" for trap in self._traps.triggered)
 
     @property
     def corrupted(self) -> int:
         """Messages that passed damaged."""
-        return sum(isinstance(trap, Damage) for trap in self._traps.snapped)
+        return sum(isinstance(trap, Damage) for trap in self._traps.triggered)
 
     def chunks(self, direction: Direction) -> list[int]:
-        """Bytes of each large message that passed whole, in order."""
+        """Size in bytes of each large message that passed completely, in order."""
         return list(self._log.chunks[direction])
 
     def uploads(self) -> list[Upload]:
-        """The latest updates that passed whole, the oldest first, as far as each stream had it."""
+        """The latest uploads that passed completely, the oldest first."""
         return list(self._log.uploads)
 
     @property
     def session_id(self) -> str:
-        """The session that was attended last; empty when none was."""
+        """Id of the last attended session; empty if there was none."""
         return self._log.session_id
 
     def cut(self, direction: Direction, message: int = 1, where: Where = "before", action: Action = "reset") -> Stop:
-        """Cut the connection at the `message`th chunk of the next stream that comes so far; later ones pass on.
+        """Cut the connection at the `message`th chunk of the next stream that reaches it; later streams pass.
 
-        With `action` "hold" nothing more passes in this direction, until `pass_on`.
+        With `action` "hold" nothing more passes in this direction until `pass_on`.
         """
         trap = Stop(direction, message, where, action)
         self._do(self._set(trap))
         return trap
 
     def corrupt(self, direction: Direction, message: int = 1, *, sealed: bool = False) -> Damage:
-        """Flip a bit in the data of such a chunk, once; `sealed`: and make its crc32c fit."""
+        """Flip one bit in the data of such a chunk, once; `sealed`: also correct its crc32c."""
         trap = Damage(direction, message, sealed)
         self._do(self._set(trap))
         return trap
 
     def drop(self) -> int:
-        """Reset every connection now, and say how many there were; new ones pass on."""
+        """Reset every open connection and return their number; new connections pass."""
         return self._do(self._drop())
 
     def away(self) -> None:
-        """Nobody listens any more, and every connection is reset."""
+        """Stop listening and reset every connection."""
         self._do(self._leave())
         self.absences += 1
 
@@ -101,7 +101,7 @@ class Proxy:
         self._do(self._listen())
 
     def pass_on(self) -> None:
-        """No trap is set, nothing is held, and it listens."""
+        """Remove all traps, release held connections, and listen."""
         self._do(self._heal())
 
     def __enter__(self) -> Self:
@@ -114,12 +114,12 @@ class Proxy:
         """Reset every connection and end the thread."""
         self._do(self._leave())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._loop.close()
         self._keeper.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
 
     async def _set(self, trap: Trap) -> None:
         self._traps.waiting.append(trap)
@@ -169,7 +169,7 @@ class Proxy:
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket that has the port, and shares it with others of ours that do not listen."""
+    """A socket bound to the port, which it shares with our other sockets that do not listen."""
     made = socket.socket()
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

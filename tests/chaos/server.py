@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.server --config FILE`: the coordinator, which kills itself where it is ordered to."""
+"""`python -m tests.chaos.server --config FILE`: the coordinator, which kills itself at the ordered point."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from fl_server.__main__ import main
-from tests.chaos.points import Deaths, order_beside
+from tests.chaos.points import KillPoints, order_path
 
 if __name__ == "__main__":
-    Deaths(order_beside(Path(sys.argv[-1]))).install()
+    KillPoints(order_path(Path(sys.argv[-1]))).install()
     sys.exit(main())

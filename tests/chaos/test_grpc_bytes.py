@@ -1,25 +1,28 @@
-"""Messages are found in the bytes of a connection however these are cut."""
+"""Messages are found in the bytes of a connection, however the bytes are split."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.grpc_bytes import PREFACE, Reader
+from tests.chaos.grpc_bytes import PREFACE, Piece, Reader
 
 LARGE = 20
 MESSAGES = st.lists(st.tuples(st.sampled_from([1, 3]), st.binary(max_size=60)), max_size=8)
 
 
-def frame(stream, payload, padding):
+def frame(stream: int, payload: bytes, padding: int | None) -> bytes:
     """A DATA frame, padded when `padding` is not None."""
     padded = payload if padding is None else bytes([padding]) + payload + bytes(padding)
     flags = 0 if padding is None else 0x8
     return len(padded).to_bytes(3) + bytes([0, flags]) + stream.to_bytes(4) + padded
 
 
-def conversation(draw, messages):
-    """The messages behind a preface and a frame of settings, cut into frames anywhere."""
+def conversation(draw: Callable[[st.SearchStrategy[Any]], Any], messages: list[tuple[int, bytes]]) -> bytes:
+    """A preface, a settings frame and the messages, split into frames at random places."""
     wire = PREFACE + (6).to_bytes(3) + bytes([4, 0]) + bytes(4) + b"\0\3\0\0\0\x64"
     for stream, message in messages:
         rest = b"\0" + len(message).to_bytes(4) + message
@@ -31,29 +34,32 @@ def conversation(draw, messages):
 
 
 @given(st.data(), MESSAGES)
-def test_pieces_are_the_bytes_that_came_and_know_their_messages(data, messages):
-    """Put together they are what went in; with a place, they are the large messages of each stream, in order."""
+def test_pieces_are_the_received_bytes_with_their_messages(
+    data: st.DataObject, messages: list[tuple[int, bytes]]
+) -> None:
+    """Concatenated they are the input. Those with a position are the large messages of each stream, in order."""
     wire = conversation(data.draw, messages)
-    reader, pieces = Reader(LARGE, from_client=True), []
+    reader = Reader(LARGE, from_client=True)
+    pieces: list[Piece] = []
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
     for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
         pieces += reader.feed(wire[start:end])
     assert b"".join(piece.data for piece in pieces) == wire
-    found = {}
+    found: dict[tuple[int, int], bytearray] = {}
     for piece in pieces:
-        if (place := piece.place) is not None and place.number and place.end > 5:
-            found.setdefault((place.stream, place.number), bytearray()).extend(piece.data)
-            assert len(found[place.stream, place.number]) == place.end - 5
+        if (position := piece.position) is not None and position.number and position.end > 5:
+            found.setdefault((position.stream, position.number), bytearray()).extend(piece.data)
+            assert len(found[position.stream, position.number]) == position.end - 5
     large = {stream: [each for of, each in messages if of == stream and len(each) >= LARGE] for stream in (1, 3)}
     expected = {(stream, 1 + n): each for stream, rows in large.items() for n, each in enumerate(rows)}
     assert found == expected
 
 
 @given(st.data(), MESSAGES)
-def test_the_other_direction_has_no_preface(data, messages):
-    """What a server says begins with a frame."""
+def test_the_other_direction_has_no_preface(data: st.DataObject, messages: list[tuple[int, bytes]]) -> None:
+    """The bytes of a server begin with a frame."""
     wire = conversation(data.draw, messages)[len(PREFACE) :]
-    numbers = [piece.place.number for piece in Reader(LARGE, from_client=False).feed(wire) if piece.place]
+    numbers = [piece.position.number for piece in Reader(LARGE, from_client=False).feed(wire) if piece.position]
     assert max(numbers, default=0) == max(
         (sum(of == stream and len(each) >= LARGE for of, each in messages) for stream in (1, 3)), default=0
     )

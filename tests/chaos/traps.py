@@ -1,4 +1,4 @@
-"""What a proxy does to a large gRPC message that it meets: cut in front, inside or behind, damage, hold."""
+"""Actions of a proxy on a large gRPC message: cut before, inside or behind it, damage it, or hold it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 
 import google_crc32c
 
-from tests.chaos.grpc_bytes import NOTHING, PREFIX, Piece, Place
+from tests.chaos.grpc_bytes import NOTHING, PREFIX, Piece, Position
 
 Direction = Literal["up", "down"]
 Where = Literal["before", "inside", "behind"]
 Action = Literal["reset", "end", "hold"]
-"""Of a connection: TCP RST; TCP FIN; or nothing passes any more in this direction."""
+"""What happens to the connection: TCP RST, TCP FIN, or nothing more passes in this direction."""
 
 _FLIP = 0x10
 _CRC = 5
@@ -22,61 +22,61 @@ _CRC = 5
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for a message of a stream, and snaps once."""
+    """An action that is triggered once by a message of a stream."""
 
     direction: Direction
     message: int
-    """Of the large ones of its stream, from 1."""
-    snapped: threading.Event = field(default_factory=threading.Event, init=False)
-    """It really happened."""
+    """Number of the message among the large ones of its stream, from 1."""
+    triggered: threading.Event = field(default_factory=threading.Event, init=False)
+    """Set once the action has happened."""
 
 
 @dataclass(eq=False)
 class Stop(Trap):
-    """Ends or holds the connection at a point of a message."""
+    """End or hold the connection at a point of a message."""
 
     where: Where = "before"
     action: Action = "reset"
 
-    def passes(self, place: Place) -> int | None:
-        """How many bytes of the piece still pass before it snaps; None: it does not snap here."""
-        point = {"before": 0, "inside": PREFIX + (place.size - PREFIX) // 2, "behind": place.size}[self.where]
-        # A prefix may come in parts; that it is a large message's is known with the last of them.
-        begun_after = place.start > point and place.start >= PREFIX
-        return None if begun_after or point > place.end else max(0, point - place.start)
+    def passes(self, position: Position) -> int | None:
+        """How many bytes of the piece still pass before it triggers; None if it is not triggered here."""
+        point = {"before": 0, "inside": PREFIX + (position.size - PREFIX) // 2, "behind": position.size}[self.where]
+        # A prefix may arrive in parts. Only its last part shows that the message is large.
+        begun_after = position.start > point and position.start >= PREFIX
+        return None if begun_after or point > position.end else max(0, point - position.start)
 
 
 @dataclass(eq=False)
 class Damage(Trap):
-    """Flips a bit of a chunk's data. With `sealed` the checksum is made to fit it: only a digest can tell."""
+    """Flip a bit of a chunk's data. With `sealed` the checksum is corrected, so that only the digest differs."""
 
     sealed: bool = False
     _left: set[int] = field(default_factory=lambda: {-1}, init=False)
     _stream: int = field(default=0, init=False)
 
-    def damaged(self, piece: Piece, place: Place) -> bytes:
-        """The piece with what of the damage lies in it."""
-        if place.start < PREFIX:
-            self._left, self._stream = set(self._flips(place.size)), place.stream
-        if place.stream != self._stream:
+    def damaged(self, piece: Piece, position: Position) -> bytes:
+        """The piece with its part of the damage."""
+        if position.start < PREFIX:
+            self._left, self._stream = set(self._flips(position.size)), position.stream
+        if position.stream != self._stream:
             return piece.data
         data = bytearray(piece.data)
-        for at, flip in self._flips(place.size).items():
-            if at in self._left and place.start <= at < place.end:
-                data[at - place.start] ^= flip
+        for at, flip in self._flips(position.size).items():
+            if at in self._left and position.start <= at < position.end:
+                data[at - position.start] ^= flip
                 self._left.discard(at)
         return bytes(data)
 
     @property
     def done(self) -> bool:
-        """Whether all of it has passed."""
+        """Whether all damaged bytes have passed."""
         return not self._left
 
     def _flips(self, size: int) -> dict[int, int]:
-        """Offset in the message to the bits that are flipped there.
+        """Offset in the message -> bits to flip there.
 
         CRCs are affine: crc(a xor d) = crc(a) xor crc(d) xor crc(0), for strings of one length, and leading zeros of
-        d do not matter. So the right checksum is known without the data.
+        d do not matter. So the corrected checksum follows without the data.
         """
         at, end = PREFIX + (size - PREFIX) // 2, size - _CRC
         flips = {at: _FLIP}
@@ -89,29 +89,29 @@ class Damage(Trap):
 
 @dataclass
 class Traps:
-    """The traps of one proxy: those set, and those that have snapped."""
+    """The traps of one proxy: the waiting and the triggered ones."""
 
     waiting: list[Trap] = field(default_factory=list)
-    snapped: list[Trap] = field(default_factory=list)
+    triggered: list[Trap] = field(default_factory=list)
 
     def met(self, direction: Direction, piece: Piece) -> tuple[Piece, Piece, Stop | None]:
-        """What passes of a piece, what is left of it, and the stop in between."""
-        data, place = piece.data, piece.place
-        if place is None:
+        """The part of a piece that passes, the remaining part, and the stop between them."""
+        data, position = piece.data, piece.position
+        if position is None:
             return piece, NOTHING, None
-        met = [trap for trap in self.waiting if (trap.direction, trap.message) == (direction, place.number)]
+        met = [trap for trap in self.waiting if (trap.direction, trap.message) == (direction, position.number)]
         for damage in met:
             if isinstance(damage, Damage):
-                data = damage.damaged(Piece(data, place), place)
+                data = damage.damaged(Piece(data, position), position)
                 if damage.done:
-                    self._snap(damage)
+                    self._trigger(damage)
         for stop in met:
-            if isinstance(stop, Stop) and (passes := stop.passes(place)) is not None:
-                self._snap(stop)
-                return (*Piece(data, place).split(passes), stop)
-        return Piece(data, place), NOTHING, None
+            if isinstance(stop, Stop) and (passes := stop.passes(position)) is not None:
+                self._trigger(stop)
+                return (*Piece(data, position).split(passes), stop)
+        return Piece(data, position), NOTHING, None
 
-    def _snap(self, trap: Trap) -> None:
+    def _trigger(self, trap: Trap) -> None:
         self.waiting.remove(trap)
-        self.snapped.append(trap)
-        trap.snapped.set()
+        self.triggered.append(trap)
+        trap.triggered.set()

@@ -1,4 +1,4 @@
-"""All that goes wrong on the wire: with connections, and with what is said."""
+"""Faults of connections and of messages."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Pages as their readers use them: the files and commands in a page's blocks, and a shell to run them in.
+"""Execution of pages: files and commands from a page's blocks, and a shell that runs them.
 
-How a page is written, so that it can be read and run:
+The format of an executable page:
 
-- a ```toml or ```python block whose first line is a comment with a file's name is that file;
+- a ```toml or ```python block with a file's name as a comment in its first line is that file;
 - in a ```console block, `$ ` begins a command, and other lines are what it prints; `...` stands for any text;
 - a ```sh block is a piece of a shell script, run as a whole;
-- `&` at the end starts a program in the background, and `echo $?` asks how the command before it ended: one that nobody
-  asks about must end with 0.
+- `&` at the end starts a program in the background, and `echo $?` is the exit code of the command before it. A command
+  without it must exit with 0.
 """
 
 from __future__ import annotations
@@ -16,39 +16,66 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import typer.main
 
-from fl_ops.cli import app
+import fl_client.__main__ as fl_client_main
+import fl_server.__main__ as fl_server_main
+from fl_client.setup.commands import app as setup_app
+from fl_ops.commands.cli import app
+from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
-"""Until a page is given up: for a machine that is busy with others, never a claim about speed."""
+TIMEOUT_S = 60.0
+"""A page fails after this wait: enough for a busy machine, and no claim about speed."""
 LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")
-"""Commands that change nothing. A reader repeats them until something has happened, and so does the test."""
+"""Commands that change nothing. Readers repeat them until the shown output appears, and so does the test."""
 PORTS = ("7070", "7071", "7072")
-PROGRAMS = {"fl-server": "fl_server", "fl-client": "fl_client", "fl": "fl_ops"}
 
 
 def check_fl_command(arguments: Sequence[str]) -> None:
     """Fail unless `fl` has the command, and it takes these arguments and options as they stand."""
-    command, words = typer.main.get_command(app), list(arguments)
+    _check("fl", typer.main.get_command(app), arguments)
+
+
+def check_fl_client_command(arguments: Sequence[str]) -> None:
+    """As `check_fl_command`, for `fl-client`."""
+    if arguments[:1] and arguments[0] in fl_client_main.SETUP:
+        _check("fl-client", typer.main.get_command(setup_app), arguments)
+    else:
+        fl_client_main._settings_files(list(arguments[1:] if arguments[:1] == ["run"] else arguments))
+
+
+def check_fl_server_command(arguments: Sequence[str]) -> None:
+    """As `check_fl_command`, for `fl-server`."""
+    fl_server_main._settings_files(list(arguments))
+
+
+def _check(program: str, command: Any, arguments: Sequence[str]) -> None:
+    words = list(arguments)
+    if set(words) & {"--help", "--version"}:
+        words = words[: next(at for at, word in enumerate(words) if word in {"--help", "--version"})]
+        looks_only = True
+    else:
+        looks_only = False
     while commands := getattr(command, "commands", None):
-        assert words[:1] in [[name] for name in commands], f"fl {' '.join(arguments)}: not one of {list(commands)}"
+        if looks_only and not words:
+            return
+        assert words[:1] in [[name] for name in commands], f"{program} {' '.join(arguments)}: not one of {[*commands]}"
         command = commands[words.pop(0)]
-    command.make_context("fl", words)
+    if not looks_only:
+        command.make_context(program, words)
 
 
 @dataclass(frozen=True)
 class File:
-    """A file that the page says to save."""
+    """A file of the page."""
 
     name: str
     text: str
@@ -77,7 +104,7 @@ def on_free_ports(text: str) -> tuple[str, dict[str, str]]:
 
 
 def steps(text: str) -> Iterator[File | Command]:
-    """What a reader does, in the page's order."""
+    """The files and commands of a page, in its order."""
     for kind, body in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         named = re.match(r"# (\S+\.\w+)\n", body)
         if kind in ("toml", "python") and named:
@@ -89,7 +116,8 @@ def steps(text: str) -> Iterator[File | Command]:
 
 
 def _commands(body: str) -> Iterator[Command]:
-    command, shown = "", []
+    command = ""
+    shown: list[str] = []
     for line in body.splitlines():
         if line.startswith("$ "):
             if command:
@@ -101,7 +129,7 @@ def _commands(body: str) -> Iterator[Command]:
 
 
 def missing(shown: tuple[str, ...], output: str) -> str | None:
-    """The first line that a page shows and the output has not, each in its turn; blanks count as one."""
+    """The first shown line that is missing in the output, in order; a sequence of blanks counts as one."""
     rest = " ".join(output.split())
     for line in shown:
         for piece in line.split("..."):
@@ -114,18 +142,18 @@ def missing(shown: tuple[str, ...], output: str) -> str | None:
 
 
 class Shell:
-    """One bash in a folder of its own, with the three programs on its path. All that it started ends with it."""
+    """A bash in its own folder, with the three programs on its path. All its processes end with it."""
 
-    def __init__(self, folder: Path, admin: str) -> None:
+    def __init__(self, folder: Path, scripts: Path, admin: str) -> None:
         self.folder = folder
         environment = {
             # A test runner's own COLUMNS would cut the tables that are read here.
             **{key: value for key, value in os.environ.items() if not key.startswith("FL_") and key != "COLUMNS"},
-            "PATH": os.pathsep.join([str(_programs(folder.parent / "bin")), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str(scripts), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(folder.parent / "config"),
             "OMP_NUM_THREADS": "1",
-            # Where `fl` looks when nobody tells it, as on the page.
+            # The default address of `fl`, as on the page.
             "FL_ADMIN": admin,
         }
         self._log = (folder.parent / "shell.log").open("wb")
@@ -151,17 +179,17 @@ class Shell:
         # The marker keeps `$?` as the command left it, for the next one to ask.
         self._bash.stdin.write(f'{command}\n__code=$?; printf "\\n@end %s@\\n" $__code; (exit $__code)\n'.encode())
         self._bash.stdin.flush()
-        ends = time.monotonic() + PATIENCE_S
+        ends = time.monotonic() + TIMEOUT_S
         while time.monotonic() < ends and self._bash.poll() is None:
             output = (self.folder.parent / "shell.log").read_bytes()[began:].decode()
             if end := re.search(r"\n@end (\d+)@\n", output):
                 return int(end[1]), output[: end.start()]
             time.sleep(0.02)
-        pytest.fail(f"{command!r} did not end in {PATIENCE_S:g} s; so far: {output}")
+        pytest.fail(f"{command!r} did not end in {TIMEOUT_S:g} s; so far: {output}")
 
     def follow(self, command: Command, *, must_succeed: bool) -> None:
         """Run a command and compare; one that only looks is repeated until it shows what the page shows."""
-        ends = time.monotonic() + PATIENCE_S
+        ends = time.monotonic() + TIMEOUT_S
         while True:
             code, output = self.run(command.text)
             absent = missing(command.shown, output)
@@ -178,20 +206,8 @@ class Shell:
         return "\n".join(f"{name}: {line[:300]}" for name, lines in tails.items() for line in lines)
 
 
-def _programs(folder: Path) -> Path:
-    """A folder with fl-server, fl-client, fl and python: the installed ones' own where they are, else made here."""
-    own = Path(sys.executable).parent
-    if all((own / name).exists() for name in PROGRAMS):
-        return own
-    folder.mkdir()
-    for name, call in {**{name: f" -m {module}" for name, module in PROGRAMS.items()}, "python": ""}.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{call} "$@"\n')
-        (folder / name).chmod(0o755)
-    return folder
-
-
 def follow_page(text: str, folder: Path) -> None:
-    """Do all that a page says, in a folder of its own, with its ports replaced by free ones."""
+    """Do all steps of a page in a new folder, with its ports replaced by free ones."""
     text, ports = on_free_ports(text)
     follow(list(steps(text)), ports, folder)
 
@@ -199,7 +215,10 @@ def follow_page(text: str, folder: Path) -> None:
 def follow(todo: Sequence[File | Command], ports: Mapping[str, str], folder: Path) -> None:
     """Save files and run commands in their order; `ports` is where the page's own ports lie here."""
     folder.mkdir()
-    with Shell(folder, f"127.0.0.1:{ports['7071']}") as shell:
+    with (
+        Scripts(folder.parent / "bin") as scripts,
+        Shell(folder, scripts.folder, f"127.0.0.1:{ports['7071']}") as shell,
+    ):
         for step, following in zip(todo, [*todo[1:], None], strict=True):
             if isinstance(step, File):
                 (folder / step.name).write_text(step.text, encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -42,12 +44,12 @@ LABELS = {
         (math.nan, "none", None, "NaN"),
     ],
 )
-def test_a_number_is_written_with_its_unit(value, unit, decimals, text):
+def test_a_number_is_written_with_its_unit(value: float, unit: str, decimals: int, text: str) -> None:
     """With the decimals that were asked for, or as many as say something."""
     assert written(value, unit, decimals) == text
 
 
-def test_a_unit_that_is_not_known_is_an_error():
+def test_an_unknown_unit_is_an_error() -> None:
     """A picture must not show a number as something that it is not."""
     with pytest.raises(ValueError, match="expected a unit that is known here, got 'furlongs'"):
         written(1, "furlongs")
@@ -56,26 +58,27 @@ def test_a_unit_that_is_not_known_is_an_error():
 class Fake:
     """A Prometheus that has one series of a shape for everything, and remembers what it was asked."""
 
-    def __init__(self, value=0.5, has=lambda at: True):
-        self.value, self.has, self.asked = value, has, []
+    def __init__(self, value: float = 0.5, has: Any = lambda at: True) -> None:
+        self.value, self.has = value, has
+        self.asked: list[str] = []
 
-    def query_range(self, expression, start, end, step_s):
+    def query_range(self, expression: str, start: float, end: float, step_s: float) -> list[Series]:
         self.asked.append(expression)
         steps = int((end - start) / step_s) + 1
         times = [start + number * step_s for number in range(steps)]
         return [Series(LABELS, tuple((at, self.value) for at in times if self.has(at)))]
 
-    def query(self, expression, at):
+    def query(self, expression: str, at: float) -> list[Sample]:
         self.asked.append(expression)
         return [Sample(LABELS, self.value)]
 
 
-def view(prometheus, start=1000.0, end=1100.0):
+def view(prometheus: Any, start: float = 1000.0, end: float = 1100.0) -> View:
     """A range of ten steps."""
     return View(prometheus, start, end, 10.0, {"run": "digits", "window": "30s", "datasource": "Prometheus"})
 
 
-def test_a_gap_in_a_series_stays_a_gap():
+def test_a_gap_in_a_series_stays_a_gap() -> None:
     """Grafana draws no line where a scrape is missing, and neither may a picture."""
     (line,) = view(Fake(has=lambda at: at != 1050)).lines({"expr": "up", "legendFormat": "{{run}}"})
     assert line.name == "digits"
@@ -83,40 +86,40 @@ def test_a_gap_in_a_series_stays_a_gap():
     assert len(line.points) == 11
 
 
-def test_an_override_is_stronger_than_a_panels_default():
+def test_an_override_is_stronger_than_a_panels_default() -> None:
     """By the name of the series, and only for it."""
     override = {"matcher": {"id": "byName", "options": "a"}, "properties": [{"id": "custom.lineWidth", "value": 0}]}
     panel = {"fieldConfig": {"defaults": {"unit": "s", "custom": {"lineWidth": 2}}, "overrides": [override]}}
     assert [look_of(panel, name).custom("lineWidth") for name in "ab"] == [0, 2]
 
 
-def test_a_value_has_the_colour_of_the_highest_threshold_that_it_reached():
+def test_a_value_has_the_colour_of_the_highest_threshold_that_it_reached() -> None:
     """The first step has no value: it is where it begins."""
     steps = [{"value": None, "color": "green"}, {"value": 1, "color": "orange"}, {"value": 3, "color": "red"}]
     look = look_of({"fieldConfig": {"defaults": {"thresholds": {"steps": steps}}}}, "")
     assert [by_threshold(look, value) for value in (0.9, 1, 7)] == ["green", "orange", "red"]
 
 
-def test_a_word_stands_for_a_number():
+def test_a_value_mapping_replaces_a_number() -> None:
     """2.0 is the key "2" of a mapping."""
     options = {"2": {"text": "Down", "color": "red"}}
     look = look_of({"fieldConfig": {"defaults": {"mappings": [{"type": "value", "options": options}]}}}, "")
     assert (mapped(look, 2.0), mapped(look, 1.0)) == (("Down", "red"), None)
 
 
-def annotation(**changes):
+def annotation(**changes: Any) -> dict[str, Any]:
     """A dashboard with one annotation."""
     shown = {"expr": "x", "enable": True, "iconColor": "red", "step": "10s", "useValueForTime": False, **changes}
     return {"annotations": {"list": [shown]}}
 
 
-def test_marks_a_step_apart_are_one_region():
+def test_marks_a_step_apart_are_one_region() -> None:
     """From 1000 to 1020 and at 1060, of values over 0 at these times."""
     found = marks_of(annotation(), view(Fake(has=lambda at: at <= 1020 or at == 1060)))
     assert [(mark.start, mark.end) for mark in found] == [(1000, 1020), (1060, 1060)]
 
 
-def test_a_mark_stands_where_its_value_says():
+def test_a_mark_is_drawn_at_its_value() -> None:
     """A value is in milliseconds; one before the range is not drawn, and neither is what is switched off."""
     assert [mark.start for mark in marks_of(annotation(useValueForTime=True), view(Fake(1_042_000)))] == [1042]
     assert marks_of(annotation(useValueForTime=True), view(Fake(999_000))) == []
@@ -124,7 +127,7 @@ def test_a_mark_stands_where_its_value_says():
 
 
 @pytest.mark.parametrize("uid", committed())
-def test_every_panel_is_drawn(uid, tmp_path):
+def test_every_panel_is_drawn(uid: str, tmp_path: Path) -> None:
     """Every query is asked, with a value in the place of each variable, and the picture has the grid's shape."""
     fake, model = Fake(), committed()[uid]
     draw(model, view(fake), tmp_path / "it.png", "a caption")
@@ -138,48 +141,50 @@ def test_every_panel_is_drawn(uid, tmp_path):
 @pytest.mark.parametrize(
     ("value", "unit", "text"), [(60, "s", "1 min"), (90, "s", "1.5 mins"), (1, "s", "1 s"), (0.5, "percentunit", "50%")]
 )
-def test_a_tick_is_as_short_as_it_can_be(value, unit, text):
+def test_a_tick_is_as_short_as_it_can_be(value: float, unit: str, text: str) -> None:
     """Without the zeros that a number of fixed length has."""
     assert on_axis(value, unit) == text
 
 
 class Fleet:
-    """Keeps what the story does to it: a process's life, a fault's file."""
+    """Records the scenario's actions: kills and restarts of processes, files of faults."""
 
     began = 0.0
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.server = self
-        self.broken, self.daemons = set(), [Part(self, f"edge-{index}") for index in range(federation.DAEMONS)]
+        self.broken: set[str] = set()
+        self.daemons = [Part(self, f"edge-{index}") for index in range(federation.DAEMONS)]
 
-    def fault(self, index, name):
+    def fault(self, index: int, name: str) -> Any:
         return Part(self, f"{name}-{index}")
 
-    def kill(self):
+    def kill(self) -> None:
         self.broken.add("server")
 
-    def serve(self):
+    def serve(self) -> None:
         self.broken.remove("server")
 
 
 class Part:
-    """What can be broken, and mended again."""
+    """A part that can be broken and repaired."""
 
-    def __init__(self, fleet, name):
+    def __init__(self, fleet: Fleet, name: str) -> None:
         self._fleet, self._name = fleet, name
 
-    def touch(self):
+    def touch(self) -> None:
         self._fleet.broken.add(self._name)
 
-    def unlink(self):
+    def unlink(self) -> None:
         self._fleet.broken.remove(self._name)
 
     kill, start = touch, unlink
 
 
-def test_the_story_mends_every_fault_that_it_makes():
-    """Whoever is killed comes back and whoever is sick gets well: the pictures show a federation that recovers."""
-    fleet, seen = Fleet(), set()
+def test_the_scenario_repairs_every_fault() -> None:
+    """Every fault is undone: the pictures show a federation that recovers."""
+    fleet: Any = Fleet()
+    seen: set[str] = set()
     for _, words, happen in federation.STORY:
         if "run" not in words:
             happen(fleet)

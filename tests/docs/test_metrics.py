@@ -1,4 +1,4 @@
-"""docs/metrics.md is what its script makes of the registries, and these keep Prometheus' conventions."""
+"""docs/metrics.md is the output of its script, and the registries keep Prometheus' conventions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from prometheus_client import CollectorRegistry
 
 from docs.source import metrics
 from docs.source.keys import ROOT
-from fl_client.metrics import Metrics as ClientMetrics
+from fl_client.monitoring.metrics import Metrics as ClientMetrics
 from fl_server.metrics import Metrics as ServerMetrics
 
 BASE_UNITS = {"seconds", "bytes", "rounds"}
 NOT_BASE = {"milliseconds", "ms", "minutes", "hours", "kilobytes", "megabytes", "mib", "percent", "ratio100"}
-KINDS = {"server": ServerMetrics(CollectorRegistry()), "client": ClientMetrics()}
+KINDS: dict[str, ServerMetrics | ClientMetrics] = {
+    "server": ServerMetrics(CollectorRegistry()),
+    "client": ClientMetrics(),
+}
 each_registry = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_the_page_is_up_to_date():
-    """Run `python -m docs.source.metrics` after a change of a metric, and say there when to worry."""
+def test_the_page_is_up_to_date() -> None:
+    """Run `python -m docs.source.metrics` after a change of a metric, and add there when to act."""
     assert metrics.PAGE.read_text(encoding="utf-8") == metrics.page()
 
 
-def test_the_alerts_of_the_page_are_in_the_runbook():
+def test_the_alerts_of_the_page_are_in_the_runbook() -> None:
     """Every link leads to a heading."""
     runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## (\w+)$", runbook, re.MULTILINE))
@@ -33,20 +36,20 @@ def test_the_alerts_of_the_page_are_in_the_runbook():
 
 
 @each_registry
-def test_a_registry_has_what_is_declared_and_nothing_else(kind):
+def test_a_registry_has_what_is_declared_and_nothing_else(kind: str) -> None:
     """By name and type, also what its collectors find when nothing is there yet."""
-    kit = KINDS[kind].kit
+    factory = KINDS[kind].factory
     families = {
         f"{family.name}_total" if family.type == "counter" else family.name: family.type
-        for family in kit.registry.collect()
+        for family in factory.registry.collect()
     }
-    assert families == {each.name: each.kind for each in kit.declared}
+    assert families == {each.name: each.kind for each in factory.declared}
 
 
 @each_registry
-def test_samples_have_the_labels_that_are_declared(kind):
+def test_samples_have_the_labels_that_are_declared(kind: str) -> None:
     """And the values; a histogram's bounds apart."""
-    declared = {each.name: each.labels for each in KINDS[kind].kit.declared}
+    declared = {each.name: each.labels for each in KINDS[kind].factory.declared}
     for family in KINDS[kind].registry.collect():
         labels = declared[f"{family.name}_total" if family.type == "counter" else family.name]
         for sample in family.samples:
@@ -55,9 +58,9 @@ def test_samples_have_the_labels_that_are_declared(kind):
 
 
 @each_registry
-def test_names_follow_the_conventions(kind):
+def test_names_follow_the_conventions(kind: str) -> None:
     """A prefix of ours, words in lower case, `_total` behind counters and nothing else, base units."""
-    for each in KINDS[kind].kit.declared:
+    for each in KINDS[kind].factory.declared:
         assert re.fullmatch(r"(fl|process|python_gc)(_[a-z]+)+", each.name), each.name
         assert each.name.endswith("_total") == (each.kind == "counter"), each.name
         assert not NOT_BASE & set(each.name.split("_")), each.name
@@ -66,7 +69,7 @@ def test_names_follow_the_conventions(kind):
 
 
 @each_registry
-def test_no_label_can_be_a_client(kind):
-    """Nor an address or a round: what grows with the fleet or with time makes series without end."""
-    labels = {name for each in KINDS[kind].kit.declared for name in each.labels}
+def test_no_label_can_be_a_client(kind: str) -> None:
+    """No label is an address or a round either: values that grow with the fleet or time make unlimited series."""
+    labels = {name for each in KINDS[kind].factory.declared for name in each.labels}
     assert not labels & {"client", "client_id", "address", "peer", "round", "session", "digest"}

@@ -1,4 +1,4 @@
-"""docs/round-states.md is what its script makes of the round state machine."""
+"""docs/round-states.md is up to date with the round state machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.rounds import RULES
+from fl_server.rounds.machine import RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -1,4 +1,4 @@
-"""docs/runbook.md: what it tells people to type at three in the morning exists."""
+"""docs/runbook.md: its commands and metrics exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -26,13 +27,13 @@ KUBECTL = [text for text in COMMANDS if text.startswith("kubectl ")]
 
 
 @pytest.mark.parametrize("text", OURS)
-def test_fl_takes_the_command(text):
+def test_fl_takes_the_command(text: str) -> None:
     """The command is there, and it accepts these arguments and options as they stand."""
     check_fl_command(shlex.split(text)[1:])
 
 
 @pytest.mark.parametrize("text", KUBECTL)
-def test_kubectl_takes_the_command(text):
+def test_kubectl_takes_the_command(text: str) -> None:
     """The command and each of its options are in kubectl's own help."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
@@ -44,11 +45,11 @@ def test_kubectl_takes_the_command(text):
         assert f"{option}=" in shown.stdout
 
 
-def _verbs(words):
+def _verbs(words: list[str]) -> list[str]:
     return words[:2] if words[0] == "top" else words[:1]
 
 
-def test_the_lines_for_an_overlay_make_every_link_whole(tmp_path):
+def test_the_lines_for_an_overlay_make_every_link_whole(tmp_path: Path) -> None:
     """Each alert's link leads to its section at the site's own address, and nothing else is built."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
@@ -63,15 +64,15 @@ def test_the_lines_for_an_overlay_make_every_link_whole(tmp_path):
     assert links == [f"https://example.org/impetus/docs/runbook.md#{rule['alert'].lower()}" for rule in alerts()]
 
 
-def test_every_command_is_a_known_program():
+def test_every_command_is_a_known_program() -> None:
     """Blocks of shell have commands of fl and kubectl, one a line."""
     assert {text.split()[0] for text in TYPED} == {"fl", "kubectl"}
     assert len(OURS) > 10
     assert len(KUBECTL) > 5
 
 
-def test_prometheus_parses_every_expression(tmp_path):
-    """Each line of a block of PromQL stands for itself."""
+def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
+    """Each line of a PromQL block is one expression."""
     needed("promtool")
     lines = [line for kind, body in BLOCKS if kind == "promql" for line in body.splitlines()]
     rules = [{"record": f"line_{number}", "expr": line} for number, line in enumerate(lines)]
@@ -83,8 +84,8 @@ def test_prometheus_parses_every_expression(tmp_path):
     assert len(lines) > 20
 
 
-def test_every_section_is_whole():
-    """What it means, what to look at, what to do, and when it is harmless."""
+def test_every_section_is_complete() -> None:
+    """It has the meaning, the checks, the remedy, and the harmless cases."""
     for section in PAGE.split("\n## ")[1:]:
         name = section.partition("\n")[0]
         assert "```sh\n" in section, name
@@ -93,8 +94,8 @@ def test_every_section_is_whole():
         assert re.search(r"^Harmless ", section, re.MULTILINE), name
 
 
-def test_every_reason_of_a_refusal_is_explained():
-    """A reason that the gate counts has its line, and no line has a reason that there is not."""
+def test_every_reason_of_a_refusal_is_explained() -> None:
+    """Each counted reason has its line, and each line has an existing reason."""
     section = PAGE[PAGE.index("## FlUpdatesRefusedHigh") : PAGE.index("## FlAccuracyFalling")]
     lines = re.findall(r"^- ((?:`\w+`(?:, )?)+):", section, re.MULTILINE)
     assert sorted(reason for line in lines for reason in re.findall(r"\w+", line)) == sorted(REASONS)

@@ -4,17 +4,18 @@ import ast
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tasks import BUILT_IN, PartitionSpec, load_task, models
-from tasks.partition_spec import OPTIONS
+from tasks.partitioning.spec import OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
-def table(heading):
+def table(heading: str) -> list[list[str]]:
     """Rows of the first table under a heading, as lists of cells, without the table's head."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
@@ -26,29 +27,32 @@ MODELS = {row[0].strip("`"): row for row in table("Models")}
 METHODS = {row[0].strip("`"): row for row in table("Partitions")}
 
 
-def named(cell):
+def named(cell: str) -> list[str]:
     """What stands in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
-def test_every_task_is_in_the_table():
+def test_every_task_is_in_the_table() -> None:
     """The names are those of the built-in tasks, in their order."""
     assert list(TASKS) == list(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "digits"])
-def test_a_task_has_the_models_of_its_row(name):
-    """A row lists the models or says whose they are."""
+def test_a_task_has_the_models_of_its_row(name: str) -> None:
+    """A row lists the models or refers to another task's."""
     cell = TASKS[name][3]
     listed = named(TASKS[named(cell)[0]][3] if cell.startswith("as ") else cell)
-    assert list(load_task(name).MODELS) == listed
+    task: Any = load_task(name)
+    assert list(task.MODELS) == listed
 
 
 @pytest.mark.parametrize("call", MODELS)
-def test_a_model_has_the_parameters_of_its_row(call):
+def test_a_model_has_the_parameters_of_its_row(call: str) -> None:
     """The call in the first column makes a model of so many parameters, which takes such input."""
     made = ast.parse(call, mode="eval").body
-    keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
+    assert isinstance(made, ast.Call)
+    assert isinstance(made.func, ast.Name)
+    keywords = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in made.keywords}
     with torch.device("meta"):
         model = getattr(models, made.func.id)(*map(ast.literal_eval, made.args), **keywords)
         shape = [int(side) for side in MODELS[call][1].split("x")]
@@ -56,17 +60,17 @@ def test_a_model_has_the_parameters_of_its_row(call):
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" == MODELS[call][2]
 
 
-def test_every_model_is_in_the_table():
+def test_every_model_is_in_the_table() -> None:
     """All public names of tasks.models occur."""
     assert set(models.__all__) == {call.split("(")[0] for call in MODELS}
 
 
-def test_every_method_is_in_the_table_with_its_options():
+def test_every_method_is_in_the_table_with_its_options() -> None:
     """Methods and the options that each reads are those of PartitionSpec."""
     assert {name: tuple(named(row[1])) for name, row in METHODS.items()} == dict(OPTIONS)
 
 
-def test_the_settings_make_a_spec():
+def test_the_settings_make_a_spec() -> None:
     """The example of a device's settings is a partition that can be made."""
-    example = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1])
+    example = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     assert PartitionSpec(**example["shard"]["partition"]).rotate

@@ -7,18 +7,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from fl_client.bundles import Bundle
-from fl_client.data import LocalTask
-from fl_client.updates import Update
+from fl_client.connection.bundles import Bundle
+from fl_client.storage.pending_updates import Update
+from fl_client.training.data import LocalTask
 from protos.codec import Layout, pack, unpack
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
-from tasks import Examples
+from tasks import Examples, Shard
 
 FINGERPRINT = training_pb2.TaskFingerprint(version="1", source="sha256:small")
 
 METHODS = {name: fl.build(name) for name in fl.names()} | {"scaffold-I": fl.build("scaffold", option="I")}
 """Every method there is, and the two ways of SCAFFOLD."""
+WEIGHTED = {f"{name}-examples": fl.build(name, objective="examples") for name in ("scaffold", "feddyn")}
+"""The methods that can minimise the mean over examples, with that objective."""
 
 
 class Small(nn.Module):
@@ -31,11 +33,12 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, 3] -> [n, 2]."""
-        return self.last(self.norm(self.first(x)))
+        output: Tensor = self.last(self.norm(self.first(x)))
+        return output
 
 
 class SmallTask:
-    """A classifier of two classes on data that nobody could tell apart."""
+    """A classifier of two classes on random data."""
 
     version = "1"
 
@@ -46,6 +49,18 @@ class SmallTask:
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy."""
         return functional.cross_entropy(output, target)
+
+    def train_data(self, shard: Shard) -> Examples:
+        """Not used: `local_task` makes the examples."""
+        raise NotImplementedError
+
+    def eval_data(self, shard: Shard | None = None) -> Examples:
+        """Not used either."""
+        raise NotImplementedError
+
+    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Not used either."""
+        raise NotImplementedError
 
 
 def noisy(inputs: Tensor) -> Tensor:
@@ -104,9 +119,10 @@ def assignment(algorithm: fl.Algorithm, exchange: int = 0, round_number: int = 0
     return made
 
 
-def payloads(update: Update) -> dict[int, fl.Tensors]:
+def payloads(update: Update) -> dict[training_pb2.PayloadKind, fl.Tensors]:
     """The tensors of an update by the kind of their payload."""
-    found, base, data = {}, 0, b"".join(update.pieces)
+    found: dict[training_pb2.PayloadKind, fl.Tensors] = {}
+    base, data = 0, b"".join(update.pieces)
     for payload in update.header.payloads:
         layout = Layout.from_manifest(payload.manifest, 1 << 20)
         found[payload.kind] = unpack(data[base : base + layout.size_bytes], layout)

@@ -1,18 +1,19 @@
-"""Lower precision and another order of axes change how a model is computed, and nothing of what is learned or sent."""
+"""Lower precision and another memory format change the computation, not the learned result or the payloads."""
 
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import algorithms as fl
-from fl_client.device import Compute
-from tasks import Shard
+from fl_client.settings.device import Compute
+from tasks import Examples, Shard
 from tasks.batches import batches, seed_everything
-from tasks.digits import Digits
+from tasks.built_in.digits import Digits
 from tasks.evaluation import evaluate
 
 CPU = torch.device("cpu")
@@ -20,14 +21,16 @@ IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture(scope="module")
-def digits():
+def digits() -> tuple[Digits, Examples]:
     """The task of the demo, and its training images."""
     task = Digits()
     return task, task.train_data(Shard())[:600]
 
 
-def trained(digits, method="fedavg", **compute):
-    """The model after two epochs, and what came of them."""
+def trained(
+    digits: tuple[Digits, Examples], method: str = "fedavg", **compute: Any
+) -> tuple[nn.Module, fl.ClientUpdate]:
+    """The model after two epochs, and the result."""
     task, examples = digits
     seed_everything(1)
     model = Compute(**compute).prepared(task.model(), CPU)
@@ -38,8 +41,8 @@ def trained(digits, method="fedavg", **compute):
     return model, fl.answer(model, data, fl.Work(algorithm, context, fl.LocalSettings(0.1)))
 
 
-def test_bfloat16_learns_nearly_the_same(digits):
-    """Loss within 3 % of float32's, not equal to it; the update is float32 and evaluation works."""
+def test_bfloat16_learns_nearly_the_same(digits: tuple[Digits, Examples]) -> None:
+    """The loss is within 3 % of float32's and not equal. The update is float32, and evaluation works."""
     (plain, expected), (model, update) = trained(digits), trained(digits, precision="bfloat16")
     assert expected.loss != update.loss
     assert update.loss == pytest.approx(expected.loss, rel=0.03)
@@ -50,18 +53,18 @@ def test_bfloat16_learns_nearly_the_same(digits):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedcm", "feddyn", "mofedsam"])
-def test_channels_last_gives_the_same_update(digits, method):
-    """To rounding, which sixty steps make larger, for rules with each kind of constant; they come in plain order."""
+def test_channels_last_gives_the_same_update(digits: tuple[Digits, Examples], method: str) -> None:
+    """The updates are equal up to rounding after sixty steps, for every kind of rule, and have the plain order."""
     plain, other = (
         trained(digits, method, memory_format=order)[1].payloads["delta"] for order in ("contiguous", "channels_last")
     )
     assert fl.tree.norm(fl.tree.subtract(other, plain)) < 1e-4 * fl.tree.norm(plain)
 
 
-def test_channels_last_reaches_inputs_and_weights():
-    """The convolution sees both in that order."""
+def test_channels_last_reaches_inputs_and_weights() -> None:
+    """The convolution gets both in that order."""
     model, seen = nn.Conv2d(2, 3, 3), []
-    model = Compute(memory_format="channels_last").prepared(model, CPU)
+    Compute(memory_format="channels_last").prepared(model, CPU)
     model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     model(torch.randn(2, 2, 8, 8))
     for tensor in (model.weight, *seen):
@@ -69,8 +72,8 @@ def test_channels_last_reaches_inputs_and_weights():
         assert not tensor.is_contiguous()
 
 
-def test_output_is_float32_again():
-    """The loss is taken of float32 numbers, which have only the precision of bfloat16."""
+def test_output_is_float32_again() -> None:
+    """The loss uses float32 numbers with the precision of bfloat16."""
     model = nn.Linear(8, 3)
     expected = model(IMAGES[:, 0, 0])
     output = Compute(precision="bfloat16").prepared(model, CPU)(IMAGES[:, 0, 0])
@@ -79,8 +82,8 @@ def test_output_is_float32_again():
     torch.testing.assert_close(output, expected, rtol=0.05, atol=0.02)
 
 
-def test_defaults_change_nothing_on_a_cpu():
-    """No hook, no other order, no other forward pass: the bits of a CPU stay."""
+def test_defaults_change_nothing_on_a_cpu() -> None:
+    """There is no hook, no other order and no other forward pass, so the bits of a CPU stay."""
     model = nn.Conv2d(1, 2, 3)
     as_it_was = deepcopy(model)
     assert Compute().prepared(model, CPU) is model

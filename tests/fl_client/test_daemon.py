@@ -1,4 +1,4 @@
-"""A whole daemon against a real grpc server: what it does with assignments, orders and refusals."""
+"""A whole daemon against a real grpc server: its reaction to assignments, events and refusals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import random
 import re
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -13,21 +15,23 @@ import torch
 from structlog.testing import capture_logs
 
 from fl_client import daemon
-from fl_client.attendance import Attendance, Door
+from fl_client.connection.link import RetryDelays
+from fl_client.connection.reconnect import ReconnectPolicy
 from fl_client.errors import Fenced
-from fl_client.link import Link, Waits
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, tensor_pb2, training_pb2
+from tests.fl_client.fake_coordinator import FakeCoordinator
+from tests.fl_client.fleet import Fleet
 
 
-def values(update):
-    """The tensors of an update that arrived."""
+def values(update: tuple[training_pb2.UpdateHeader, bytes]) -> dict[str, torch.Tensor]:
+    """The tensors of a received update."""
     header, data = update
     return codec.unpack(data, codec.Layout.from_manifest(header.payloads[0].manifest, 1 << 20))
 
 
-async def test_an_assignment_becomes_an_update(fleet, coordinator):
+async def test_an_assignment_becomes_an_update(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """From w = 0 the gradient mean(2x(wx - t)) is ((-4) + (-16))/2 = -10, so delta = 0.1; seen goes from 5 to 6."""
     async with fleet.daemon():
         coordinator.assign(coordinator.assignment())
@@ -41,8 +45,8 @@ async def test_an_assignment_becomes_an_update(fleet, coordinator):
     assert (header.num_examples, header.num_steps, header.training_loss) == (2, 1, 10.0)
 
 
-async def test_registration_says_what_the_device_is(fleet, coordinator):
-    """Identity, task, fingerprint, examples, device and protocol stand in the first message."""
+async def test_registration_describes_the_device(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """The first message has identity, task, fingerprint, examples, device and protocol."""
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.calls["Attend"])
     (request,) = coordinator.calls["Register"]
@@ -52,17 +56,17 @@ async def test_registration_says_what_the_device_is(fleet, coordinator):
     assert request.protocol.min <= request.protocol.max
 
 
-async def test_a_held_bundle_is_not_fetched_again(fleet, coordinator):
-    """Two rounds from the same model: model and frozen part come down once each."""
+async def test_a_held_bundle_is_not_fetched_again(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """In two rounds from the same model, model and frozen part are fetched once each."""
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.calls["Attend"])
         for number in range(2):
             coordinator.assign(coordinator.assignment(number))
-            await coordinator.until(lambda number=number: number in coordinator.updates)
+            await coordinator.until_called("admitted", number + 1)
     assert len(coordinator.calls["FetchModel"]) == 2
 
 
-async def test_fedcm_follows_the_direction_that_came_down(fleet, coordinator):
+async def test_fedcm_uses_the_received_direction(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """alpha = 0.5, Delta = 4: d = 0.5 * (-10) + 0.5 * 4 = -3, so delta = 0.03."""
     assignment = coordinator.assignment(algorithm="fedcm")
     assignment.training.algorithm.parameters.update({"alpha": 0.5})
@@ -74,8 +78,8 @@ async def test_fedcm_follows_the_direction_that_came_down(fleet, coordinator):
     torch.testing.assert_close(values(coordinator.updates[0])["w"], torch.tensor([0.03]))
 
 
-async def test_cancel_ends_training_in_the_middle(fleet, coordinator):
-    """A work of endless steps is dropped by Cancel, and the next assignment is done."""
+async def test_cancel_ends_training_in_the_middle(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """Cancel ends work with endless steps, and the next assignment is done."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
@@ -87,8 +91,8 @@ async def test_cancel_ends_training_in_the_middle(fleet, coordinator):
     assert daemon.count("rounds_trained_total") == 1
 
 
-async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet, coordinator):
-    """Cancel was not heard, for the link was down at that moment: the next assignment says that the round is over."""
+async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """The cancel did not arrive because the connection was cut. The next assignment shows that the round is over."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
@@ -99,8 +103,8 @@ async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet, coordina
     assert daemon.count("rounds_trained_total") == 1
 
 
-async def test_training_that_nobody_waits_for_ends_with_the_next_registration(fleet, coordinator):
-    """It asks for the outcome of what it is still making; told that it will not count, it is free for another run."""
+async def test_unwanted_training_ends_with_the_next_registration(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """The registration asks for the outcome of an update in training. If that cannot count, the device is free."""
     other = coordinator.assignment(0, key=training_pb2.ExchangeKey(run_id="other"))
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
@@ -116,8 +120,8 @@ async def test_training_that_nobody_waits_for_ends_with_the_next_registration(fl
     assert daemon.count("rounds_trained_total") == 1
 
 
-async def test_stopping_ends_training_and_says_so(fleet, coordinator):
-    """Told to stop in mid-training, the daemon reports STOPPING and leaves with an idle thread."""
+async def test_stopping_ends_training_and_is_reported(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """A daemon that is stopped during training reports STOPPING and ends with an idle thread."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
@@ -129,8 +133,8 @@ async def test_stopping_ends_training_and_says_so(fleet, coordinator):
     assert not coordinator.updates
 
 
-async def test_a_step_that_does_not_end_does_not_keep_the_daemon(fleet, coordinator):
-    """Told to stop while a step hangs, the daemon leaves and says that its thread is not idle."""
+async def test_a_step_that_does_not_end_does_not_keep_the_daemon(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """Stopped while a step hangs, the daemon ends and returns that its thread is not idle."""
     fleet.task.block = threading.Event()
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
@@ -141,8 +145,10 @@ async def test_a_step_that_does_not_end_does_not_keep_the_daemon(fleet, coordina
         fleet.task.block.set()
 
 
-async def test_another_daemon_with_the_identity_does_not_end_this_one(fleet, coordinator):
-    """Fenced by another instance, or sent away for it, the daemon says what to do, waits, and works again."""
+async def test_another_daemon_with_the_identity_does_not_end_this_one(
+    fleet: Fleet, coordinator: FakeCoordinator
+) -> None:
+    """Fenced or refused because of another instance, the daemon logs what to do, waits, and works again."""
     coordinator.faults["Attend"].append(errors_pb2.SessionFenced(by_other_instance=True))
     coordinator.faults["Register"].append(None)
     coordinator.faults["Register"].append((errors_pb2.RetryLater(), grpc.StatusCode.ABORTED))
@@ -155,13 +161,21 @@ async def test_another_daemon_with_the_identity_does_not_end_this_one(fleet, coo
     assert all(todo.startswith("two daemons use one identity: end one of them") for _, todo in errors)
 
 
-def test_the_waits_of_a_fenced_daemon_grow(monkeypatch):
-    """From one to the next, up to ten times the longest wait; who had the place for long begins anew."""
+def test_the_waits_of_a_fenced_daemon_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They double, up to ten times the longest wait. After a long session they start from the shortest."""
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    attendance = Attendance(pb.RegisterRequest, Door("here", lambda: None), Link(Waits()))
+    policy = ReconnectPolicy(RetryDelays())
     fenced = Fenced("another", by_other_instance=True)
-    assert [attendance._wait_as_fenced(1.0, fenced) for _ in range(7)] == [15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 600.0]
-    assert attendance._wait_as_fenced(3600.0, fenced) == 15.0
+    assert [policy.after(fenced, 1.0, was_registered=True) for _ in range(7)] == [
+        15.0,
+        30.0,
+        60.0,
+        120.0,
+        240.0,
+        480.0,
+        600.0,
+    ]
+    assert policy.after(fenced, 3600.0, was_registered=True) == 15.0
 
 
 @pytest.mark.parametrize(
@@ -174,23 +188,23 @@ def test_the_waits_of_a_fenced_daemon_grow(monkeypatch):
     ],
     ids=lambda detail: type(detail).__name__,
 )
-async def test_a_refused_stream_is_tried_again(fleet, coordinator, detail):
-    """Whatever else Attend fails with, the daemon comes back and works."""
+async def test_a_refused_stream_is_tried_again(fleet: Fleet, coordinator: FakeCoordinator, detail: Any) -> None:
+    """After any other failure of Attend the daemon reconnects and works."""
     coordinator.faults["Attend"].append(detail)
     coordinator.outstanding.append(pb.AttendResponse(assignment=coordinator.assignment()))
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.updates)
 
 
-async def test_no_common_protocol_is_tried_again(fleet, coordinator):
-    """A coordinator that is upgraded meanwhile gets the daemon back."""
+async def test_no_common_protocol_is_tried_again(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """The daemon reconnects once the coordinator is upgraded."""
     coordinator.faults["Register"].append(errors_pb2.ProtocolMismatch())
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.calls["Attend"])
     assert len(coordinator.calls["Register"]) == 2
 
 
-async def test_evaluation_answers_with_the_task_s_metrics(fleet, coordinator):
+async def test_evaluation_answers_with_the_task_s_metrics(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """w = 3 on (1, 2) and (2, 4): square errors 1 and 4, mean 2.5 over 2 examples."""
     model = {"w": torch.tensor([3.0]), "seen": torch.tensor(0)}
     resources = [
@@ -208,43 +222,44 @@ async def test_evaluation_answers_with_the_task_s_metrics(fleet, coordinator):
     assert (report.num_examples, dict(report.metrics)) == (2, {"loss": 2.5})
 
 
-def _other_layout(assignment, coordinator):
+def _other_layout(assignment: training_pb2.Assignment, coordinator: FakeCoordinator) -> None:
     del assignment.resources[0]
     model = {"w": torch.ones(2), "seen": torch.tensor(5)}
     assignment.resources.append(coordinator.publish(tensor_pb2.RESOURCE_KIND_MODEL, model, {"w"}))
 
 
-def _other_fingerprint(assignment, _):
+def _other_fingerprint(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.fingerprint.version = "2"
 
 
-def _no_algorithm(assignment, _):
+def _no_algorithm(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.training.algorithm.name = "fedmagic"
 
 
-def _no_parameter(assignment, _):
+def _no_parameter(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.training.algorithm.parameters.update({"warp": 9})
 
 
-def _other_payload(assignment, _):
+def _other_payload(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.payloads[:] = [training_pb2.PAYLOAD_KIND_FULL_GRADIENT]
 
 
-def _huge_rate(assignment, _):
+def _huge_rate(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.training.learning_rate = 1e30
     assignment.training.local_steps = 5
 
 
-def _other_task(assignment, _):
+def _other_task(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.task = "vision"
 
 
-def _small_limit(assignment, _):
+def _small_limit(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
     assignment.max_update_bytes = 4
 
 
-def _other_encoding(assignment, _):
-    assignment.resources[0].encoding = 2
+def _other_encoding(assignment: training_pb2.Assignment, _: FakeCoordinator) -> None:
+    unknown: Any = 2
+    assignment.resources[0].encoding = unknown
 
 
 @pytest.mark.parametrize(
@@ -262,8 +277,14 @@ def _other_encoding(assignment, _):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-async def test_work_that_cannot_be_done_is_reported(fleet, coordinator, change, reason, words):
-    """The coordinator hears why, and the daemon lives on and does the next assignment."""
+async def test_work_that_cannot_be_done_is_reported(
+    fleet: Fleet,
+    coordinator: FakeCoordinator,
+    change: Callable[[training_pb2.Assignment, FakeCoordinator], None],
+    reason: int,
+    words: str,
+) -> None:
+    """The daemon reports the reason, stays up and does the next assignment."""
     assignment = coordinator.assignment()
     change(assignment, coordinator)
     async with fleet.daemon():
@@ -277,7 +298,7 @@ async def test_work_that_cannot_be_done_is_reported(fleet, coordinator, change, 
     assert re.search(words, failure.message), failure.message
 
 
-async def test_a_task_that_raises_does_not_end_the_daemon(fleet, coordinator):
+async def test_a_task_that_raises_does_not_end_the_daemon(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """The task's error goes to the coordinator by name and text."""
     fleet.task.error = RuntimeError("no such sensor")
     async with fleet.daemon():
@@ -291,12 +312,14 @@ async def test_a_task_that_raises_does_not_end_the_daemon(fleet, coordinator):
     assert (failure.reason, failure.message) == (pb.FAILURE_REASON_TASK_ERROR, "RuntimeError: no such sensor")
 
 
-async def test_work_that_comes_while_the_daemon_says_goodbye_is_not_begun(fleet, coordinator, monkeypatch):
-    """Nobody would end it: without a connection it would wait for one, and the daemon for it."""
+async def test_work_that_arrives_while_the_daemon_stops_is_not_started(
+    fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for a connection without end, and the daemon would wait for it."""
     monkeypatch.setattr(daemon, "GOODBYE_SECONDS", 0.5)
     first, second, note = coordinator.assignment(0), coordinator.assignment(1), coordinator._note
 
-    async def push_and_say_nothing(method, request):
+    async def push_and_say_nothing(method: str, request: Any) -> None:
         await note(method, request)
         if method == "ReportStatus":
             coordinator.push(assignment=second)

@@ -1,4 +1,4 @@
-"""A whole daemon and a method whose clients keep a state: SCAFFOLD, from round to round.
+"""A whole daemon and a method with client states: SCAFFOLD, from round to round.
 
 The gradient is -10 at w = 0 and the rate 0.01; every round here starts from w = 0 with c = 4 and makes one step.
 Without a state delta = -0.01 * (-10 - 0 + 4) = 0.06, and c_i becomes 0 - 4 - 0.06 / 0.01 = -10, the gradient seen.
@@ -6,17 +6,23 @@ Without a state delta = -0.01 * (-10 - 0 + 4) = 0.06, and c_i becomes 0 - 4 - 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from fl_client.shelf import Shelf
-from fl_client.updates import key_of
+from fl_client.storage.device_storage import DeviceStorage
+from fl_client.storage.pending_updates import key_of
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
+from tests.fl_client.fake_coordinator import FakeCoordinator
+from tests.fl_client.fleet import Fleet
 
 
-def scaffold(coordinator, round_number, counted=None, **changes):
+def scaffold(
+    coordinator: FakeCoordinator, round_number: int, counted: training_pb2.Outcome | None = None, **changes: Any
+) -> training_pb2.Assignment:
     """An assignment of SCAFFOLD."""
     made = coordinator.assignment(round_number, algorithm="scaffold", counted=counted, **changes)
     c = coordinator.publish(tensor_pb2.RESOURCE_KIND_DIRECTION, {"w": torch.tensor([4.0])}, {"w"})
@@ -24,33 +30,33 @@ def scaffold(coordinator, round_number, counted=None, **changes):
     return made
 
 
-def delta(coordinator, round_number):
-    """What came up for a round."""
+def delta(coordinator: FakeCoordinator, round_number: int) -> float:
+    """The received delta of a round."""
     header, data = coordinator.updates[round_number]
     layout = codec.Layout.from_manifest(header.payloads[0].manifest, 1 << 20)
     return codec.unpack(data, layout)["w"].item()
 
 
-def outcome(coordinator, round_number, **changes):
-    """The coordinator's word: the update of a round counted whole."""
+def outcome(coordinator: FakeCoordinator, round_number: int, **changes: Any) -> training_pb2.Outcome:
+    """An outcome: the update of a round counted completely."""
     header, _ = coordinator.updates[round_number]
     values = {"key": header.key, "digest": header.digest, "counted": True, "clip_factor": 1.0}
     return training_pb2.Outcome(**{**values, **changes})
 
 
-async def work(coordinator, assignment):
-    """Push an assignment and wait for its answer."""
+async def work(coordinator: FakeCoordinator, assignment: training_pb2.Assignment) -> None:
+    """Push an assignment and wait for its update."""
     await coordinator.until(lambda: coordinator.calls["Attend"])
     coordinator.assign(assignment)
     await coordinator.until(lambda: assignment.key.round in coordinator.updates)
 
 
-def shelf(fleet):
-    """What lies in the daemon's state directory."""
-    return Shelf(fleet.folder / "pending", fleet.folder / "states")
+def storage(fleet: Fleet) -> DeviceStorage:
+    """The content of the daemon's state directory."""
+    return DeviceStorage(fleet.folder / "pending", fleet.folder / "states")
 
 
-async def test_a_round_that_counted_changes_the_next_one(fleet, coordinator):
+async def test_a_round_that_counted_changes_the_next_one(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """With c_i = -10 the step is along -10 + 10 + 4 = 4, so delta = -0.04."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0))
@@ -60,8 +66,10 @@ async def test_a_round_that_counted_changes_the_next_one(fleet, coordinator):
     assert delta(coordinator, 1) == pytest.approx(-0.04)
 
 
-async def test_a_restarted_daemon_that_missed_the_outcome_has_its_state(fleet, coordinator):
-    """Clipped to a half, the delta leaves c_i = -4 - 3 = -7: the next step is along 1, told by the assignment alone."""
+async def test_a_restarted_daemon_that_missed_the_outcome_has_its_state(
+    fleet: Fleet, coordinator: FakeCoordinator
+) -> None:
+    """Clipped to a half, the delta leaves c_i = -4 - 3 = -7: the next step is along 1."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0))
     async with fleet.daemon():
@@ -69,7 +77,7 @@ async def test_a_restarted_daemon_that_missed_the_outcome_has_its_state(fleet, c
     assert delta(coordinator, 1) == pytest.approx(-0.01)
 
 
-async def test_outcomes_of_a_registration_are_settled(fleet, coordinator):
+async def test_outcomes_of_a_registration_are_settled(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """The registration names run and key; its answer makes the state, and the assignment asks for it."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0, state_epoch=2))
@@ -79,11 +87,11 @@ async def test_outcomes_of_a_registration_are_settled(fleet, coordinator):
     second = coordinator.calls["Register"][1]
     assert list(second.states) == [pb.HeldState(run_id="run", state_epoch=2)]
     assert list(second.pending) == [coordinator.updates[0][0].key]
-    assert shelf(fleet).unsettled() == []
-    assert shelf(fleet).held() == [pb.HeldState(run_id="run", state_epoch=2)]
+    assert storage(fleet).pending_keys() == []
+    assert storage(fleet).held_states() == [pb.HeldState(run_id="run", state_epoch=2)]
 
 
-async def test_a_round_that_did_not_count_leaves_the_state(fleet, coordinator):
+async def test_a_round_that_did_not_count_leaves_the_state(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """Dropped: round 1 starts from nothing as round 0 did, and sends the same delta."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0))
@@ -92,8 +100,8 @@ async def test_a_round_that_did_not_count_leaves_the_state(fleet, coordinator):
     assert delta(coordinator, 1) == delta(coordinator, 0)
 
 
-async def test_a_lost_state_is_told(fleet, coordinator):
-    """Asked for a state that is not here, the daemon says STATE_LOST, and works from none in the next epoch."""
+async def test_a_lost_state_is_reported(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """For a missing state the daemon reports STATE_LOST and starts without one in the next epoch."""
     lost = training_pb2.Outcome(
         key=training_pb2.ExchangeKey(run_id="run", round=3), digest=codec.digest_message(bytes(32)), counted=True
     )
@@ -107,13 +115,15 @@ async def test_a_lost_state_is_told(fleet, coordinator):
     assert delta(coordinator, 5) == pytest.approx(0.06)
 
 
-async def test_an_update_is_not_sent_without_its_state_on_disk(fleet, coordinator, monkeypatch):
-    """A disk that does not take it: RESOURCES, and nothing goes up; an update without a state goes up all the same."""
+async def test_an_update_is_not_sent_without_its_state_on_disk(
+    fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the disk is full the daemon reports RESOURCES and sends nothing. An update without a state is sent."""
 
-    def full(*_, **__):
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_client.files.write_whole", full)
+    monkeypatch.setattr("fl_client.storage.files.write_whole", full)
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=scaffold(coordinator, 0))
@@ -124,8 +134,8 @@ async def test_an_update_is_not_sent_without_its_state_on_disk(fleet, coordinato
 
 
 @pytest.mark.parametrize("way", ["stream", "registration"])
-async def test_the_end_of_a_run_takes_what_is_kept_for_it(fleet, coordinator, way):
-    """State and update of the run go, whether it is told while the daemon attends or when it comes back."""
+async def test_the_end_of_a_run_removes_its_files(fleet: Fleet, coordinator: FakeCoordinator, way: str) -> None:
+    """State and update of the run are removed, by an event or by a registration's response."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0))
         await work(coordinator, scaffold(coordinator, 1, outcome(coordinator, 0)))
@@ -134,15 +144,15 @@ async def test_the_end_of_a_run_takes_what_is_kept_for_it(fleet, coordinator, wa
             coordinator.push(run_ended=pb.RunEnded(run_id="another"))
             await work(coordinator, coordinator.assignment(2, key={"run_id": "next", "round": 2}))
     if way == "registration":
-        assert shelf(fleet).held()
+        assert storage(fleet).held_states()
         coordinator.ended_runs.append("run")
         async with fleet.daemon() as daemon:
             await daemon.until(lambda: daemon.count("attached") == 1)
-    assert shelf(fleet).held() == []
-    assert [key_of(it) for it in shelf(fleet).unsettled()] == ([("next", 2, 0)] if way == "stream" else [])
+    assert storage(fleet).held_states() == []
+    assert [key_of(it) for it in storage(fleet).pending_keys()] == ([("next", 2, 0)] if way == "stream" else [])
 
 
-async def test_the_end_of_a_run_ends_its_work(fleet, coordinator):
+async def test_the_end_of_a_run_ends_its_work(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """Endless training for a run that is over stops, and the next run's work is done."""
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
@@ -153,7 +163,7 @@ async def test_the_end_of_a_run_ends_its_work(fleet, coordinator):
     assert list(coordinator.updates) == [1]
 
 
-async def test_both_exchanges_of_a_round_are_answered(fleet, coordinator):
+async def test_both_exchanges_of_a_round_are_done(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """Mime: the gradient at w = 0 goes up, with no loss; then a step along (g(y) - g(x)) + m = 0 + 4 from x itself."""
     async with fleet.daemon():
         first = coordinator.assignment(0, algorithm="mime", payloads=[training_pb2.PAYLOAD_KIND_FULL_GRADIENT])

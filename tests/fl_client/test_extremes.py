@@ -1,33 +1,30 @@
-"""Every field of what a coordinator pushes, at the extremes of its type: only the daemon's own errors come of it."""
+"""Every field of a coordinator's messages at the extremes of its type: only the daemon's own errors are raised."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_client import answers
 from fl_client.assignments.checks import check_assignment, check_resources, checked_key
-from fl_client.assignments.clock import seconds_for
-from fl_client.config import LimitsConfig
-from fl_client.connection.pace import Pace
-from fl_client.connection.reading import (
-    UnreadableMessage,
-    asked_for,
-    check_registration,
-    parsed,
-    seconds_of,
-    text,
-)
-from fl_client.desk import Desk
+from fl_client.assignments.deadline import seconds_for
+from fl_client.assignments.executor import Services
+from fl_client.assignments.manager import AssignmentManager
+from fl_client.connection.link import Link, RetryDelays
+from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
+from fl_client.connection.registration import check_registration, requested_events
 from fl_client.errors import ClientError
-from fl_client.link import Link, Waits
-from fl_client.metrics import Metrics
-from fl_client.updates import work_of
+from fl_client.monitoring.metrics import Metrics
+from fl_client.rate_limit import RateLimiter
+from fl_client.settings.config import LimitsConfig
+from fl_client.storage.pending_updates import work_digest
+from fl_client.training import payloads
 from protos.digests import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -35,7 +32,12 @@ from tests.hostile.extremes import extremes
 
 LIMITS = LimitsConfig()
 KEY = training_pb2.ExchangeKey(run_id="run", round=3)
-RESOURCE = tensor_pb2.Resource(kind=1, digest=digest_message(bytes(32)), size_bytes=8, encoding=1)
+RESOURCE = tensor_pb2.Resource(
+    kind=tensor_pb2.RESOURCE_KIND_MODEL,
+    digest=digest_message(bytes(32)),
+    size_bytes=8,
+    encoding=tensor_pb2.ENCODING_PLAIN,
+)
 ASSIGNMENT = training_pb2.Assignment(
     key=KEY,
     task="tiny",
@@ -57,24 +59,24 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("base", [ASSIGNMENT, training_pb2.Assignment()], ids=["whole", "empty"])
-def test_an_extreme_assignment_is_refused_by_name_or_can_be_done(base):
-    """Whatever a field says: it is refused by an error of the daemon's own, or what is left to do is within limits."""
+def test_an_extreme_assignment_is_refused_by_name_or_can_be_done(base: training_pb2.Assignment) -> None:
+    """Any value of a field is refused with one of the daemon's errors, or the work is within the limits."""
     refused = []
     for assignment in extremes(base):
         assert 0 < seconds_for(assignment, LIMITS.max_seconds) <= LIMITS.max_seconds
-        assert len(work_of(assignment)) == 32
+        assert len(work_digest(assignment)) == 32
         try:
             checked_key(assignment.key)
             check_assignment(assignment, LIMITS, 100)
-            answers.exchange_of(assignment, answers.method_of(assignment.training))
+            payloads.exchange_of(assignment, payloads.method_of(assignment.training))
         except ClientError as error:
             refused.append(len(str(error)))
     assert len(refused) > 20
     assert max(refused) < 100_000
 
 
-def test_an_extreme_evaluation_is_refused_by_name_or_can_be_done():
-    """As of training: its key and resources, and a deadline of any length."""
+def test_an_extreme_evaluation_is_refused_by_name_or_can_be_done() -> None:
+    """As for training: key, resources, and a deadline of any length."""
     for assignment in extremes(EVALUATION):
         assert 0 < seconds_for(assignment, 10.0) <= 10.0
         try:
@@ -85,40 +87,40 @@ def test_an_extreme_evaluation_is_refused_by_name_or_can_be_done():
         assert len(assignment.resources) <= 3
 
 
-class Untiring(asyncio.TaskGroup):
-    """Does nothing of what it is given."""
+class IdleTaskGroup(asyncio.TaskGroup):
+    """A task group that runs no task."""
 
-    def create_task(self, coroutine, **_):
-        coroutine.close()
+    def create_task(self, coro: Any, **_: Any) -> Any:
+        coro.close()
         return SimpleNamespace(cancel=lambda: None, add_done_callback=lambda done: None)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.WhichOneof("event"))
-async def test_a_desk_takes_every_extreme_event(event):
-    """None of them raises, and no more work than allowed is begun, whatever the keys."""
+async def test_every_extreme_event_is_handled(event: pb.AttendResponse) -> None:
+    """No event raises, and no more work than allowed is started, with any keys."""
     metrics = Metrics()
-    tools = SimpleNamespace(
-        link=Link(Waits()), gatekeeper=None, disk=None, metrics=metrics,
-        progress=SimpleNamespace(say=lambda what: None),
-        shelf=SimpleNamespace(drop=None, settle=None, end=None), limits=LIMITS,
+    services = SimpleNamespace(
+        link=Link(RetryDelays()), availability=None, disk=None, state=None, metrics=metrics,
+        progress=SimpleNamespace(show=lambda activity: None),
+        storage=SimpleNamespace(drop=None, settle=None, end_run=None), limits=LIMITS,
     )  # fmt: skip
-    desk = Desk(tools, Untiring())
-    desk.attached()
+    manager = AssignmentManager(cast(Services, services), IdleTaskGroup())
+    manager.attached()
     for each in extremes(event):
-        desk.take(each)
-    assert len(desk._training) + len(desk._evaluating) <= 2 * LIMITS.max_assignments
-    assert metrics.registry.get_sample_value("fl_client_events_ignored_total") > 0
+        manager.handle(each)
+    assert len(manager._training) + len(manager._evaluating) <= 2 * LIMITS.max_assignments
+    assert metrics.registry.get_sample_value("fl_client_events_ignored_total")
 
 
-def test_an_extreme_registration_is_refused_by_name_or_names_a_session():
-    """Only what was asked about is taken from it."""
+def test_an_extreme_registration_is_refused_by_name_or_names_a_session() -> None:
+    """Only outcomes and runs that were requested are used."""
     request = pb.RegisterRequest(
         protocol=pb.ProtocolRange(min=1, max=1), pending=[KEY], states=[pb.HeldState(run_id="run")]
     )
     base = pb.RegisterResponse(session_id="s", protocol=1, outcomes=[ASSIGNMENT.counted], ended_runs=["run"])
-    assert len(asked_for(base, request)) == 2
+    assert len(requested_events(base, request)) == 2
     for response in extremes(base):
-        assert len(asked_for(response, request)) <= 2
+        assert len(requested_events(response, request)) <= 2
         try:
             check_registration(response, request)
         except ClientError:
@@ -127,40 +129,40 @@ def test_an_extreme_registration_is_refused_by_name_or_names_a_session():
 
 
 @given(st.binary(max_size=200))
-def test_bytes_are_read_or_are_not(raw):
-    """Bytes of any kind are a message or an UnreadableMessage."""
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    """Any bytes are a message or an InvalidMessage."""
     for kind in (pb.AttendResponse, pb.RegisterResponse, pb.FetchModelResponse, pb.SubmitUpdateResponse):
         try:
-            assert isinstance(parsed(raw, kind), kind)
-        except UnreadableMessage:
+            assert isinstance(parse(raw, kind), kind)
+        except InvalidMessage:
             continue
 
 
-def test_a_message_is_measured_before_it_is_parsed():
-    """Two bytes of the wire are an object in memory each."""
+def test_a_message_is_measured_before_it_is_parsed() -> None:
+    """Two bytes of the wire become an object in memory."""
     raw = pb.RegisterResponse(ended_runs=[""] * 200_000).SerializeToString()
-    with pytest.raises(UnreadableMessage, match="at most 262144 bytes, got 400000"):
-        parsed(raw, pb.RegisterResponse)
+    with pytest.raises(InvalidMessage, match="at most 262144 bytes, got 400000"):
+        parse(raw, pb.RegisterResponse)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1))
-def test_any_duration_is_a_number_of_seconds(seconds, nanos):
-    """As a float; protobuf's own conversion raises beyond some thousand years."""
+def test_any_duration_is_a_number_of_seconds(seconds: int, nanos: int) -> None:
+    """It is converted to a float. Protobuf's own conversion raises beyond some thousand years."""
     assert seconds_of(Duration(seconds=seconds, nanos=nanos)) == seconds + nanos / 1e9
 
 
-@given(st.text())
-def test_text_for_the_log_can_be_printed(words):
-    """No line end, escape sequence or change of direction is left in it."""
-    assert text(words).isprintable()
+def test_text_for_the_log_can_be_printed() -> None:
+    """For every Unicode character no line end, escape sequence or change of direction is left."""
+    text = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert log_text(text, len(text)).isprintable()
 
 
-def test_a_pace_lets_so_many_through_at_once_and_so_many_a_second():
-    """Three at once, then one every half second; time without any is not saved up beyond that."""
+def test_a_rate_limiter_allows_a_burst_and_then_its_rate() -> None:
+    """Three at once, then one every half second. A long pause allows no more than three at once."""
     now = [100.0]
-    pace = Pace(2.0, 3, lambda: now[0])
-    assert [pace.delay() for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0]
+    limiter = RateLimiter(2.0, 3, lambda: now[0])
+    assert [limiter.delay() for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0]
     now[0] += 1000.0
-    assert [pace.free() for _ in range(5)] == [True, True, True, False, False]
+    assert [limiter.try_acquire() for _ in range(5)] == [True, True, True, False, False]
     now[0] += 0.5
-    assert [pace.free() for _ in range(2)] == [True, False]
+    assert [limiter.try_acquire() for _ in range(2)] == [True, False]

@@ -17,21 +17,22 @@ import pytest
 
 from fl_ops.errors import Exit
 from protos.fl.v1 import admin_pb2, errors_pb2
+from tests.fl_ops.conftest import FakeAdmin, Fl
 
 ROOT = Path(__file__).parents[2]
 Status = grpc.StatusCode
 RUN = admin_pb2.RunStatus(run_id="digits-1", state=admin_pb2.RUN_STATE_RUNNING, rounds_done=3)
 
 
-def test_success_is_zero(admin: Any, fl: Any) -> None:
-    """A command that worked exits with 0 and asked for what its arguments say."""
-    admin.answers["PauseRun"] = admin_pb2.PauseRunResponse(run=RUN)
+def test_success_is_zero(admin: FakeAdmin, fl: Fl) -> None:
+    """A successful command exits with 0, and its request has its arguments."""
+    admin.responses["PauseRun"] = admin_pb2.PauseRunResponse(run=RUN)
     assert fl("run", "pause", "digits-1").exit_code == Exit.OK
     assert admin.requests == [admin_pb2.PauseRunRequest(run_id="digits-1")]
 
 
 @pytest.mark.parametrize(
-    ("code", "detail", "exit_code", "words"),
+    ("code", "detail", "exit_code", "expected"),
     [
         pytest.param(Status.NOT_FOUND, errors_pb2.UnknownRun(run_id="digits-9"), 5, "fl run list", id="unknown-run"),
         pytest.param(
@@ -45,7 +46,7 @@ def test_success_is_zero(admin: Any, fl: Any) -> None:
             Status.PERMISSION_DENIED,
             errors_pb2.NotAllowed(identity="edge-3", needed="role admin"),
             4,
-            "'edge-3' do this; needed: role admin",
+            "'edge-3' to do this; needed: role admin",
             id="not-an-admin",
         ),
         pytest.param(
@@ -60,26 +61,26 @@ def test_success_is_zero(admin: Any, fl: Any) -> None:
         pytest.param(Status.UNIMPLEMENTED, None, 1, "admin address", id="other-service"),
         pytest.param(Status.UNAVAILABLE, None, 3, "fl-server --config", id="unavailable"),
         pytest.param(Status.INTERNAL, None, 1, "INTERNAL", id="internal"),
-        pytest.param(Status.NOT_FOUND, None, 5, "what the server said", id="round-not-found"),
+        pytest.param(Status.NOT_FOUND, None, 5, "the server's text", id="round-not-found"),
     ],
 )
-def test_failures(admin: Any, fl: Any, code: Any, detail: Any, exit_code: int, words: str) -> None:
-    """Each failure of a call has its exit code and its remedy, on stderr alone."""
-    admin.fail("StopRun", code, "what the server said", detail)
+def test_failures(admin: FakeAdmin, fl: Fl, code: Any, detail: Any, exit_code: int, expected: str) -> None:
+    """Each failure of a call has its exit code and its remedy, on stderr alone; a detail is enough, without a text."""
+    admin.fail("StopRun", code, "" if detail else "the server's text", detail)
     result = fl("run", "stop", "x", "--json")
     assert (result.exit_code, result.stdout) == (exit_code, "")
-    assert words in result.stderr
+    assert expected in result.stderr
 
 
-def test_coordinators_own_sentence(admin: Any, fl: Any) -> None:
-    """Where the coordinator's text has field, expected and came, it is shown once and alone."""
+def test_coordinators_own_sentence(admin: FakeAdmin, fl: Fl) -> None:
+    """A coordinator's text is shown as it is, and nothing of the detail is repeated."""
     text = "round.close: expected cohort or goal, got never"
     detail = errors_pb2.InvalidField(field="round.close", expected="cohort or goal", came="never")
     admin.fail("ListRuns", Status.INVALID_ARGUMENT, text, detail)
     assert fl("run", "list").stderr == f"error: {text}\n"
 
 
-def test_nobody_listens(fl: Any) -> None:
+def test_no_coordinator_listens(fl: Fl) -> None:
     """With no coordinator at the address, the error names the address and what to start."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -92,10 +93,10 @@ def test_nobody_listens(fl: Any) -> None:
 
 @pytest.mark.parametrize(("given", "rate"), [([], None), (["--learning-rate", "0.05"], 0.05)])
 def test_a_run_is_resumed_with_the_rate_that_is_given(
-    admin: Any, fl: Any, given: list[str], rate: float | None
+    admin: FakeAdmin, fl: Fl, given: list[str], rate: float | None
 ) -> None:
     """Without one the request has none, so that the run keeps its own."""
-    admin.answers["ResumeRun"] = admin_pb2.ResumeRunResponse(run=RUN)
+    admin.responses["ResumeRun"] = admin_pb2.ResumeRunResponse(run=RUN)
     assert fl("run", "resume", "digits-1", *given).exit_code == 0
     assert admin.requests == [admin_pb2.ResumeRunRequest(run_id="digits-1", learning_rate=rate)]
 
@@ -111,26 +112,26 @@ def test_a_run_is_resumed_with_the_rate_that_is_given(
         ["--nonsense"],
     ],
 )
-def test_misuse(admin: Any, fl: Any, arguments: list[str]) -> None:
-    """A wrong command line exits with 2 and calls nobody."""
+def test_misuse(admin: FakeAdmin, fl: Fl, arguments: list[str]) -> None:
+    """A wrong command line exits with 2 and sends no request."""
     assert fl(*arguments).exit_code == Exit.MISUSED
     assert admin.requests == []
 
 
-def test_interrupt(admin: Any, fl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C exits with 130 and without a traceback."""
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fl_ops.runs.follow", interrupted)
+    monkeypatch.setattr("fl_ops.commands.runs.show_until_end", interrupted)
     result = fl("run", "watch", "digits-1")
     assert result.exit_code == Exit.INTERRUPTED
     assert "Traceback" not in result.output
 
 
-def test_version(fl: Any) -> None:
-    """`fl version` needs no coordinator and speaks JSON."""
+def test_version(fl: Fl) -> None:
+    """`fl version` needs no coordinator and can print JSON."""
     assert set(json.loads(fl("version", "--json").stdout)) == {"impetus", "protocol", "python"}
 
 
@@ -150,7 +151,7 @@ def test_version(fl: Any) -> None:
     ],
     ids=lambda arguments: "-".join(arguments) or "fl",
 )
-def test_help(fl: Any, arguments: list[str]) -> None:
+def test_help(fl: Fl, arguments: list[str]) -> None:
     """Every command explains itself; all but the first take --json."""
     result = fl(*arguments, "--help")
     assert result.exit_code == Exit.OK
@@ -158,7 +159,7 @@ def test_help(fl: Any, arguments: list[str]) -> None:
     assert "Usage: fl" in result.stdout
 
 
-def test_interrupted_process(admin: Any) -> None:
+def test_interrupted_process(admin: FakeAdmin) -> None:
     """A process that follows a quiet run ends at SIGINT with 130 and nothing on stderr."""
     over = threading.Event()
 
@@ -166,7 +167,7 @@ def test_interrupted_process(admin: Any) -> None:
         yield admin_pb2.WatchRunResponse(event="snapshot", run=RUN)
         over.wait()
 
-    admin.answers["WatchRun"] = quiet_run()
+    admin.responses["WatchRun"] = quiet_run()
     arguments = [sys.executable, "-m", "fl_ops", "run", "watch", "digits-1"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -180,11 +181,11 @@ def test_interrupted_process(admin: Any) -> None:
 
 def test_light_start() -> None:
     """Commands that need no torch do not wait for it."""
-    check = "import sys, fl_ops.cli; sys.exit('torch' in sys.modules)"
+    check = "import sys, fl_ops.commands.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0
 
 
-def test_quiet_stderr(admin: Any) -> None:
+def test_quiet_stderr(admin: FakeAdmin) -> None:
     """Of a failed call the command's one line is on stderr, and nothing that the transport logs."""
     admin.fail("ListRuns", Status.UNAVAILABLE, "draining")
     arguments = [sys.executable, "-m", "fl_ops", "run", "list"]

@@ -1,4 +1,4 @@
-"""The Admin service behind a real port, with interceptors and all, on a coordinator in this process."""
+"""The Admin service on a real port with its interceptors, over a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from fl_server.admin import AdminService
-from fl_server.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.callers import Callers
+from fl_server.rpc.admin import AdminService
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.limits.open_calls import CallLimits
 from protos.fl.v1 import admin_pb2_grpc
 from protos.wire import client_options, server_options
 from tests.fl_server.harness import World
 
 
 @asynccontextmanager
-async def admin_of(world: World) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to the admin port, in plain text."""
-    policy = CallPolicy(world.parts.metrics, Callers(64, 1000), "admin_listen")
+async def admin_channel(world: World) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the admin port, without TLS."""
+    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000), "admin_listen")
     server = grpc.aio.server(interceptors=[CallInterceptor(policy)], options=server_options())
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.parts, world.coordinator), server)
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.services, world.coordinator), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=list(client_options())) as channel:

@@ -1,11 +1,11 @@
-"""Devices that call a coordinator's service without a network, and whose training is a formula."""
+"""Simulated devices: they call a coordinator's service without a network, and a formula stands for training."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from protos.fl.v1.training_pb2 import (
     ExchangeKey,
     Outcome,
     Payload,
+    PayloadKind,
     Receipt,
     TaskFingerprint,
     UpdateHeader,
@@ -31,33 +32,35 @@ from tests.fl_server.harness import TASK, World, until
 
 Key = tuple[str, int, int]
 """(run, round, exchange)."""
+NO_CONTEXT: Any = None
+"""The context of a call that comes over no transport."""
 
 
 @dataclass
 class Device:
-    """A client that keeps its state through the coordinator's restarts, and whose training is a formula."""
+    """A simulated client. It keeps its state through the coordinator's restarts."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=lambda: {"model": "batchnorm"})
     labels: Mapping[str, str] = field(default_factory=dict)
     works: bool = True
-    """False: it listens, and leaves what it is told to the test."""
+    """False: it only receives messages; the test answers them."""
     eval_examples: int = 0
-    """Of its held-out part; it reports an evaluation when the test says what it found."""
+    """Examples of its held-out part. The test reports its evaluations."""
     kept: dict[Key, tuple[bytes, UpdateHeader, bytes]] = field(default_factory=dict)
-    """What it computed, behind the assignment that it answers."""
+    """Computed updates: (inputs, header, bytes). See `work_of`."""
     outcomes: dict[Key, Outcome] = field(default_factory=dict)
     states: dict[str, Outcome] = field(default_factory=dict)
-    """By run: the outcome of the update that the device's state is made by, for methods whose clients keep one."""
+    """By run: the outcome of the update from which the device's client state was made."""
     loses_state_in: int | None = None
-    """Round that it comes to without its state."""
+    """Round before which it loses its client state."""
     receipts: list[Receipt] = field(default_factory=list)
     messages: list[pb.AttendResponse] = field(default_factory=list)
     session: str = ""
-    stream: asyncio.Task[Any] | None = None
+    stream: asyncio.Task[Any] = field(init=False)
 
     def registration(self, **changes: Any) -> pb.RegisterRequest:
-        """What it says of itself."""
+        """Its request to register, with changed fields."""
         version, source = fingerprint(load_task(TASK, self.options))
         offer = pb.TaskOffer(
             name=TASK,
@@ -78,58 +81,57 @@ class Device:
         }
         return pb.RegisterRequest(**{**values, **changes})
 
-    async def come(self, world: World) -> Self:
-        """Register and attend; it is here when this returns."""
-        answer = await world.service.Register(self.registration(), None)  # type: ignore[arg-type]
+    async def connect(self, world: World) -> Self:
+        """Register and attend. The device is attached when this returns."""
+        answer = await world.service.Register(self.registration(), NO_CONTEXT)
         self.session = answer.session_id
         for outcome in answer.outcomes:
-            self._hear(outcome)
-        heard = len(self.messages)
+            self._keep_outcome(outcome)
+        received = len(self.messages)
         self.stream = world.spawn(self._attend(world))
-        await until(lambda: len(self.messages) > heard, f"{self.name} is attached")
+        await until(lambda: len(self.messages) > received, f"{self.name} is attached")
         return self
 
     async def leave(self) -> None:
         """The stream breaks."""
-        assert self.stream is not None
         self.stream.cancel()
         await asyncio.gather(self.stream, return_exceptions=True)
 
     async def _attend(self, world: World) -> None:
-        async for message in world.service.Attend(pb.AttendRequest(session_id=self.session), None):  # type: ignore[arg-type]
+        async for message in world.service.Attend(pb.AttendRequest(session_id=self.session), NO_CONTEXT):
             self.messages.append(message)
             if message.HasField("outcome"):
-                self._hear(message.outcome)
+                self._keep_outcome(message.outcome)
             if message.HasField("assignment") and self.works:
                 world.spawn(self.contribute(world, message.assignment))
 
-    def _hear(self, outcome: Outcome) -> None:
+    def _keep_outcome(self, outcome: Outcome) -> None:
         self.outcomes[key_of(outcome.key)] = outcome
         kept = self.kept.get(key_of(outcome.key))
         if outcome.counted and kept is not None and kept[1].digest == outcome.digest:
             self.states[outcome.key.run_id] = outcome
 
-    def told(self, kind: str) -> list[Any]:
-        """All that was pushed of one kind: "assignment", "cancel", "outcome"..."""
-        return [getattr(message, kind) for message in self.messages if message.HasField(kind)]  # type: ignore[arg-type]
+    def pushed(self, kind: str) -> list[Any]:
+        """The pushed messages of one kind: "assignment", "cancel", "outcome"..."""
+        return [getattr(message, kind) for message in self.messages if message.HasField(cast(Any, kind))]
 
     async def assigned(self, round_: int = 0, exchange: int = 0) -> Assignment:
-        """The work for a round, once it is told."""
+        """The assignment of a round, once it is pushed."""
         wanted = (round_, exchange)
 
         def probe() -> Assignment | None:
-            told = reversed(self.told("assignment"))
-            return next((each for each in told if (each.key.round, each.key.exchange) == wanted), None)
+            pushed = reversed(self.pushed("assignment"))
+            return next((each for each in pushed if (each.key.round, each.key.exchange) == wanted), None)
 
-        return await until(probe, f"{self.name} is drawn for round {round_}")  # type: ignore[no-any-return]
+        return await until(probe, f"{self.name} is drawn for round {round_}")
 
     async def contribute(self, world: World, assignment: Assignment) -> Receipt | None:
-        """Fetch, train unless that was done before, ask how far an upload came, and send the rest."""
+        """Fetch the bundles, train unless the update is kept, and resume the upload at the coordinator's offset."""
         if assignment.key.round == self.loses_state_in:
             self.loses_state_in = None
             self.states.pop(assignment.key.run_id, None)
         if assignment.HasField("counted") and self.states.get(assignment.key.run_id) != assignment.counted:
-            await self.fails(world, assignment, pb.FAILURE_REASON_STATE_LOST)
+            await self.report_failure(world, assignment, pb.FAILURE_REASON_STATE_LOST)
             return None
         header, data = await self.update(world, assignment)
         broken = 0
@@ -138,43 +140,44 @@ class Device:
                 self.receipts.append(await self._send(world, header, data))
             except UploadBroken:
                 broken += 1
-            except NotNow:  # what was sent before the round was drawn anew is still on its way
+            except NotNow:  # an earlier upload of the same key, from before the round was drawn again, is still open
                 await asyncio.sleep(0.01)
             else:
                 return self.receipts[-1]
-        raise AssertionError(f"{self.name} sent its update three times, and each time it broke")
+        raise AssertionError(f"{self.name} sent its update three times, and each upload broke")
 
-    async def fails(self, world: World, assignment: Assignment, reason: pb.FailureReason) -> None:
-        """Say that the work cannot be done."""
-        told = pb.WorkFailure(key=assignment.key, reason=reason, message="as the test wants it")
-        await world.service.ReportStatus(pb.ReportStatusRequest(session_id=self.session, failures=[told]), None)  # type: ignore[arg-type]
+    async def report_failure(self, world: World, assignment: Assignment, reason: pb.FailureReason) -> None:
+        """Report that the work failed."""
+        failure = pb.WorkFailure(key=assignment.key, reason=reason, message="the test asked for it")
+        request = pb.ReportStatusRequest(session_id=self.session, failures=[failure])
+        await world.service.ReportStatus(request, NO_CONTEXT)
 
     async def _send(self, world: World, header: UpdateHeader, data: bytes) -> Receipt:
         query = pb.QueryUploadRequest(session_id=self.session, key=header.key, digest=header.digest)
-        answer = await world.service.QueryUpload(query, None)  # type: ignore[arg-type]
+        answer = await world.service.QueryUpload(query, NO_CONTEXT)
         if answer.HasField("receipt"):
             return answer.receipt
         messages = upload(header, data, self.session, answer.kept_bytes)
-        return (await world.service.SubmitUpdate(stream(*messages), None)).receipt  # type: ignore[arg-type]
+        return (await world.service.SubmitUpdate(stream(*messages), NO_CONTEXT)).receipt
 
-    async def asked(self, round_: int = 0, times: int = 1) -> EvaluationAssignment:
-        """The evaluation of a round that it is asked for, once it has been told so many times."""
+    async def asked_to_evaluate(self, round_: int = 0, times: int = 1) -> EvaluationAssignment:
+        """The evaluation assignment of a round, once `times` of them were pushed."""
 
         def probe() -> list[EvaluationAssignment]:
-            return [each for each in self.told("evaluation") if each.key.round == round_][times - 1 :]
+            return [each for each in self.pushed("evaluation") if each.key.round == round_][times - 1 :]
 
-        return (await until(probe, f"{self.name} is asked about round {round_}"))[0]  # type: ignore[no-any-return]
+        return (await until(probe, f"{self.name} is asked to evaluate round {round_}"))[0]
 
     async def report(self, world: World, examples: int = 10, round_: int = 0, **metrics: float) -> None:
-        """Answer an evaluation, asked for or not."""
+        """Report an evaluation, requested or not."""
         key = ExchangeKey(run_id="r", round=round_)
         request = pb.ReportEvaluationRequest(
             session_id=self.session, key=key, num_examples=examples, metrics=metrics or {"accuracy": 0.5}
         )
-        await world.service.ReportEvaluation(request, None)  # type: ignore[arg-type]
+        await world.service.ReportEvaluation(request, NO_CONTEXT)
 
     async def update(self, world: World, assignment: Assignment) -> tuple[UpdateHeader, bytes]:
-        """The answer to an assignment, computed once."""
+        """The update for an assignment, computed once."""
         key, work = key_of(assignment.key), work_of(assignment)
         if key not in self.kept or self.kept[key][0] != work:
             bundles = [await self.fetch(world, resource.digest) for resource in assignment.resources]
@@ -186,10 +189,7 @@ class Device:
     async def fetch(self, world: World, digest: tensor_pb2.Digest) -> tuple[int, Layout, bytes]:
         """Kind, layout and bytes of a resource."""
         request = pb.FetchModelRequest(session_id=self.session, digest=digest)
-        parts = [
-            pb.FetchModelResponse.FromString(each)
-            async for each in world.service.FetchModel(request, None)  # type: ignore[arg-type]
-        ]
+        parts = [pb.FetchModelResponse.FromString(each) async for each in world.service.FetchModel(request, NO_CONTEXT)]
         header = parts[0].header
         data = b"".join(part.chunk.data for part in parts[1:])
         return header.resource.kind, Layout.from_manifest(header.manifest, 1 << 30), data
@@ -203,7 +203,7 @@ def trained(
     layout, model = by_kind[tensor_pb2.RESOURCE_KIND_MODEL]
     _, direction = by_kind.get(tensor_pb2.RESOURCE_KIND_DIRECTION, (None, {}))
     chance = torch.Generator().manual_seed(assignment.training.seed >> 1)
-    parts: list[tuple[int, Layout, bytes]] = []
+    parts: list[tuple[PayloadKind, Layout, bytes]] = []
     for kind in assignment.payloads:
         values = {}
         for entry in layout.entries:
@@ -217,22 +217,22 @@ def trained(
         parts.append((kind, here, bytes(pack(values, here))))
     payloads = [Payload(kind=kind, manifest=here.to_manifest()) for kind, here, _ in parts]
     data = b"".join(packed for _, _, packed in parts)
-    return announced(assignment, layout, data, num_examples=num_examples, payloads=payloads)
+    return update_message(assignment, layout, data, num_examples=num_examples, payloads=payloads)
 
 
 def key_of(key: ExchangeKey) -> Key:
-    """The key as a value that can be looked up."""
+    """The key as a hashable value."""
     return key.run_id, key.round, key.exchange
 
 
 def work_of(assignment: Assignment) -> bytes:
-    """All that the answer depends on."""
+    """The inputs of an update: state epoch and resources."""
     epoch = str(assignment.state_epoch).encode()
     return b" ".join([epoch, *(resource.digest.value for resource in assignment.resources)])
 
 
-def announced(assignment: Assignment, layout: Layout, data: bytes, **changes: Any) -> tuple[UpdateHeader, bytes]:
-    """The bytes of an update with the header that fits them."""
+def update_message(assignment: Assignment, layout: Layout, data: bytes, **changes: Any) -> tuple[UpdateHeader, bytes]:
+    """The bytes of an update and a header that fits them; `changes` replace fields of the header."""
     values: dict[str, Any] = {
         "key": assignment.key,
         "payloads": [Payload(kind=PAYLOAD_KIND_DELTA, manifest=layout.to_manifest())],
@@ -249,7 +249,7 @@ def announced(assignment: Assignment, layout: Layout, data: bytes, **changes: An
 def upload(
     header: UpdateHeader, data: bytes, session: str, start: int = 0, chunk: int = 100
 ) -> Iterator[pb.SubmitUpdateRequest]:
-    """The messages of an upload that goes on at `start`."""
+    """The messages of an upload that starts at this offset."""
     first = UpdateHeader()
     first.CopyFrom(header)
     first.session_id, first.resume_offset = session, start
@@ -260,7 +260,7 @@ def upload(
 
 
 async def stream(*messages: Any, hangs: bool = False) -> AsyncIterator[Any]:
-    """Messages as they come over a wire; with `hangs` nothing follows, and the stream does not end."""
+    """A request stream of these messages; with `hangs` it never ends."""
     for message in messages:
         yield message
     if hangs:

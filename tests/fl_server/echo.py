@@ -1,8 +1,8 @@
-"""A server on loopback, with the interceptor in front of methods that a test brings, and one who calls them."""
+"""A server on loopback that runs a test's methods with the interceptor, and a client for them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fl_server.interceptors import CallInterceptor, CallPolicy
 from fl_server.metrics import Metrics
-from fl_server.rpc.callers import Callers
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.limits.open_calls import CallLimits
 
 Method = Callable[..., Any]
+_Method = Any
+"""A method without serializers takes and returns bytes, which grpc's types cannot express."""
 _MAKE = {
     "One": grpc.unary_unary_rpc_method_handler,
     "Up": grpc.stream_unary_rpc_method_handler,
@@ -23,27 +25,32 @@ _MAKE = {
 
 
 class Caller:
-    """Calls the methods, with bytes in and bytes out."""
+    """Calls the methods with bytes, and returns bytes."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self.channel, self._service = channel, service
 
-    def one(self, request: bytes = b"") -> Awaitable[bytes]:
-        """One message there, one back."""
-        return self.channel.unary_unary(f"/{self._service}/One")(request, timeout=20)
+    def one(self, request: bytes = b"") -> grpc.aio.UnaryUnaryCall[Any, bytes]:
+        """One request, one response."""
+        method: _Method = self.channel.unary_unary(f"/{self._service}/One")
+        call: grpc.aio.UnaryUnaryCall[Any, bytes] = method(request, timeout=20)
+        return call
 
-    def up(self, *requests: bytes) -> Awaitable[bytes]:
-        """Many there, one back."""
-        return self.channel.stream_unary(f"/{self._service}/Up")(iter(requests), timeout=20)
+    def up(self, *requests: bytes) -> grpc.aio.StreamUnaryCall[Any, bytes]:
+        """A request stream, one response."""
+        method: _Method = self.channel.stream_unary(f"/{self._service}/Up")
+        call: grpc.aio.StreamUnaryCall[Any, bytes] = method(iter(requests), timeout=20)
+        return call
 
     async def down(self, request: bytes = b"") -> list[bytes]:
-        """One there, many back."""
-        return [each async for each in self.channel.unary_stream(f"/{self._service}/Down")(request, timeout=20)]
+        """One request, a response stream."""
+        method: _Method = self.channel.unary_stream(f"/{self._service}/Down")
+        return [each async for each in method(request, timeout=20)]
 
 
 @dataclass(frozen=True)
-class Ends:
-    """What both ends of a connection show."""
+class Credentials:
+    """The TLS credentials of both ends of a connection."""
 
     server: grpc.ServerCredentials
     client: grpc.ChannelCredentials
@@ -51,18 +58,28 @@ class Ends:
 
 @asynccontextmanager
 async def calling(
-    metrics: Metrics, service: str, ends: Ends | None = None, policy: CallPolicy | None = None, **methods: Method
+    metrics: Metrics,
+    service: str,
+    credentials: Credentials | None = None,
+    policy: CallPolicy | None = None,
+    **methods: Method,
 ) -> AsyncIterator[Caller]:
-    """A caller of a server with the methods One, Up and Down, those that are given; plain text without `ends`."""
-    server = grpc.aio.server(interceptors=[CallInterceptor(policy or CallPolicy(metrics, Callers(64, 1000)))])
-    handlers = {name: _MAKE[name](method) for name, method in methods.items()}
+    """A caller of a server with some of the methods One, Up and Down; without TLS if there are no credentials."""
+    server = grpc.aio.server(interceptors=[CallInterceptor(policy or CallPolicy(metrics, CallLimits(64, 1000)))])
+    handlers: dict[str, Any] = {name: _MAKE[name](method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     here = "127.0.0.1:0"
-    port = server.add_secure_port(here, ends.server) if ends else server.add_insecure_port(here)
+    port = server.add_secure_port(here, credentials.server) if credentials else server.add_insecure_port(here)
     await server.start()
     there = f"127.0.0.1:{port}"
     try:
-        async with grpc.aio.secure_channel(there, ends.client) if ends else grpc.aio.insecure_channel(there) as channel:
+        async with _channel(there, credentials) as channel:
             yield Caller(channel, service)
     finally:
         await server.stop(None)
+
+
+def _channel(target: str, credentials: Credentials | None) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target)
+    return grpc.aio.secure_channel(target, credentials.client)

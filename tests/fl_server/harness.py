@@ -1,47 +1,50 @@
 """A whole coordinator in this process, without a network.
 
-Ledger, spool and checkpoints are the real ones. A `Journal` counts what is written and can end the "process" behind any
-write: from then on nothing is read or written any more, and a new `World` on the same folder is the restart.
+Ledger, spool and checkpoints are the real ones. A `Journal` counts the writes and can end the "process" after any of
+them: every later read or write raises Killed, and a new `World` on the same folder is the restart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
+from fl_server.clients.fleet import Fleet
+from fl_server.clients.operator_actions import OperatorActions
 from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, StatesConfig, TransfersConfig
-from fl_server.coordinator import Coordinator
-from fl_server.fleet import Fleet
-from fl_server.ledger import Ledger
+from fl_server.coordinator.coordinator import Coordinator
 from fl_server.metrics import Metrics
-from fl_server.operators import Operators
-from fl_server.parts import Parts
-from fl_server.run import Run
-from fl_server.run_config import RunConfig, from_values
-from fl_server.service import CoordinatorService
-from fl_server.spool import Spool
-from fl_server.spool_parts import PartFile
+from fl_server.rpc.service import CoordinatorService
+from fl_server.run_config import RunConfig
+from fl_server.run_spec import from_values
+from fl_server.runs.run import Run
+from fl_server.services import Services
 from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.database.opening import open_sqlite
 from fl_server.store.files import Durability
-from fl_server.store.held_parts import MostHeld
-from fl_server.store.sql import open_sqlite
-from fl_server.uploads import Uploads
+from fl_server.store.ledger import Ledger
+from fl_server.store.spool.part_file import PartFile
+from fl_server.store.spool.spool import Spool
+from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.uploads.receiver import UploadReceiver
 
-TASK = "tests.integration.tiny_task:Tiny"
-PATIENCE_S = 8.0
-"""Until a test gives up: never a claim about speed."""
+T = TypeVar("T")
+
+TASK = "tests.processes.tiny_task:Tiny"
+TIMEOUT_S = 60.0
+"""A test fails after this long without the expected event. It makes no claim about speed."""
 CHUNK = 1 << 16
 
 
 def run_config(name: str = "r", **sections: Any) -> RunConfig:
-    """Two rounds of FedCM with two clients each, on a model with BatchNorm; sections replace whole sections."""
+    """Two rounds of FedCM with two clients each, on a model with BatchNorm; arguments replace whole sections."""
     values: dict[str, Any] = {
         "name": name,
         "task": {"name": TASK, "options": {"model": "batchnorm"}},
@@ -54,23 +57,23 @@ def run_config(name: str = "r", **sections: Any) -> RunConfig:
     return from_values({**values, **sections})
 
 
-async def until(probe: Callable[[], Any], what: str) -> Any:
-    """The first true value of `probe`; the loop goes on meanwhile."""
+async def until(probe: Callable[[], T | None], what: str) -> T:
+    """Wait for the first true value of `probe` and return it. The event loop keeps running."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (value := probe()):
                 await asyncio.sleep(0.001)
             return value
     except TimeoutError:
-        raise AssertionError(f"not within {PATIENCE_S:g} s: {what}") from None
+        raise AssertionError(f"did not happen within {TIMEOUT_S:g} s: {what}") from None
 
 
 class Killed(BaseException):
-    """The process ended here. No Exception, for nobody may go on after it."""
+    """The process ended here. A BaseException, so that no handler continues after it."""
 
 
 class Journal:
-    """Every write, in order. Behind the `dies_at`th one, or the first of that name, the process is dead."""
+    """All writes, in order. The process dies after write number `dies_at`, or after the first write of that name."""
 
     def __init__(self, dies_at: int | str | None = None) -> None:
         self.writes: list[str] = []
@@ -79,7 +82,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Pass a call on; note it if it writes."""
+        """Forward a call, and record it if it is a write."""
         if self.dead:
             raise Killed
         result = function(*args, **kwargs)
@@ -93,15 +96,16 @@ class Journal:
 
 
 WRITES = {
-    "create_run", "update_run", "open_attempt", "record_update", "drop_update", "fix_accepted", "refuse_accepted",
-    "restart_round", "commit", "set_metrics", "set_seconds_left", "set_clients_seconds_left", "record_evaluation",
-    "put_clients", "add_history", "clear_standing", "put_standing", "put_state_standings", "seal", "save",
+    "create_run", "update_run", "open_attempt", "record_update", "record_updates", "drop_update", "fix_accepted",
+    "refuse_accepted", "restart_round", "commit", "set_metrics", "set_seconds_left", "set_usage",
+    "set_clients_seconds_left", "record_evaluation", "put_clients", "add_history", "clear_refusal_record",
+    "put_refusal_record", "put_client_state_records", "seal", "save",
 }  # fmt: skip
-"""What leaves something on the disk: of the ledger, of the spool, and of the checkpoints."""
+"""Methods of ledger, spool and checkpoints that write to the disk."""
 
 
-class Mortal:
-    """Stands for a store, a spool or checkpoints; its calls go by the journal."""
+class CrashProxy:
+    """Wraps a store, a spool or checkpoints; all calls pass through the journal."""
 
     def __init__(self, inner: Any, journal: Journal) -> None:
         self._inner, self._journal = inner, journal
@@ -115,24 +119,24 @@ class Mortal:
             result = self._journal.call(name, attribute, *args, **kwargs)
             if isinstance(result, PartFile):
                 seal = result.seal
-                result.seal = lambda: self._journal.call("seal", seal)  # type: ignore[method-assign]
+                result.seal = lambda: self._journal.call("seal", seal)  # type: ignore[method-assign]  # this file alone
             return result
 
         return call
 
 
-def _pass_over_the_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Nobody asks what became of a dead process's tasks."""
+def _ignore_killed_tasks(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tasks of a killed process end without a message."""
     if not isinstance(context.get("exception"), Killed):
         loop.default_exception_handler(context)
 
 
-def _most_held(config: ServerConfig) -> MostHeld:
-    return MostHeld(config.transfers.kept_files, config.transfers.kept_mib << 20)
+def _most_held(config: ServerConfig) -> UnfinishedLimit:
+    return UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
 
 
 class World:
-    """One coordinator on a folder, from its start to its end."""
+    """One coordinator on a folder, from start to shutdown."""
 
     def __init__(
         self,
@@ -152,44 +156,51 @@ class World:
             state_dir=folder,
             insecure=True,
             tasks=list(tasks),
-            limits=LimitsConfig(**{"chunk_bytes": CHUNK, **limits}),
-            quarantine=QuarantineConfig(**(quarantine or {})),
-            transfers=TransfersConfig(**(transfers or {})),
-            states=StatesConfig(**(states or {})),
+            limits=LimitsConfig.model_validate({"chunk_bytes": CHUNK, **limits}),
+            quarantine=QuarantineConfig.model_validate(quarantine or {}),
+            transfers=TransfersConfig.model_validate(transfers or {}),
+            states=StatesConfig.model_validate(states or {}),
             durability=durability,
         )
         metrics = Metrics(CollectorRegistry())
-        ledger = Ledger(Mortal(open_sqlite(folder / "ledger.sqlite", durability), self.journal))  # type: ignore[arg-type]
-        self.parts = Parts(
+        ledger = Ledger(CrashProxy(open_sqlite(folder / "ledger.sqlite", durability), self.journal))
+        self.services = Services(
             config=self.config,
             ledger=ledger,
-            checkpoints=Mortal(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]
-            spool=Mortal(Spool(folder / "spool", durability, _most_held(self.config)), self.journal),  # type: ignore[arg-type]
+            checkpoints=CrashProxy(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]  # a proxy
+            spool=CrashProxy(Spool(folder / "spool", durability, _most_held(self.config)), self.journal),  # type: ignore[arg-type]  # a proxy
             fleet=Fleet(ledger, self.config, metrics),
             metrics=metrics,
             compute=ThreadPoolExecutor(1),
+            evaluations=ThreadPoolExecutor(1),
             io=ThreadPoolExecutor(2),
             reads=ThreadPoolExecutor(1),
         )
-        self.operators = Operators(ledger, self.parts.fleet)
-        self.coordinator = Coordinator(self.parts)
-        self.uploads = Uploads(self.parts)
-        self.service = CoordinatorService(self.parts, self.coordinator, self.uploads)
+        self.operators = OperatorActions(ledger, self.services.fleet)
+        self.coordinator = Coordinator(self.services)
+        self.uploads = UploadReceiver(self.services)
+        self.service = CoordinatorService(self.services, self.coordinator, self.uploads)
         self.tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def fleet(self) -> Fleet:
-        """The clients."""
-        return self.parts.fleet
+        """The coordinator's fleet."""
+        return self.services.fleet
+
+    @property
+    def spool(self) -> Spool:
+        """The spool without the journal."""
+        inner: Spool = cast(Any, self.services.spool)._inner
+        return inner
 
     @property
     def store(self) -> Any:
-        """The ledger's store, for a look after the event; it may be a dead one."""
-        return self.parts.ledger.store._inner  # type: ignore[attr-defined]
+        """The ledger's store without the journal, so that it can be read after a kill."""
+        return cast(Any, self.services.ledger.store)._inner
 
     async def __aenter__(self) -> Self:
-        asyncio.get_running_loop().set_exception_handler(_pass_over_the_dead)
-        await self.parts.fleet.start()
+        asyncio.get_running_loop().set_exception_handler(_ignore_killed_tasks)
+        await self.services.fleet.start()
         await self.coordinator.start()
         return self
 
@@ -199,32 +210,33 @@ class World:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         with suppress(Killed):
             await self.coordinator.close()
-        for pool in (self.parts.compute, self.parts.io, self.parts.reads):
+        services = self.services
+        for pool in (services.compute, services.evaluations, services.io, services.reads):
             pool.shutdown(wait=True, cancel_futures=True)
-        self.parts.ledger.close()
+        self.services.ledger.close()
 
-    def spawn(self, work: Any) -> asyncio.Task[Any]:
-        """Do something beside the test, for as long as the world is there."""
-        task = asyncio.ensure_future(work)
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine in the background until the world closes."""
+        task = asyncio.create_task(work)
         self.tasks.add(task)
         return task
 
     async def create(self, **sections: Any) -> Run:
-        """A new run."""
-        return await self.coordinator.create(run_config(**sections), "admin")
+        """Create a run."""
+        return await self.coordinator.creation.create(run_config(**sections), "admin")
 
     async def ended(self, run_id: str = "r") -> Run:
-        """The run, once it is over."""
+        """Wait until the run has ended; returns it."""
         run = self.coordinator.run(run_id)
-        await until(lambda: run.ended and run.record.ended_at, f"{run_id} ends, it is in {run.state}")
+        await until(lambda: run.ended and run.record.ended_at, f"{run_id} ends; it is in {run.state}")
         return run
 
     async def completed(self, run_id: str = "r") -> list[str]:
-        """Digest of the model after each round, once the run has come to its proper end."""
+        """Wait until the run is completed; the digest of the model after each round."""
         run = await self.ended(run_id)
         assert run.status == "completed", run.state.ending
-        return [commit.model_digest for commit in run.log.commits.values()]
+        return [commit.model_digest for commit in self.store.commits(run.id)]
 
     def metric(self, name: str, /, **labels: str) -> float:
-        """A metric's value; 0 where it was never touched."""
-        return self.parts.metrics.registry.get_sample_value(name, labels) or 0.0
+        """A metric's value; 0 if it was never set."""
+        return self.services.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -1,30 +1,30 @@
-"""Rounds for tests of the state machine: a state in each phase, and a few words to play events with."""
+"""Helpers for tests of the state machine: apply events, short names for common events, and a state in each phase."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fl_server.events import (
-    ClientOut,
+from fl_server.rounds.events import (
+    ClientDroppedOut,
     Command,
-    Committed,
     EndRequested,
     Evaluated,
     Event,
+    ModelCommitted,
     RosterChanged,
-    Stepped,
+    StepComputed,
     UpdateAdmitted,
 )
-from fl_server.round_state import Phase, RoundPolicy, RoundState
-from fl_server.rounds import advance
+from fl_server.rounds.machine import advance
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 
 ALL = tuple("abcdefgh")
-STOP = EndRequested("stopped", "an operator said so")
-COMMIT = (Stepped(), Committed())
+STOP = EndRequested("stopped", "stopped by an operator")
+COMMIT = (StepComputed(), ModelCommitted())
 
 
 def play(state: RoundState, *events: Event) -> tuple[RoundState, list[Command]]:
-    """Apply events one after the other; the last state and all commands."""
+    """Apply events in order. Returns the last state and all commands."""
     commands: list[Command] = []
     for event in events:
         state, more = advance(state, event)
@@ -33,23 +33,23 @@ def play(state: RoundState, *events: Event) -> tuple[RoundState, list[Command]]:
 
 
 def collecting(clients: str = "abc", rounds: int = 3, **policy: Any) -> RoundState:
-    """A run that has drawn all of `clients` in round 0, unless the policy says otherwise."""
+    """A run that collects in round 0; it drew all of `clients` unless the policy prevents it."""
     start = RoundState(RoundPolicy(seed=7, **{"clients_per_round": len(clients), **policy}), rounds)
     return advance(start, RosterChanged(tuple(clients), settled=True))[0]
 
 
 def arrive(clients: str) -> list[Event]:
-    """Updates of these clients, in this order."""
+    """An admitted update of each of these clients."""
     return [UpdateAdmitted(client, client.encode()) for client in clients]
 
 
 def leave(clients: str) -> list[Event]:
-    """These clients will not deliver."""
-    return [ClientOut(client) for client in clients]
+    """An event for each of these clients: it will not deliver."""
+    return [ClientDroppedOut(client) for client in clients]
 
 
 def accepted(clients: str) -> tuple[tuple[str, bytes], ...]:
-    """The accepted list that these clients make, in the order given."""
+    """The accepted list of these clients, in the order given."""
     return tuple((client, client.encode()) for client in clients)
 
 
@@ -60,8 +60,8 @@ SAMPLES = {
     Phase.COLLECTING: _HALF,
     Phase.REDUCING: play(collecting(exchanges=2), *arrive("abc"))[0],
     Phase.STEPPING: _STEPPING,
-    Phase.COMMITTING: play(_STEPPING, Stepped())[0],
+    Phase.COMMITTING: play(_STEPPING, StepComputed())[0],
     Phase.EVALUATING: play(_STEPPING, *COMMIT)[0],
     Phase.ENDED: play(_STEPPING, *COMMIT, Evaluated())[0],
 }
-"""Of the cohort a, b, c of a run of one round, a has delivered, c is out and b still works."""
+"""A run of one round in each phase. Its cohort is a, b, c: a delivered, b still works, c is out."""

@@ -1,12 +1,14 @@
-"""server.toml: every mistake is told in words, and plain text is spoken only where it was asked for by name."""
+"""server.toml: errors name the mistake, and plain text needs an explicit setting."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fl_common.settings import SettingsError, read_settings
 from fl_server.__main__ import EXIT_UNUSABLE, main
 from fl_server.config import ServerConfig
-from protos.settings import SettingsError, read_settings
 from protos.wire import CHUNK_BYTES
 
 GOOD = """
@@ -17,17 +19,18 @@ stall_s = 30
 """
 TLS = '[tls]\ncert = "c.pem"\nkey = "k.pem"\n'
 CA = TLS + 'client_ca = "ca.pem"\n'
+NO_CA = TLS + "no_client_certificates = true\n"
 
 
-def load(tmp_path, text):
+def load(tmp_path: Path, text: str) -> ServerConfig:
     """The settings of a file with this text."""
     path = tmp_path / "server.toml"
     path.write_text(text)
     return read_settings(path, ServerConfig)
 
 
-def test_a_whole_file_is_read(tmp_path):
-    """What is set and what is not."""
+def test_a_whole_file_is_read(tmp_path: Path) -> None:
+    """Given settings, and defaults for the others."""
     config = load(tmp_path, GOOD)
     assert (config.listen, config.admin_listen, config.metrics_listen) == (
         "127.0.0.1:7070", "127.0.0.1:7071", "127.0.0.1:7072",
@@ -35,34 +38,34 @@ def test_a_whole_file_is_read(tmp_path):
     assert (config.limits.stall_s, config.limits.chunk_bytes, config.durability) == (30.0, CHUNK_BYTES, "process")
 
 
-def test_no_metrics(tmp_path):
-    """An empty address is none."""
+def test_no_metrics(tmp_path: Path) -> None:
+    """An empty address turns metrics off."""
     assert load(tmp_path, 'metrics_listen = ""\n' + GOOD).metrics_listen is None
 
 
-def test_a_ledger_is_a_secret(tmp_path):
-    """The URL may have a password: neither repr nor text of the settings shows it."""
+def test_the_url_of_a_ledger_is_a_secret(tmp_path: Path) -> None:
+    """The URL may have a password: neither repr nor str of the settings shows it."""
     config = load(tmp_path, 'ledger = "postgresql://eve:secret@db/fl"\n' + GOOD)
     assert config.ledger is not None
     assert config.ledger.get_secret_value() == "postgresql://eve:secret@db/fl"
     assert "secret" not in f"{config!r} {config}"
 
 
-def test_no_ledger_url(tmp_path):
+def test_no_ledger_url(tmp_path: Path) -> None:
     """Left out or empty, the ledger is the file in the state directory."""
     assert load(tmp_path, GOOD).ledger is load(tmp_path, 'ledger = ""\n' + GOOD).ledger is None
 
 
 @pytest.mark.parametrize("url", ["mysql://eve:secret@db/fl", "secret", "postgresql+asyncpg://eve:secret@db/fl"])
-def test_another_database_is_refused_without_its_password(tmp_path, url):
-    """What is expected is said, what came is not: it may be a secret."""
+def test_another_database_is_refused_without_its_password(tmp_path: Path, url: str) -> None:
+    """The error has the expected form, but not the value, which may be a secret."""
     with pytest.raises(SettingsError, match=r"ledger: expected a URL such as postgresql://user@host") as caught:
         load(tmp_path, f'ledger = "{url}"\n' + GOOD)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("insecure = true", "state_dir: expected a value, found none"),
         (
@@ -85,18 +88,18 @@ def test_another_database_is_refused_without_its_password(tmp_path, url):
         ("limits = 3\nstate_dir = 's'\ninsecure = true", "limits: expected"),
     ],
 )
-def test_mistakes_are_told_in_words(tmp_path, text, words):
-    """File, key, what was expected, what came."""
+def test_errors_name_the_mistake(tmp_path: Path, text: str, message: str) -> None:
+    """File, key, expected value, given value."""
     with pytest.raises(SettingsError) as error:
         load(tmp_path, text)
-    assert str(error.value).startswith(f"{tmp_path}/server.toml: {words}")
+    assert str(error.value).startswith(f"{tmp_path}/server.toml: {message}")
 
 
 STATE = 'state_dir = "s"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (STATE, "expected a [tls] section with cert, key and client_ca"),
         (STATE + "insecure_remote = true", "for plain text on this machine set insecure = true"),
@@ -104,15 +107,18 @@ STATE = 'state_dir = "s"\n'
         (STATE + "insecure_remote = true\n" + CA, "insecure and [tls] contradict each other"),
         (STATE + 'insecure = true\nlisten = "0.0.0.0:1"', "listen: plain text on 0.0.0.0:1, which others can reach"),
         (STATE + 'insecure = true\nadmin_listen = "h:1"', "admin_listen: plain text on h:1, which others can reach"),
-        (STATE + 'admin_listen = "0.0.0.0:1"\n' + TLS, "without tls.client_ca everybody would be an admin"),
+        (STATE + TLS, "tls.client_ca: expected the CA of clients and admins (`fl ca init` makes one), found none"),
+        (STATE + TLS + "no_client_certificates = false", "to accept that, set tls.no_client_certificates = true"),
+        (STATE + CA + "no_client_certificates = true", "tls.no_client_certificates = true contradict each other"),
+        (STATE + 'admin_listen = "0.0.0.0:1"\n' + NO_CA, "admin_listen: expected an address of this machine only"),
         (STATE + '[tls]\ncert = "c"', "tls.key: expected a value, found none"),
     ],
 )
-def test_what_would_be_open_to_others_is_refused(tmp_path, text, words):
-    """Plain text over a network, or admins without certificates, need more than one word."""
+def test_insecure_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    """Plain text over a network, and callers without certificates, need explicit settings."""
     with pytest.raises(SettingsError) as error:
         load(tmp_path, text)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +128,17 @@ def test_what_would_be_open_to_others_is_refused(tmp_path, text, words):
         'insecure = true\nlisten = "localhost:1"\nadmin_listen = "[::1]:1"',
         'insecure = true\ninsecure_remote = true\nlisten = "0.0.0.0:1"\nadmin_listen = "10.0.0.1:2"',
         'listen = "0.0.0.0:1"\nadmin_listen = "0.0.0.0:2"\n' + CA,
-        'listen = "0.0.0.0:1"\n' + TLS,
+        'listen = "0.0.0.0:1"\n' + NO_CA,
     ],
-    ids=["loopback", "names", "asked-for-twice", "mtls", "tls-and-local-admins"],
+    ids=["loopback", "names", "two-settings", "mtls", "tls-and-local-admins"],
 )
-def test_what_is_safe_or_asked_for_by_name_is_taken(tmp_path, text):
-    """Loopback in plain text, certificates everywhere, or plain text asked for twice."""
+def test_safe_or_explicit_settings_are_accepted(tmp_path: Path, text: str) -> None:
+    """Loopback in plain text, certificates on both ports, or plain text with two explicit settings."""
     assert load(tmp_path, STATE + text).state_dir.name == "s"
 
 
-def test_a_second_file_lies_on_top_of_the_first(tmp_path, capsys):
-    """`--config` twice: what is wrong in the second is told by its name, so both are read."""
+def test_a_second_file_overrides_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--config` twice, an error in the second file has that file's name."""
     (tmp_path / "server.toml").write_text(GOOD)
     (tmp_path / "site.toml").write_text("[limits]\nstall_s = 0\n")
     assert main(["--config", f"{tmp_path}/server.toml", "--config", f"{tmp_path}/site.toml"]) == EXIT_UNUSABLE

@@ -20,8 +20,8 @@ sys.exit(main(["--config", sys.argv[1]]))
 """
 
 
-def test_it_leaves_in_good_order_while_it_loads(tmp_path: Path) -> None:
-    """As the first process of a container it would otherwise be deaf until SIGKILL; here the signal's default shows."""
+def test_a_coordinator_that_loads_stops_at_sigterm(tmp_path: Path) -> None:
+    """The first process of a container would otherwise ignore SIGTERM; here its default action is tested."""
     settings = tmp_path / "server.toml"
     settings.write_text(f'state_dir = "{tmp_path / "state"}"\ninsecure = true\n')
     command = [sys.executable, "-c", PROGRAM, str(settings)]

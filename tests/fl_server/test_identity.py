@@ -1,8 +1,10 @@
-"""Names in certificates, and what a caller with one may do."""
+"""Identities in certificates, and the permissions of their callers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -19,35 +21,35 @@ from fl_server.identity import (
     require_name,
     require_role,
 )
-from tests.hostile.certificates import Pki
+from tests.processes.certificates import Pki
 
 URI = x509.UniformResourceIdentifier
 
 
 @pytest.fixture
-def edge():
-    """The call is client edge-3's."""
+def edge() -> Iterator[None]:
+    """The caller is client edge-3."""
     token = caller.set(Identity("client", "edge-3"))
     yield
     caller.reset(token)
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    """An authority that signs whatever it is asked for."""
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    """An authority that signs certificates with any names."""
     return Pki(tmp_path_factory.mktemp("pki"))
 
 
-def connection(pki, *names, ends=None):
-    """What the transport knows of a connection that was made with such a certificate."""
+def connection(pki: Pki, *names: Any, ends: datetime | None = None) -> dict[str, Any]:
+    """The transport's properties of a connection with such a certificate."""
     pem = pki.forge("leaf", list(names), ends).cert.read_bytes()
-    # The transport hands names of all kinds on as if they were of one.
+    # The transport does not distinguish the kinds of names.
     mixed = tuple(str(name.value).encode() for name in names)
     return {"transport_security_type": (b"ssl",), "x509_pem_cert": (pem,), "x509_subject_alternative_name": mixed}
 
 
-def test_the_identity_of_a_certificate(pki):
-    """Role, name, end and serial number, beside names of other kinds."""
+def test_the_identity_of_a_certificate(pki: Pki) -> None:
+    """Role, name, end and serial number, next to names of other kinds."""
     auth = connection(pki, x509.DNSName("edge.example.org"), URI("fl://client/edge-3"))
     leaf = x509.load_pem_x509_certificate(auth["x509_pem_cert"][0])
     found = of_connection(auth)
@@ -56,7 +58,7 @@ def test_the_identity_of_a_certificate(pki):
     assert of_connection(auth) is found  # read once
 
 
-NOBODY = {
+WITHOUT_IDENTITY = {
     "dns": [x509.DNSName("fl://admin/x")],
     "mail": [x509.RFC822Name("fl://admin/x")],
     "first-of-two": [URI("fl://admin/x"), URI("fl://client/b")],
@@ -82,9 +84,9 @@ NOBODY = {
 }
 
 
-@pytest.mark.parametrize("names", NOBODY.values(), ids=NOBODY)
-def test_everything_but_one_plain_uri_is_nobody(pki, names):
-    """Refused in one line that shows what was expected; and as quickly again at the next call."""
+@pytest.mark.parametrize("names", WITHOUT_IDENTITY.values(), ids=WITHOUT_IDENTITY)
+def test_a_certificate_needs_exactly_one_plain_uri(pki: Pki, names: list[x509.GeneralName]) -> None:
+    """Others are refused with the expected form in one line, at the next call from memory."""
     auth = connection(pki, *names)
     for _ in range(2):
         with pytest.raises(Forbidden, match="expected") as refused:
@@ -93,14 +95,14 @@ def test_everything_but_one_plain_uri_is_nobody(pki, names):
         assert "fl://ROLE/NAME" in str(refused.value)
 
 
-def test_a_connection_without_certificate_has_no_identity():
-    """Plain text, and TLS that asks for none, where the settings allow either by name."""
+def test_a_connection_without_certificate_has_no_identity() -> None:
+    """Plain text, and TLS without client certificates, if the settings allow them."""
     assert of_connection({}) is ANYBODY
     assert of_connection({"transport_security_type": (b"ssl",)}) is ANYBODY
 
 
-def test_what_is_remembered_is_bounded(pki, monkeypatch):
-    """A certificate that was not seen for long is read anew."""
+def test_the_remembered_certificates_are_limited(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that was not used for long is parsed again."""
     monkeypatch.setattr(identity, "_KNOWN", 2)
     first = connection(pki, URI("fl://client/a"))
     before = of_connection(first)
@@ -111,10 +113,10 @@ def test_what_is_remembered_is_bounded(pki, monkeypatch):
     assert (again == before, again is before) == (True, False)
 
 
-def test_a_certificate_that_has_ended_is_no_good_any_more(pki):
-    """Also over a connection that was opened in time."""
+def test_an_expired_certificate_is_refused(pki: Pki) -> None:
+    """Also on a connection that was opened before the expiry."""
     ended = of_connection(connection(pki, URI("fl://client/a"), ends=datetime.now(UTC) - timedelta(seconds=1)))
-    with pytest.raises(CertificateEnded, match=r"the certificate of client:a ended on .* UTC: connect anew"):
+    with pytest.raises(CertificateEnded, match=r"the certificate of client:a ended on .* UTC: connect again"):
         ended.check_time()
     of_connection(connection(pki, URI("fl://client/a"))).check_time()
     ANYBODY.check_time()
@@ -129,13 +131,13 @@ def test_a_certificate_that_has_ended_is_no_good_any_more(pki):
         ("", ""),
     ],
 )
-def test_an_address_is_shown_as_people_write_it(peer, shown):
-    """The transport's own spelling is for URIs."""
+def test_an_address_is_shown_in_its_usual_form(peer: str, shown: str) -> None:
+    """The transport's form is that of URIs."""
     assert address_of(peer) == shown
 
 
-def test_a_role_and_a_name_are_held_to(edge):
-    """The right ones pass; another is refused with who it is and what is needed."""
+def test_role_and_name_are_enforced(edge: None) -> None:
+    """The right ones pass; an error for others has the caller and the required identity."""
     require_role("client")
     require_name("edge-3")
     with pytest.raises(Forbidden, match="client:edge-3 is not allowed to do this; needed: .* the role admin"):
@@ -145,16 +147,16 @@ def test_a_role_and_a_name_are_held_to(edge):
     assert actor() == "client:edge-3"
 
 
-def test_without_certificates_everybody_passes():
-    """Plain text has no identities; history calls an operator admin."""
+def test_without_certificates_every_caller_passes() -> None:
+    """Plain text has no identities; the history calls an operator admin."""
     assert caller.get() is ANYBODY
     require_role("admin")
     require_name("anything")
     assert actor() == "admin"
 
 
-def test_a_certificate_cannot_claim_to_be_anybody():
-    """An identity with the words of ANYBODY is still one, and is held to its role."""
+def test_a_certificate_cannot_claim_the_anonymous_identity() -> None:
+    """An identity with the texts of ANYBODY is still an identity, and its role is checked."""
     token = caller.set(Identity("anybody", ""))
     with pytest.raises(Forbidden):
         require_role("admin")

@@ -1,23 +1,90 @@
-"""A run's configuration: defaults, refusals in words, and the way over the wire and back."""
+"""A run's configuration: its fields are those of RunSpec; defaults, refusals, and conversion to the wire and back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import annotated_types
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RunConfig, from_spec, from_values, to_spec
+from fl_server.run_config import RunConfig
+from fl_server.run_spec import from_spec, from_values, to_spec
 from protos.fl.v1 import admin_pb2
 
 TASK = {"name": "digits"}
 
 
-def config(**values):
+def config(**values: Any) -> RunConfig:
     """A run of digits with these values."""
     return from_values({"task": TASK, **values})
 
 
-def test_defaults():
-    """A task alone is a run: FedCM, two clients a round, one epoch, a hundred rounds."""
+LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
+
+
+def fields_of(
+    message: Any, model: type[BaseModel], path: str = ""
+) -> Iterator[tuple[str, FieldDescriptor | None, FieldInfo | None]]:
+    """(path, field of RunSpec, field of RunConfig) of every value; None where one of the two lacks the field."""
+    for name in dict.fromkeys([*message.fields_by_name, *model.model_fields]):
+        wire, here = message.fields_by_name.get(name), model.model_fields.get(name)
+        section = None if here is None else section_of(here)
+        if wire is not None and section is not None:
+            of_map = wire.message_type.GetOptions().map_entry
+            entry = wire.message_type.fields_by_name["value"] if of_map else wire
+            yield from fields_of(entry.message_type, section, f"{path}{name}.")
+        else:
+            yield path + name, wire, here
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a section, or of the entries of a list or table."""
+    for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+FIELDS = list(fields_of(admin_pb2.RunSpec.DESCRIPTOR, RunConfig))
+
+
+@pytest.mark.parametrize(("path", "wire", "here"), FIELDS, ids=[path for path, _, _ in FIELDS])
+def test_the_configuration_has_the_fields_of_run_spec(
+    path: str, wire: FieldDescriptor | None, here: FieldInfo | None
+) -> None:
+    """By name, and every accepted number fits the field of RunSpec."""
+    assert wire is not None, f"{path} is in RunConfig and not in RunSpec"
+    assert here is not None, f"{path} is in RunSpec and not in RunConfig"
+    if wire.type in LARGEST:
+        limits = here.annotation.__args__[0].__metadata__[0].metadata if wire.is_repeated else here.metadata  # type: ignore[union-attr]  # a tuple of numbers
+        upper = [rule for rule in limits if isinstance(rule, annotated_types.Le | annotated_types.Lt)]
+        assert len(upper) == 1
+        rule = upper[0]
+        largest = rule.le if isinstance(rule, annotated_types.Le) else rule.lt - 1  # type: ignore[operator]  # a number
+        assert int(str(largest)) <= LARGEST[wire.type]
+
+
+def test_a_spec_has_every_default_filled_in() -> None:
+    """Operators see the values in effect, and a later version with other defaults does not change a run."""
+    spec = to_spec(config())
+    for path, wire, here in FIELDS:
+        *sections, name = path.split(".")
+        if wire is None or here is None or here.is_required() or here.default in (None, {}, ()) or len(sections) > 1:
+            continue
+        message: Any = spec
+        for section in sections:
+            message = getattr(message, section)
+        assert not wire.has_presence or message.HasField(name), path
+        assert getattr(message, name) == here.default, path
+
+
+def test_defaults() -> None:
+    """A task is enough for a run: FedCM, two clients a round, one epoch, a hundred rounds."""
     run = config()
     assert (run.algorithm.name, run.algorithm.parameters) == ("fedcm", {})
     assert (run.local.learning_rate, run.local.epochs, run.local.steps, run.local.batch_size) == (0.1, 1, None, 32)
@@ -27,10 +94,10 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"task": {}}, "task.name: expected a value, got"),
-        ({"task": {"name": ""}}, "task.name: expected String should have at least 1 character, got ''"),
+        ({"task": {"name": ""}}, "task.name: expected text of at least 1 characters, got ''"),
         ({"rounds": 3}, "rounds: expected no field of this name, got 3"),
         ({"local": {"lr": 0.1}}, "local.lr: expected no field of this name, got 0.1"),
         ({"local": {"learning_rate": 0}}, "local.learning_rate: expected greater than 0, got 0"),
@@ -42,7 +109,7 @@ def test_defaults():
         ({"local": {"epochs": 1, "steps": 2}}, "local: expected epochs or steps, got both: remove one, got"),
         ({"local": {"epochs": 0}}, "local.epochs: expected greater than or equal to 1, got 0"),
         ({"local": {"steps": 0}}, "local.steps: expected greater than or equal to 1, got 0"),
-        ({"local": {"batch_size": 1.5}}, "local.batch_size: expected a valid integer, got"),
+        ({"local": {"batch_size": 1.5}}, "local.batch_size: expected a whole number, got"),
         ({"round": {"sampling": "all"}}, "round.sampling: expected 'fixed' or 'bernoulli', got 'all'"),
         ({"round": {"close": "late"}}, "round.close: expected 'cohort' or 'goal', got 'late'"),
         ({"round": {"rate": 0}}, "round.rate: expected greater than 0, got 0"),
@@ -83,34 +150,49 @@ def test_defaults():
             {"stop": {"patience": 1}, "evaluation": {"every": 0}},
             "run: expected evaluation.every over 0 with stop.target",
         ),
+        ({"name": "Wine"}, "name: expected at most 64 of a-z 0-9 . _ - that do not start with . or -, got 'Wine'"),
+        ({"task": {"name": "x", "options": 3}}, "task.options: expected a table, got 3"),
         ({"seed": -1}, "seed: expected greater than or equal to 0, got -1"),
         ({"seed": 2**64}, "seed: expected less than 18446744073709551616, got"),
-        ({"labels": {"site": 3}}, "labels.site: expected a valid string, got 3"),
+        ({"labels": {"site": 3}}, "labels.site: expected text, got 3"),
+        ({"algorithm": {"schedules": {"alpha": {}}}}, "algorithm.schedules.alpha.kind: expected a value"),
+        (
+            {"algorithm": {"schedules": {"alpha": {"kind": "cosine", "ending": 1}}}},
+            "algorithm.schedules.alpha.ending: expected no field of this name",
+        ),
+        (
+            {"algorithm": {"schedules": {"alpha": {"kind": "step", "milestones": [-1], "factor": 0.5}}}},
+            "algorithm.schedules.alpha.milestones.0: expected greater than or equal to 0, got -1",
+        ),
+        (
+            {"algorithm": {"schedules": {f"p{i}": {"kind": "constant"} for i in range(17)}}},
+            "algorithm.schedules: expected Dictionary should have at most 16 items",
+        ),
         ({"keep_checkpoints": 0}, "keep_checkpoints: expected greater than or equal to 1, got 0"),
     ],
 )
-def test_refusals_name_the_field(values, words):
-    """The path of the field, what was expected, and what came."""
-    with pytest.raises(InvalidInput, match=f"^{words}"):
+def test_refusals_name_the_field(values: dict[str, Any], message: str) -> None:
+    """The path of the field, the expected and the given value."""
+    with pytest.raises(InvalidInput, match=f"^{message}"):
         config(**values)
 
 
-def test_a_long_value_is_shown_short():
-    """An error is a line, not a page."""
+def test_a_long_value_is_shortened_in_errors() -> None:
+    """An error is one short line."""
     with pytest.raises(InvalidInput) as error:
         config(seed="x" * 1000)
     assert len(str(error.value)) < 200
 
 
 @pytest.mark.parametrize("name", ["", "a", "my-run_2.1", "_x", "0", "a" * 64])
-def test_names_that_can_be_ids(name):
-    """Lower-case letters, digits, dots, dashes and underscores; empty is made up later."""
+def test_valid_run_names(name: str) -> None:
+    """Lower-case letters, digits, dots, dashes and underscores; for an empty name an id is made later."""
     assert config(name=name).name == name
 
 
 @pytest.mark.parametrize("name", ["A", "a b", "-x", ".", "..", ".x", "a/b", "a" * 65, "a\n", "é"])
-def test_names_that_cannot_be_ids(name):
-    """Nothing that a command would take for an option, a file system for a place, or a terminal for two lines."""
+def test_invalid_run_names(name: str) -> None:
+    """Names that look like an option, a path or two lines are refused."""
     with pytest.raises(InvalidInput, match="name: expected"):
         config(name=name)
 
@@ -126,8 +208,8 @@ def test_names_that_cannot_be_ids(name):
         ("m:" + "X" * 90, "", "m-" + "x" * 54),
     ],
 )
-def test_the_id_a_run_gets(task, name, base):
-    """Its name; else task and algorithm, in characters of an id, with room for a number behind them."""
+def test_the_id_of_a_run(task: str, name: str, base: str) -> None:
+    """Its name; otherwise task and algorithm in valid characters, with space for a number after them."""
     run = from_values({"task": {"name": task}, "name": name})
     assert run.base_id() == base
     assert config(name=base).name == base
@@ -136,7 +218,14 @@ def test_the_id_a_run_gets(task, name, base):
 FULL = {
     "name": "all",
     "task": {"name": "m:T", "options": {"depth": 3, "rate": 0.5, "wide": True, "words": ["a", 2]}},
-    "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.25, "weights": "examples"}},
+    "algorithm": {
+        "name": "fedcm",
+        "parameters": {"alpha": 0.25, "weights": "examples"},
+        "schedules": {
+            "alpha": {"kind": "cosine", "end": 1.0},
+            "eta_g": {"kind": "step", "milestones": [3, 2**32 - 1], "factor": 0.5},
+        },
+    },
     "local": {"learning_rate": 0.3, "learning_rate_decay": 0.998, "steps": 7, "batch_size": 5, "weight_decay": 1e-4},
     "round": {"sampling": "bernoulli", "rate": 0.3, "close": "goal", "quorum": 9, "deadline_s": 0.5},
     "stop": {"rounds": 7, "metric": "loss", "target": 0.1, "patience": 2, "wall_time_s": 3.5},
@@ -150,8 +239,8 @@ FULL = {
 
 
 @pytest.mark.parametrize("values", [{"task": TASK}, FULL], ids=["least", "all"])
-def test_over_the_wire_and_back(values):
-    """A run comes back as it was, with every default filled in; so does one from the store's plain values."""
+def test_over_the_wire_and_back(values: dict[str, Any]) -> None:
+    """A run is equal after both conversions, with all defaults; also from the store's plain values."""
     run = from_values(values)
     spec = admin_pb2.RunSpec.FromString(to_spec(run).SerializeToString())
     assert from_spec(spec) == run
@@ -159,36 +248,36 @@ def test_over_the_wire_and_back(values):
     assert spec.stop.rounds == run.stop.rounds
 
 
-def test_a_robust_round_over_the_wire_and_back():
-    """Every key of it."""
+def test_a_robust_round_over_the_wire_and_back() -> None:
+    """With every key of a robust round."""
     krum = {"clients_per_round": 9, "quorum": 8, "reducer": "krum", "krum_byzantine": 2, "krum_keep": 4, "trim": 0.1}
     run = config(round={**krum, "max_relative_norm": 3.0, "over_relative_norm": "clip"})
     assert from_spec(admin_pb2.RunSpec.FromString(to_spec(run).SerializeToString())) == run
 
 
-def test_a_target_of_zero_is_a_target():
-    """On the wire too, where zero is no absence."""
+def test_a_target_of_zero_is_a_target() -> None:
+    """Also on the wire, where zero differs from absence."""
     run = config(stop={"metric": "loss", "target": 0.0})
     assert from_spec(to_spec(run)).stop.target == 0.0
     assert from_spec(to_spec(config())).stop.target is None
 
 
-def test_whole_numbers_of_options_are_whole_again():
-    """The wire knows one kind of number: 3 comes back as 3 and not as 3.0, inside lists and tables too."""
+def test_integer_options_stay_integers() -> None:
+    """The wire has only floats: 3 is read as 3 and not as 3.0, also inside lists and tables."""
     options = {"depth": 3, "sizes": [1, 2.5], "table": {"n": 4}, "flag": True}
     run = from_spec(to_spec(config(task={"name": "m:T", "options": options})))
     assert run.task.options == options
     assert [type(run.task.options[key]) for key in ("depth", "flag")] == [int, bool]
 
 
-def test_the_learning_rate_decays_by_round():
+def test_the_learning_rate_decays_by_round() -> None:
     """0.5 * 0.5^2 = 0.125."""
     local = config(local={"learning_rate": 0.5, "learning_rate_decay": 0.5}).local
     assert [local.learning_rate_in(round_) for round_ in (0, 1, 2)] == [0.5, 0.25, 0.125]
 
 
-def test_the_policy_of_the_rounds():
-    """Half of the cohort, rounded up, is a quorum; stop rules that look at metrics wait for evaluations."""
+def test_the_policy_of_the_rounds() -> None:
+    """The default quorum is half of the cohort, rounded up; stop rules on metrics wait for evaluations."""
     policy = config(round={"clients_per_round": 5, "deadline_s": 7}, seed=3).policy()
     assert (policy.seed, policy.min_clients, policy.quorum, policy.deadline_s) == (3, 5, 3, 7.0)
     assert (policy.evaluate_every, policy.await_evaluation) == (1, False)
@@ -198,8 +287,8 @@ def test_the_policy_of_the_rounds():
     assert (given.quorum, given.min_clients) == (5, 9)
 
 
-def test_a_stop_rule_may_look_at_what_clients_find():
-    """Then the next round awaits them and not the server, and their evaluation must be on."""
+def test_a_stop_rule_can_use_a_metric_of_the_clients() -> None:
+    """Then the next round waits for the clients and not for the server, and their evaluation must be on."""
     stop = {"metric": "clients_accuracy_mean", "target": 0.5}
     policy = config(stop=stop, evaluation={"clients_every": 2, "every": 0}).policy()
     assert (policy.ask_clients_every, policy.await_clients, policy.await_evaluation) == (2, True, False)
@@ -207,14 +296,14 @@ def test_a_stop_rule_may_look_at_what_clients_find():
         config(stop=stop)
 
 
-def test_a_configuration_cannot_be_changed():
-    """What was checked stays what it is."""
+def test_a_configuration_cannot_be_changed() -> None:
+    """Checked values cannot become invalid."""
     with pytest.raises(ValueError, match="frozen"):
-        RunConfig(task=TASK).seed = 3
+        config().seed = 3
 
 
-def test_a_refusal_keeps_nothing_of_what_was_refused():
-    """Pydantic's error would keep it for ever: the garbage collector does not see what that holds."""
+def test_a_refusal_keeps_no_reference_to_the_refused_value() -> None:
+    """Pydantic's error would keep it in memory: the garbage collector does not see its references."""
     with pytest.raises(InvalidInput) as refused:
         from_values({"task": {"name": "digits", "options": {"a": float("inf")}}})
     assert refused.value.__context__ is None

@@ -1,4 +1,4 @@
-"""All attacks at once, each as a process of its own, while honest runs follow each other.
+"""All attacks at once, each in its own process, during a sequence of honest runs.
 
     python -m tests.hostile --seconds 120
 
@@ -22,26 +22,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fl_ops.settings import Certificates
+from fl_ops.admin.settings import Certificates
 from tests.hostile.assigned import begin_run_of
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import Target, for_seconds, target
-from tests.integration.processes import ROOT
+from tests.processes.process import ROOT
 
 ATTACKS = Path(__file__).parent / "attacks"
 USUAL_RUNS = 3
 ASSIGNED = {"query_storm": "broad", "refetch": "frozen", "unread_fetches": "frozen"}
-"""Attacks that need an assignment of their own, with the model of the run that gives them one."""
+"""Attack that needs its own assignment -> model of the run that gives it one."""
 OPERATORS = frozenset({"operator"})
 """Attacks with an operator's certificate."""
 LOWEST_PRIORITY = 19
 ENDING_S = 30.0
-"""For an attack to close its connections once its time is over."""
+"""Time for an attack to close its connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the coordinator and its honest runs were like for a while."""
+    """Measurements of the coordinator and its honest runs."""
 
     runs: int
     run_s: float
@@ -60,10 +60,10 @@ class Result:
     same_bits: bool
     attacks: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """Attacks whose program failed, with the end of its output: then they proved nothing."""
+    """Failed attack programs with the end of their output; they prove nothing."""
 
     def as_json(self) -> dict[str, Any]:
-        """As it is printed and kept in docs/benchmarks.md."""
+        """The result as printed and as in docs/benchmarks.md."""
         ratios = {
             "memory_ratio": round(self.attacked.peak_mib / self.usual.peak_mib, 2),
             "time_ratio": round(self.attacked.run_s / self.usual.run_s, 2),
@@ -77,7 +77,7 @@ def names() -> list[str]:
 
 
 def play(federation: Federation, seconds: float, attacks: Sequence[str]) -> Result:
-    """Measure what is usual, attack for so many seconds, and measure again."""
+    """Measure without attacks, then attack for this many seconds and measure again."""
     memory = Memory(federation.server.pid)
     undisturbed = federation.server.digests(federation.begin_run())
     memory.forget_peak()
@@ -92,7 +92,7 @@ def play(federation: Federation, seconds: float, attacks: Sequence[str]) -> Resu
 
 
 def _observe(federation: Federation, memory: Memory, expected: Sequence[list[str]], over: Any) -> tuple[Seen, bool]:
-    """Honest runs one after the other: as many as expected, and more until it is over."""
+    """Execute honest runs one after the other: at least the expected number, and until the time is over."""
     times: list[float] = []
     same = True
     while len(times) < len(expected) or not over():
@@ -105,7 +105,7 @@ def _observe(federation: Federation, memory: Memory, expected: Sequence[list[str
 
 @contextmanager
 def _attacking(federation: Federation, name: str, seconds: float, failed: dict[str, str]) -> Iterator[None]:
-    """One attack in a process of its own, which ends by itself; ended here if it does not."""
+    """Run one attack in its own process for the block; it is killed if it does not end by itself."""
     who = f"mallory-{name.replace('_', '-')}"
     if name in ASSIGNED:
         begin_run_of(federation, who, ASSIGNED[name])
@@ -114,7 +114,7 @@ def _attacking(federation: Federation, name: str, seconds: float, failed: dict[s
         at = replace(at, certificates=federation.hostile(who, "admin"))
     what = asdict(at)
     order = json.dumps({**what, "certificates": {key: str(path) for key, path in what["certificates"].items()}})
-    out = federation.place.folder / f"attack-{name}.out"
+    out = federation.workspace.folder / f"attack-{name}.out"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     whole = [sys.executable, "-m", "tests.hostile.all_at_once", name, str(seconds), order]
     with out.open("wb") as output:

@@ -1,4 +1,4 @@
-"""An attacker that registers and gets work of its own, so that its calls go as far as an honest client's."""
+"""An attacker that registers and gets its own work, so that its calls pass the same checks as an honest client's."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import grpc.aio
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 from protos.wire import client_options
-from tests.hostile.certificates import credentials
 from tests.hostile.federation import Federation
 from tests.hostile.target import Target
-from tests.integration.raw_client import RawClient
+from tests.processes.certificates import credentials
+from tests.processes.raw_client import RawClient
 
 OPTIONS = (
     *client_options(),
-    # The window of a stream does not grow: what is not read waits at the coordinator.
+    # The window of a stream does not grow, so unread data stays at the coordinator.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 65_535),
 )
 WAITS_S = 20.0
-"""Until the attacker goes on without work."""
+"""Time after which the attacker continues without work."""
 
 
 def begin_run_of(federation: Federation, name: str, model: str = "frozen") -> str:
-    """A run whose only client is the attacker; it stays in its first round for as long as nothing is delivered."""
+    """Create a run with the attacker as its only client; it stays in its first round until an update is delivered."""
     return federation.server.create(
         f"run-of-{name}",
         labels={"site": name},
@@ -41,7 +41,7 @@ def begin_run_of(federation: Federation, name: str, model: str = "frozen") -> st
 
 @contextmanager
 def assigned(target: Target) -> Iterator[tuple[RawClient, training_pb2.Assignment]]:
-    """The attacker, registered and attended, and its work; empty work where it gets none in time."""
+    """Register and attend as the attacker; returns its work, or empty work if there is none in time."""
     with RawClient(target.listen, target.name, credentials(target.certificates)) as client:
         client.register(labels={"site": target.name})
         events = client.stub.Attend(pb.AttendRequest(session_id=client.session_id))
@@ -67,12 +67,12 @@ def _take(events: Iterator[Any], works: queue.Queue[training_pb2.Assignment]) ->
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Whatever the coordinator answers, the attack goes on."""
+    """Ignore all refusals of the coordinator."""
     with suppress(grpc.RpcError, grpc.aio.AioRpcError):
         yield
 
 
 def channels(target: Target, count: int) -> Sequence[grpc.aio.Channel]:
-    """So many connections with the attacker's certificate."""
+    """Open this many connections with the attacker's certificate."""
     who = credentials(target.certificates)
     return [grpc.aio.secure_channel(target.listen, who, list(OPTIONS)) for _ in range(count)]

@@ -1,6 +1,6 @@
-"""A coordinator that answers what a test wants, byte by byte, and hands out one honest round when it is asked to.
+"""A coordinator that sends any bytes a test wants, and one correct round on request.
 
-It is written on the contract alone and shares no code with the real one.
+It uses only the contract and shares no code with the real one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.status import STATUS_DETAILS_KEY, status_metadata
 from protos.wire import payload_kind
-from tests.integration.processes import eventually
-from tests.integration.tiny_task import Tiny
+from tests.processes.process import eventually
+from tests.processes.tiny_task import Tiny
 
 CHUNK = 1 << 20
 LARGE = 700 << 20
@@ -35,7 +35,7 @@ LARGE = 700 << 20
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call's end: its code, and the bytes of its details."""
+    """The failure of a call: its code and the bytes of its details."""
 
     code: grpc.StatusCode
     details: bytes = b""
@@ -48,7 +48,7 @@ class Failure:
 
 
 Answer = bytes | Failure
-_REQUESTS = {
+_REQUESTS: dict[str, Any] = {
     "Register": pb.RegisterRequest,
     "Attend": pb.AttendRequest,
     "FetchModel": pb.FetchModelRequest,
@@ -60,17 +60,17 @@ _REQUESTS = {
 
 
 class BadCoordinator:
-    """Listens on a free port of this machine from the moment it is made; `with` closes it."""
+    """Listens on a free port of this machine from its creation on; a context manager."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Callable[[Any], Answer]] = {}
-        """What a method answers, in place of what it should."""
+        """Method -> answer that replaces the correct one."""
         self.flood: Callable[[], Iterator[bytes]] | None = None
-        """Events that every Attend stream brings as fast as it can, behind the first."""
+        """Events that every Attend stream sends as fast as possible after the first one."""
         self.calls: dict[str, list[tuple[float, Any]]] = defaultdict(list)
         self.bytes_sent = 0
         self.cut_at = 0
-        """Bytes after which a download ends; 0: it is whole."""
+        """Bytes after which a download ends; 0 for a complete one."""
         self.updates: dict[tuple[str, int], list[bytes]] = {}
         self.bundles: dict[bytes, tuple[tensor_pb2.Resource, Layout, bytes]] = {}
         self.offer = pb.TaskOffer()
@@ -90,10 +90,10 @@ class BadCoordinator:
         self.hang_up()
         self._server.stop(0.5).wait()
 
-    # What tests do.
+    # Called by the tests.
 
     def honest(self) -> None:
-        """From now on it answers as it should."""
+        """Answer correctly from now on."""
         self.answers.clear()
         self.flood = None
         self.cut_at = 0
@@ -113,7 +113,7 @@ class BadCoordinator:
             stream.put(None)
 
     def count(self, method: str) -> int:
-        """Calls that came."""
+        """Number of received calls."""
         return len(self.calls[method])
 
     def until_more(self, method: str, than: int) -> None:
@@ -122,7 +122,7 @@ class BadCoordinator:
 
     @property
     def streams(self) -> int:
-        """Streams that were opened and can be pushed to."""
+        """Open streams."""
         return len(self._streams)
 
     def until_attended(self, than: int) -> None:
@@ -131,15 +131,15 @@ class BadCoordinator:
 
     def failures(self) -> dict[tuple[str, int], pb.WorkFailure]:
         """What the daemon reported, by run and round."""
-        told = [failure for _, request in list(self.calls["ReportStatus"]) for failure in request.failures]
-        return {(failure.key.run_id, failure.key.round): failure for failure in told}
+        reported = [failure for _, request in list(self.calls["ReportStatus"]) for failure in request.failures]
+        return {(failure.key.run_id, failure.key.round): failure for failure in reported}
 
     def failed(self, run_id: str, round_number: int = 0) -> pb.WorkFailure:
-        """Why the daemon could not do this work, once it has said so."""
+        """Wait for the daemon's failure report for this work."""
         return eventually(lambda: self.failures().get((run_id, round_number)), f"{run_id} fails")
 
     def assignment(self, run_id: str, round_number: int = 0, algorithm: str = "fedavg") -> training_pb2.Assignment:
-        """An epoch from the same first model: what an honest coordinator would hand out."""
+        """A correct assignment: one epoch from the same first model."""
         made = training_pb2.Assignment(
             key=training_pb2.ExchangeKey(run_id=run_id, round=round_number),
             task=self.offer.name,
@@ -165,11 +165,14 @@ class BadCoordinator:
     def publish(
         self, kind: tensor_pb2.ResourceKind, tensors: dict[str, torch.Tensor], trainable: set[str]
     ) -> tensor_pb2.Resource:
-        """A bundle that can be fetched."""
+        """Make a bundle available to fetches."""
         layout = Layout.of(tensors, trainable)
         data = bytes(pack(tensors, layout))
         resource = tensor_pb2.Resource(
-            kind=kind, digest=digest_message(layout.digest(data)), size_bytes=len(data), encoding=1
+            kind=kind,
+            digest=digest_message(layout.digest(data)),
+            size_bytes=len(data),
+            encoding=tensor_pb2.ENCODING_PLAIN,
         )
         self.bundles[resource.digest.value] = (resource, layout, data)
         return resource
@@ -185,12 +188,12 @@ class BadCoordinator:
         return self.publish(tensor_pb2.RESOURCE_KIND_MODEL, state.trainable, set(state.trainable))
 
     def proper_round(self) -> bytes:
-        """Digest of the update of one honest round, which is the same every time."""
+        """Run one correct round; returns the digest of its update, which is the same every time."""
         self._rounds += 1
         run_id = f"honest-{self._rounds}"
 
         def pushed_and_answered() -> bool:
-            # As a coordinator does whenever the daemon is back.
+            # A coordinator does this whenever the daemon reconnects.
             if (streams := len(self._streams)) != seen[0]:
                 seen[0] = streams
                 self.push(pb.AttendResponse(assignment=self.assignment(run_id)))
@@ -202,8 +205,8 @@ class BadCoordinator:
 
     # The service.
 
-    def _all(self) -> dict[str, grpc.RpcMethodHandler]:
-        unary = {
+    def _all(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        unary: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             name: grpc.unary_unary_rpc_method_handler(lambda raw, context, name=name: self._unary(name, raw, context))
             for name in ("Register", "QueryUpload", "ReportStatus", "ReportEvaluation")
         }
@@ -254,7 +257,7 @@ class BadCoordinator:
             yield encode_chunk(data, offset, length)
 
     def _zeros(self) -> Iterator[bytes]:
-        """A model of 700 MiB, of which every number is zero."""
+        """A model of 700 MiB of zeros."""
         layout = Layout.of({"w": torch.empty(LARGE // 4, device="meta")}, {"w"})
         block = bytes(CHUNK)
         yield encode_fetch_header(tensor_pb2.Resource(), layout.to_manifest())

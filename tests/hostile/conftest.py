@@ -1,34 +1,23 @@
-"""One federation for all tests of a module, and what an honest run ends with when nobody is hostile."""
+"""One federation for each test file, and the digests of an undisturbed honest run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.hostile.federation import Federation
-from tests.integration.conftest import pytest_runtest_makereport
-from tests.integration.processes import Place
-
-__all__ = ["pytest_runtest_makereport"]
+from tests.processes.process import Workspace
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A coordinator and three honest daemons with a new user's settings. Starting them is what costs time."""
-    with Place(tmp_path_factory.mktemp("hostile")) as place:
-        yield Federation(place)
+    """A coordinator and three honest daemons with a new user's settings, shared because their start is slow."""
+    with Workspace(tmp_path_factory.mktemp("hostile")) as workspace:
+        yield Federation(workspace)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(federation: Federation) -> list[str]:
-    """Digests of the rounds of an honest run when nothing happens to it."""
+    """Digests of the rounds of an undisturbed honest run."""
     return federation.server.digests(federation.begin_run())
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A folder for processes of one test."""
-    with Place(tmp_path) as place:
-        yield place

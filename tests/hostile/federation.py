@@ -1,62 +1,48 @@
-"""A coordinator with honest daemons, over mTLS, beside which hostile programs do what they want.
+"""A coordinator and honest daemons over mTLS, under attack by hostile programs.
 
-The honest run chooses its clients by a label, so that no hostile client is ever one of its cohort unless a test wants
-it to be: what it ends with is then known beforehand, bit for bit.
+The honest run selects its clients by a label. A hostile client joins its cohort only if a test wants that. The run's
+models are known beforehand, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fl_ops.settings import Certificates
-from tests.hostile.certificates import Pki, credentials, section
-from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import Place, eventually
-from tests.integration.raw_client import RawClient
+from fl_ops.admin.settings import Certificates
+from tests.processes.certificates import Pki, credentials, section
+from tests.processes.federation import Daemon, SecureCoordinator
+from tests.processes.process import Workspace
+from tests.processes.raw_client import RawClient
 
 HONEST = {"site": "honest"}
-"""Labels of the honest daemons, and of the runs that want no others."""
+"""Labels of the honest daemons and of their runs."""
 SIZE = 3
 STEP_S = 0.02
-"""What an honest training step takes: a run must be long enough to be attacked."""
-
-
-class SecureCoordinator(Coordinator):
-    """A coordinator that wants certificates, and whose operator is alice."""
-
-    def __init__(self, place: Place, pki: Pki, settings: Mapping[str, Any] | None = None) -> None:
-        own = pki.issue("server", "coordinator")
-        self._alice = pki.issue("admin", "alice")
-        tls = {"cert": str(own.cert), "key": str(own.key), "client_ca": str(pki.ca)}
-        super().__init__(place, settings={"insecure": False, "tls": tls, **(settings or {})})
-
-    def admin(self, certificates: Certificates | None = None) -> Any:
-        return super().admin(certificates or self._alice)
+"""Seconds of an honest training step: a run must be long enough for an attack."""
 
 
 class Federation:
-    """One coordinator and SIZE honest daemons, as real processes; started when it is made."""
+    """One coordinator and SIZE honest daemons as real processes, started by the constructor."""
 
     server_class: ClassVar[type[SecureCoordinator]] = SecureCoordinator
 
-    def __init__(self, place: Place, *, open_files: int | None = None, **settings: Any) -> None:
-        """settings: keys of server.toml beside or in place of the tests' own; open_files: the coordinator's limit."""
-        self.place = place
-        self.pki = Pki(place.folder / "pki")
-        self.server = self.server_class(place, self.pki, {"health_listen": "127.0.0.1:0", **settings})
+    def __init__(self, workspace: Workspace, *, open_files: int | None = None, **settings: Any) -> None:
+        """settings: keys of server.toml in addition to the defaults; open_files: the coordinator's limit."""
+        self.workspace = workspace
+        self.pki = Pki(workspace.folder / "pki")
+        self.server = self.server_class(workspace, self.pki, {"health_listen": "127.0.0.1:0", **settings})
         self.server.open_files = open_files
         self.server.serve()
         self.daemons = {f"honest-{index}": self._daemon(index).start() for index in range(SIZE)}
         for name in self.daemons:
-            eventually(lambda name=name: self.server.client(name).state == PRESENT, f"{name} attends")
+            self.server.until_present(name)
         self._runs = 0
 
     def _daemon(self, index: int) -> Daemon:
         name = f"honest-{index}"
         return Daemon(
-            self.place,
+            self.workspace,
             self.server,
             name,
             insecure=False,
@@ -67,22 +53,22 @@ class Federation:
         )
 
     def begin_run(self, **sections: Any) -> str:
-        """A run of the honest daemons alone, under way when this returns; its id. The same digests every time."""
+        """Start a run of the honest daemons only; returns its id. It has the same digests every time."""
         self._runs += 1
         run_id = self.server.create(f"honest-run-{self._runs}", labels=HONEST, **sections)
         self.server.until(run_id, lambda run: run.rounds_done or run.cohort, "it begins")
         return run_id
 
     def hostile(self, name: str = "mallory", role: str = "client") -> Certificates:
-        """Certificate and key of somebody who was let in and means harm."""
+        """Certificate and key of an enrolled attacker."""
         return self.pki.issue(role, name)
 
     def raw(self, name: str = "mallory") -> RawClient:
-        """A client by hand with a certificate of that name; use it in a with block."""
+        """A raw client with a certificate of that name; a context manager."""
         return RawClient(self.server.address, name, credentials(self.hostile(name)))
 
     def still_works(self, undisturbed: list[str], run_id: str) -> None:
-        """The honest run ends with the bits that it has when nobody is hostile, and nobody had to be started again."""
+        """Check that the honest run ends with the bits of an undisturbed run, and that no process has ended."""
         assert self.server.digests(run_id) == undisturbed
         assert self.server.exit_code is None
         assert all(daemon.exit_code is None for daemon in self.daemons.values())
@@ -95,15 +81,15 @@ class Memory:
         self._proc = Path("/proc") / str(pid)
 
     def now(self) -> float:
-        """What it has."""
+        """Current resident memory."""
         return self._field("VmRSS")
 
     def peak(self) -> float:
-        """The most that it had since `forget_peak`, or since its start."""
+        """Largest resident memory since `forget_peak`, or since the start."""
         return self._field("VmHWM")
 
     def forget_peak(self) -> None:
-        """Begin a new peak."""
+        """Reset the peak."""
         (self._proc / "clear_refs").write_text("5")
 
     def _field(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""A member of a run's cohort that does its work as it should, but for one lie."""
+"""A member of a run's cohort that does its work correctly except for one false value."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ import torch
 
 from protos.codec import Layout, pack, unpack
 from protos.digests import digest_message, digest_of
-from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, Assignment, Payload, Receipt, UpdateHeader, UpdateTrailer
+from protos.fl.v1.coordinator_pb2 import AttendResponse
+from protos.fl.v1.training_pb2 import (
+    PAYLOAD_KIND_DELTA,
+    Assignment,
+    Payload,
+    PayloadKind,
+    Receipt,
+    UpdateHeader,
+    UpdateTrailer,
+)
 from tests.hostile.federation import Federation
-from tests.integration.processes import PATIENCE_S
-from tests.integration.raw_client import RawClient, Tensors, Update
+from tests.processes.process import TIMEOUT_S
+from tests.processes.raw_client import RawClient, Tensors, Update
 
-Lie = Callable[[UpdateHeader, dict[int, Tensors]], None]
+Lie = Callable[[UpdateHeader, dict[PayloadKind, Tensors]], None]
 """Changes the header, or the tensors by the kind of their payload."""
 LENGTH = 0.01
-"""Of every entry of a proper update: about what the honest daemons send."""
+"""Value of every entry of a proper update, close to the honest daemons' values."""
 
 
 @dataclass
 class Member:
-    """What became of it."""
+    """The member's results."""
 
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
@@ -34,7 +43,7 @@ class Member:
 
 @contextmanager
 def member(federation: Federation, name: str, lie: Lie) -> Iterator[Member]:
-    """It attends for as long as the block lasts, also a coordinator that is started again, and lies in every round."""
+    """Attend during the block, also after restarts of the coordinator, and send a false update in every round."""
     came, over, became = threading.Event(), threading.Event(), Member()
     held: list[RawClient] = []
 
@@ -53,31 +62,31 @@ def member(federation: Federation, name: str, lie: Lie) -> Iterator[Member]:
 
     thread = threading.Thread(target=attend, daemon=True)
     thread.start()
-    assert came.wait(PATIENCE_S), f"{name} did not come: {became.failures}"
+    assert came.wait(TIMEOUT_S), f"{name} did not come: {became.failures}"
     try:
         yield became
     finally:
         over.set()
         for client in held:
             client.__exit__()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         with federation.server.admin() as admin:
-            admin.forget_client(name)  # or a coordinator that is started again waits for it
+            admin.forget_client(name)  # otherwise a restarted coordinator waits for it
     assert not thread.is_alive()
 
 
-def _events(client: RawClient, came: threading.Event) -> Iterator[object]:
+def _events(client: RawClient, came: threading.Event) -> Iterator[AttendResponse]:
     events = client.attend()
     came.set()
     return events
 
 
 def lied(client: RawClient, assignment: Assignment, lie: Lie) -> Update:
-    """The answer to an assignment, with the lie in it."""
+    """The false update for an assignment."""
     layout, data = client.fetch(assignment.resources[0])
     sent = unpack(data, layout)
     trainable = [entry.name for entry in layout.entries if entry.trainable]
-    payloads: dict[int, Tensors] = {}
+    payloads: dict[PayloadKind, Tensors] = {}
     for kind in assignment.payloads:
         names = list(sent) if kind == PAYLOAD_KIND_DELTA else trainable
         payloads[kind] = {

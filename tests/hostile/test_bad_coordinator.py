@@ -1,12 +1,15 @@
-"""A real daemon under a coordinator that means harm: it lives on, within its owner's limits, and then works as before.
+"""A real daemon with a hostile coordinator: it stays up within its owner's limits and works correctly afterwards.
 
-All tests share one daemon process. Behind each of them it has to do a proper round for the same coordinator.
+All tests share one daemon process. After each test it does a correct round for the same coordinator.
 """
 
 from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -15,45 +18,49 @@ from google.rpc.status_pb2 import Status
 
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, tensor_pb2, training_pb2
-from tests.hostile.bad_coordinator import LARGE, BadCoordinator, Failure
+from tests.hostile.bad_coordinator import LARGE, Answer, BadCoordinator, Failure
 from tests.hostile.extremes import extremes
 from tests.hostile.federation import Memory
-from tests.integration.harness import Daemon
-from tests.integration.processes import Place, eventually
+from tests.processes.federation import Daemon
+from tests.processes.process import Workspace, eventually
 
 RUNS = 3
 """limits.max_runs of the daemon."""
 SLACK_MIB = 64
-"""What a daemon's memory may grow by under any of these attacks; its model has 172 bytes."""
+"""Largest growth of a daemon's memory under any of these attacks; its model has 172 bytes."""
 LATER = Failure.of(grpc.StatusCode.UNAVAILABLE, errors_pb2.RetryLater(wait={"seconds": 2**60}))
 
 
+Shared = tuple[Daemon, bytes]
+"""The daemon, and the digest of its first proper round."""
+
+
 @pytest.fixture(scope="module")
-def coordinator():
-    """One for all tests; what a test changed is put back."""
+def coordinator() -> Iterator[BadCoordinator]:
+    """One coordinator for all tests; the changes of a test are undone."""
     with BadCoordinator() as coordinator:
         yield coordinator
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     """A folder for the daemon."""
-    with Place(tmp_path_factory.mktemp("bad")) as place:
-        yield place
+    with Workspace(tmp_path_factory.mktemp("bad")) as workspace:
+        yield workspace
 
 
 @pytest.fixture(scope="module")
-def shared(place, coordinator):
+def shared(workspace: Workspace, coordinator: BadCoordinator) -> Shared:
     """The daemon, and the digest of its first proper round."""
     limits = {"max_wait_s": 1.0, "max_runs": RUNS, "max_assignments": 4}
-    daemon = Daemon(place, coordinator, "edge-1", options={"step_s": 0.001}, limits=limits).start()
+    daemon = Daemon(workspace, coordinator, "edge-1", options={"step_s": 0.001}, limits=limits).start()
     coordinator.until_attended(0)
     return daemon, coordinator.proper_round()
 
 
 @pytest.fixture
-def daemon(shared, coordinator):
-    """The daemon that all tests share: behind each test it is the same process, and does the same round."""
+def daemon(shared: Shared, coordinator: BadCoordinator) -> Iterator[Daemon]:
+    """The shared daemon. After each test it is the same process and does the same round."""
     daemon, digest = shared
     pid, memory = daemon.pid, Memory(daemon.pid)
     memory.forget_peak()
@@ -67,13 +74,13 @@ def daemon(shared, coordinator):
     assert peak < before + SLACK_MIB
 
 
-def nul_in_a_name():
+def nul_in_a_name() -> Failure:
     """RetryLater's name with a NUL behind it."""
     packed = AnyMessage(type_url="type.googleapis.com/fl.v1.RetryLater\0")
     return Failure(grpc.StatusCode.UNAVAILABLE, Status(code=14, details=[packed]).SerializeToString())
 
 
-REGISTRATIONS = {
+REGISTRATIONS: dict[str, Answer] = {
     "a wait of 2^60 s": LATER,
     "a wait that is negative and long": Failure.of(
         grpc.StatusCode.UNAVAILABLE, errors_pb2.RetryLater(wait={"seconds": -(2**62), "nanos": -(2**31)})
@@ -88,10 +95,14 @@ REGISTRATIONS = {
 }
 
 
-def test_no_answer_to_a_registration_ends_the_daemon(daemon, coordinator):
-    """Each of them once; then the daemon comes again."""
+def _always(answer: Answer) -> Callable[[Any], Answer]:
+    return lambda request: answer
+
+
+def test_no_registration_response_ends_the_daemon(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """The daemon registers again after each of them."""
     for answer in REGISTRATIONS.values():
-        coordinator.answers["Register"] = lambda request, answer=answer: answer
+        coordinator.answers["Register"] = _always(answer)
         seen = coordinator.count("Register")
         coordinator.end(Failure.of(grpc.StatusCode.UNAUTHENTICATED, errors_pb2.UnknownSession()))
         coordinator.until_more("Register", seen)
@@ -100,8 +111,8 @@ def test_no_answer_to_a_registration_ends_the_daemon(daemon, coordinator):
         coordinator.until_attended(streams)
 
 
-def test_a_negative_wait_makes_nobody_hurry(daemon, coordinator):
-    """Told to come back a minute ago, the daemon waits as if nothing had been said: ten tries take some seconds."""
+def test_a_negative_retry_time_counts_as_none(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """A negative retry time counts as none: the daemon waits by its own backoff, ten tries take some seconds."""
     coordinator.answers["Register"] = lambda request: Failure.of(
         grpc.StatusCode.UNAVAILABLE, errors_pb2.RetryLater(wait={"seconds": -60})
     )
@@ -113,16 +124,16 @@ def test_a_negative_wait_makes_nobody_hurry(daemon, coordinator):
 
 
 @pytest.mark.parametrize("wait", [2**60, -60])
-def test_the_wait_of_a_stream_is_bounded(daemon, coordinator, wait):
-    """Told to come back in 36 billion years, or before it went, the daemon comes back after its own longest wait."""
+def test_the_wait_of_a_stream_is_bounded(daemon: Daemon, coordinator: BadCoordinator, wait: float) -> None:
+    """For a retry time in 36 billion years or in the past, the daemon reconnects after its own longest wait."""
     seen = coordinator.streams
     coordinator.push(pb.AttendResponse(retry=pb.RetryWindow(wait={"seconds": wait}, reason="\x1b[2J" * 100)))
     coordinator.hang_up()
     coordinator.until_attended(seen)
 
 
-def test_no_byte_of_another_model_is_fetched(daemon, coordinator):
-    """700 MiB for a model of 172 bytes: refused before anything is asked for."""
+def test_no_byte_of_another_model_is_fetched(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """700 MiB for a model of 172 bytes are refused before any fetch."""
     assignment = coordinator.assignment("large")
     assignment.resources[0].size_bytes = LARGE
     assignment.resources[0].digest.value = bytes(32)
@@ -134,8 +145,8 @@ def test_no_byte_of_another_model_is_fetched(daemon, coordinator):
     assert coordinator.bytes_sent == sent
 
 
-def test_a_download_that_never_gets_on_is_given_up(daemon, coordinator):
-    """The first 100 bytes again and again are no progress: tries become rare, and the deadline ends them."""
+def test_a_stalled_download_is_abandoned(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """The first 100 bytes again and again are no progress: retries become rare, and the deadline ends them."""
     assignment = coordinator.assignment("again")
     assignment.resources[0].CopyFrom(coordinator.other_model())
     assignment.deadline.FromSeconds(2)
@@ -146,14 +157,14 @@ def test_a_download_that_never_gets_on_is_given_up(daemon, coordinator):
     assert 1 < coordinator.count("FetchModel") - seen < 15
 
 
-def test_more_steps_than_allowed_are_not_begun(daemon, coordinator):
+def test_more_steps_than_allowed_are_not_begun(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """4e9 steps, or epochs, and a batch of everything are refused by the owner's limits, whatever the deadline."""
     for name, changes in {
-        "steps": {"local_steps": 4_000_000_000},
-        "epochs": {"local_epochs": 4_000_000_000},
+        "steps": training_pb2.LocalTraining(local_steps=4_000_000_000),
+        "epochs": training_pb2.LocalTraining(local_epochs=4_000_000_000),
     }.items():
         assignment = coordinator.assignment(name)
-        assignment.training.MergeFrom(training_pb2.LocalTraining(**changes))
+        assignment.training.MergeFrom(changes)
         assignment.deadline.seconds = 2**60
         coordinator.push(pb.AttendResponse(assignment=assignment))
         failure = coordinator.failed(name)
@@ -161,8 +172,8 @@ def test_more_steps_than_allowed_are_not_begun(daemon, coordinator):
         assert "limits.max_steps" in failure.message
 
 
-def test_training_stops_at_its_deadline(daemon, coordinator):
-    """As many steps as are allowed take hours; told to answer within a second, the daemon stops and says so."""
+def test_training_stops_at_its_deadline(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """The allowed number of steps takes hours. With a deadline of one second the daemon stops and reports that."""
     assignment = coordinator.assignment("long")
     assignment.training.local_steps = 10_000_000
     assignment.deadline.FromSeconds(1)
@@ -171,14 +182,14 @@ def test_training_stops_at_its_deadline(daemon, coordinator):
     assert (failure.reason, failure.message[:20]) == (pb.FAILURE_REASON_RESOURCES, "the deadline is over")
 
 
-def test_thousands_of_assignments_a_second_do_not_deafen_the_daemon(daemon, coordinator):
-    """While a stream floods it, the daemon goes on reporting failures, many of them in a call."""
+def test_thousands_of_assignments_a_second_do_not_block_the_daemon(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """While a stream floods it, the daemon continues to report failures, many per call."""
     like = coordinator.assignment("flood")
     like.training.learning_rate = -1.0
     like.traceparent = "x" * 20_000  # what the transport holds is not many events
     sent = 0
 
-    def flood():
+    def flood() -> Iterator[bytes]:
         nonlocal sent
         while coordinator.flood is not None:
             sent += 1
@@ -186,7 +197,7 @@ def test_thousands_of_assignments_a_second_do_not_deafen_the_daemon(daemon, coor
             yield pb.AttendResponse(assignment=like).SerializeToString()
 
     coordinator.flood = flood
-    told = coordinator.count("ReportStatus")
+    before = coordinator.count("ReportStatus")
     seen = coordinator.count("Attend")
     coordinator.hang_up()
     coordinator.until_attended(seen)
@@ -194,12 +205,12 @@ def test_thousands_of_assignments_a_second_do_not_deafen_the_daemon(daemon, coor
     now = coordinator.count("ReportStatus")
     coordinator.until_more("ReportStatus", now + 5)
     assert len(daemon.events("assignment", run="flood")) < sent
-    assert coordinator.count("ReportStatus") - told < sent / 20
+    assert coordinator.count("ReportStatus") - before < sent / 20
     assert max(len(request.failures) for _, request in coordinator.calls["ReportStatus"]) > 1
 
 
-def test_valid_work_in_a_flood_is_bounded(daemon, coordinator):
-    """Fifty long assignments of as many runs at once: the oldest are given up, and four are left."""
+def test_valid_work_in_a_flood_is_bounded(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """Of fifty long assignments of different runs the oldest are given up, and four remain."""
     events = []
     for number in range(50):
         assignment = coordinator.assignment(f"busy-{number}")
@@ -212,7 +223,7 @@ def test_valid_work_in_a_flood_is_bounded(daemon, coordinator):
         coordinator.push(pb.AttendResponse(run_ended=pb.RunEnded(run_id=f"busy-{number}")))
 
 
-def test_what_is_said_again_and_again_fills_no_log(daemon, coordinator):
+def test_repeated_messages_do_not_fill_the_log(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """Three thousand notices and drains of 10,000 characters with escape sequences: less than 2 MB of log."""
     before = daemon._out.stat().st_size
     notice = pb.AttendResponse(notice=pb.Notice(text="\x1b[2J" + "x" * 10_000)).SerializeToString()
@@ -223,25 +234,26 @@ def test_what_is_said_again_and_again_fills_no_log(daemon, coordinator):
     assert "\x1b" not in daemon._out.read_text()
 
 
-def test_states_of_many_runs_do_not_fill_the_disk(daemon, coordinator):
-    """A method with client states in ten runs: three are kept, the others refused, and the end of runs makes room."""
+def _answered(coordinator: BadCoordinator, run: str) -> bool:
+    return (run, 0) in coordinator.updates.keys() | coordinator.failures().keys()
+
+
+def test_states_of_many_runs_do_not_fill_the_disk(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """A method with client states in ten runs: three are kept, the others refused, and ended runs free their places."""
     for number in range(10):
         coordinator.push(pb.AttendResponse(assignment=coordinator.assignment(f"state-{number}", algorithm="scaffold")))
-        eventually(
-            lambda number=number: (f"state-{number}", 0) in coordinator.updates.keys() | coordinator.failures().keys(),
-            f"an answer of run {number}",
-        )
+        eventually(partial(_answered, coordinator, f"state-{number}"), f"an answer of run {number}")
     refused = {run for run, _ in coordinator.failures() if run.startswith("state-")}
     assert refused == {f"state-{number}" for number in range(RUNS, 10)}
     assert "limits.max_runs" in coordinator.failed("state-9").message
     coordinator.push(*[pb.AttendResponse(run_ended=pb.RunEnded(run_id=f"state-{number}")) for number in range(RUNS)])
     coordinator.push(pb.AttendResponse(assignment=coordinator.assignment("state-10", algorithm="scaffold")))
-    eventually(lambda: ("state-10", 0) in coordinator.updates, "there is room again")
+    eventually(lambda: ("state-10", 0) in coordinator.updates, "a run can start again")
     coordinator.push(pb.AttendResponse(run_ended=pb.RunEnded(run_id="state-10")))
 
 
-def test_every_extreme_event_is_passed_over_or_answered(daemon, coordinator):
-    """Each field of each event at the extremes of its type, then bytes that are none, on one stream of one daemon."""
+def test_every_extreme_event_is_ignored_or_answered(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """Each field of each event at the extremes of its type, then invalid bytes, on one stream of one daemon."""
     assignment = coordinator.assignment("extreme")
     assignment.deadline.FromSeconds(1)
     assignment.counted.CopyFrom(training_pb2.Outcome(key=assignment.key, clip_factor=1.0))
@@ -261,19 +273,20 @@ def test_every_extreme_event_is_passed_over_or_answered(daemon, coordinator):
         pb.AttendResponse(attached=pb.Attached()),
     ]
     for base in bases:
-        coordinator.push(*[each for each in extremes(base) if each.WhichOneof("event")])
+        coordinator.push(*[each.SerializeToString() for each in extremes(base) if each.WhichOneof("event")])
     coordinator.push(b"\xff\xff", b"", b"\x0a", bytes(300_000), struct.pack("<Q", 2**63))
     coordinator.push(pb.AttendResponse(run_ended=pb.RunEnded(run_id="extreme")))
     eventually(lambda: daemon.events("run_ended", run="extreme"), "the last event is taken")
 
 
-def test_extreme_answers_to_uploads_end_nothing(daemon, coordinator):
-    """A receipt of nothing, one of another digest, and waits of all kinds: the update is dropped or sent again."""
-    answers = iter([
+def test_extreme_answers_to_uploads_end_nothing(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """After an empty receipt, one with another digest, or any wait, the update is dropped or sent again."""
+    receipt = training_pb2.Receipt(detail="\x1b" * 100_000, reason=cast(training_pb2.RefusalReason, 99))
+    answers: Iterator[Answer] = iter([
         LATER,
         Failure.of(grpc.StatusCode.RESOURCE_EXHAUSTED, errors_pb2.RetryLater(wait={"seconds": -1})),
         b"\xff",
-        pb.SubmitUpdateResponse(receipt=training_pb2.Receipt(detail="\x1b" * 100_000, reason=99)).SerializeToString(),
+        pb.SubmitUpdateResponse(receipt=receipt).SerializeToString(),
     ])  # fmt: skip
     coordinator.answers["SubmitUpdate"] = lambda header: next(answers)
     coordinator.answers["QueryUpload"] = lambda request: pb.QueryUploadResponse(
@@ -285,8 +298,8 @@ def test_extreme_answers_to_uploads_end_nothing(daemon, coordinator):
     eventually(lambda: daemon.events("update_refused", run="upload"), "the last answer is taken")
 
 
-def test_a_header_is_measured_before_it_is_read(daemon, coordinator):
-    """A table of contents of two million empty tensors is 4 MB on the wire, and would be hundreds in memory."""
+def test_a_headers_size_is_checked_before_parsing(daemon: Daemon, coordinator: BadCoordinator) -> None:
+    """A table of contents of two million empty tensors has 4 MB on the wire and needs hundreds in memory."""
     resource = coordinator.assignment("header").resources[0]
     manifest = tensor_pb2.Manifest.FromString(b"\x0a\x00" * 2_000_000)
     kept = coordinator.bundles[resource.digest.value]

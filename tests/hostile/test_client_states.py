@@ -1,4 +1,4 @@
-"""A cohort member that reports lost client states: the honest go on, it is left out, and what is committed is right."""
+"""A cohort member that reports lost client states: it is excluded, and the honest clients' rounds are correct."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from fl_ops.cli import app
+from fl_ops.commands.cli import app
 from protos.codec import unpack
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
 from tests.hostile.attacks.client_states import attack
 from tests.hostile.federation import HONEST, SIZE, Federation
 from tests.hostile.target import target, under
-from tests.integration.harness import TASK
-from tests.integration.processes import PATIENCE_S, Place, eventually
-from tests.integration.raw_client import RawClient
+from tests.processes.federation import TASK
+from tests.processes.process import HERE, TIMEOUT_S, Workspace, eventually
+from tests.processes.raw_client import RawClient
 
 TWICE = 2
 """Lost states after which the tests' coordinator leaves a client out of a run."""
@@ -32,21 +33,21 @@ SCAFFOLD = {
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A coordinator that restarts states for one client twice, with five committed rounds between; three daemons."""
-    with Place(tmp_path_factory.mktemp("hostile-states")) as place:
-        yield Federation(place, states={"losses": TWICE, "rounds_between_restarts": 5})
+    with Workspace(tmp_path_factory.mktemp("hostile-states")) as workspace:
+        yield Federation(workspace, states={"losses": TWICE, "rounds_between_restarts": 5})
 
 
 class Member(threading.Thread):
-    """A client by hand that takes part in every round: it delivers zeros, or reports its state as lost."""
+    """A raw client that takes part in every round: it delivers zeros or reports its state as lost."""
 
     def __init__(self, client: RawClient, *, always: bool) -> None:
-        """always: it reports a lost state for every assignment, else only where one names a state."""
+        """always: report a lost state for every assignment, not only for one that names a state."""
         super().__init__(daemon=True)
         self.client, self.always = client, always
         self.honest = threading.Event()
-        """Set: it reports nothing any more, and only delivers."""
+        """If set, it only delivers."""
         self.reports = self.refused = self.delivered = 0
         self.client.register(labels=HONEST)
         self.events = self.client.attend()
@@ -60,7 +61,7 @@ class Member(threading.Thread):
         except (grpc.RpcError, ValueError):  # the coordinator died, or the test is over
             return
 
-    def _answer(self, assignment) -> None:
+    def _answer(self, assignment: training_pb2.Assignment) -> None:
         if not self.honest.is_set() and (self.always or assignment.HasField("counted")):
             self._report(assignment)
             return
@@ -68,12 +69,12 @@ class Member(threading.Thread):
         zeros = {name: torch.zeros_like(value) for name, value in unpack(data, layout).items()}
         self.delivered += self.client.submit(self.client.update_of(assignment, zeros)).admitted
 
-    def _report(self, assignment) -> None:
+    def _report(self, assignment: training_pb2.Assignment) -> None:
         self.reports += 1
         lost = pb.WorkFailure(key=assignment.key, reason=pb.FAILURE_REASON_STATE_LOST, message="so it is")
         request = pb.ReportStatusRequest(session_id=self.client.session_id, failures=[lost])
         try:
-            self.client.stub.ReportStatus(request, timeout=PATIENCE_S)
+            self.client.stub.ReportStatus(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
                 raise
@@ -82,22 +83,22 @@ class Member(threading.Thread):
 
 @contextmanager
 def member(federation: Federation, name: str, *, always: bool = False) -> Iterator[Member]:
-    """A hostile client that is here."""
+    """A hostile client that attends."""
     with federation.raw(name) as client:
         one = Member(client, always=always)
         one.start()
         yield one
-    one.join(PATIENCE_S)
+    one.join(TIMEOUT_S)
 
 
 def forget(federation: Federation, name: str) -> None:
-    """The next test's rounds do not wait for it."""
+    """Forget the client, so that the rounds of the next test do not wait for it."""
     with federation.server.admin() as admin:
         admin.forget_client(name)
 
 
-def replayed(federation: Federation, run: str, folder: Path):
-    """`fl simulate --replay` of a run of the honest daemons alone, whoever else was there."""
+def replayed(federation: Federation, run: str, folder: Path) -> Result:
+    """`fl simulate --replay` of a run with the honest daemons' data alone."""
     config = folder / "clients.toml"
     config.write_text(
         f'[task]\nname = "{TASK}"\n[simulation]\nclients = {SIZE}\nnames = "honest-{{index}}"\n'
@@ -107,8 +108,8 @@ def replayed(federation: Federation, run: str, folder: Path):
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state])
 
 
-def test_reports_without_end_change_nothing_for_the_honest(federation, undisturbed):
-    """Beside a client that reports all that can be reported, the honest run ends with its own bits."""
+def test_reports_without_end_change_nothing_for_the_honest(federation: Federation, undisturbed: list[str]) -> None:
+    """The honest run ends with its own bits although a client reports everything that can be reported."""
     with under(attack, target(federation)):
         run = federation.begin_run()
         federation.still_works(undisturbed, run)
@@ -117,9 +118,11 @@ def test_reports_without_end_change_nothing_for_the_honest(federation, undisturb
     assert len(lines) <= 1
 
 
-def test_a_client_that_reports_a_lost_state_for_every_assignment(federation, tmp_path, monkeypatch):
-    """It never restarts a state, for none was named; it is quarantined, and the bits are those of a replay."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "integration")
+def test_a_client_that_reports_a_lost_state_for_every_assignment(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No state restarts, because none was named. The client is quarantined, and the bits are those of a replay."""
+    monkeypatch.syspath_prepend(HERE)
     server = federation.server
     with member(federation, "liar", always=True) as liar:
         run = server.create("lied-to", **SCAFFOLD, labels=HONEST, stop={"rounds": 12})
@@ -133,8 +136,8 @@ def test_a_client_that_reports_a_lost_state_for_every_assignment(federation, tmp
     assert result.exit_code == 0, result.output
 
 
-def test_a_client_that_loses_its_state_again_and_again(federation):
-    """It restarts the states twice, over a SIGKILL in between, and is left out until an operator releases it."""
+def test_a_client_that_loses_its_state_again_and_again(federation: Federation) -> None:
+    """It restarts the states twice, with a SIGKILL in between, and is excluded until an operator releases it."""
     server = federation.server
     with member(federation, "forgetful") as forgetful:
         run = server.create("restarted", **SCAFFOLD, labels=HONEST, stop={"rounds": 400})

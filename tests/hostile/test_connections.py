@@ -1,4 +1,4 @@
-"""What strangers and peers do by connections, streams and message sizes, to a coordinator that may open few files."""
+"""Attacks by connections, streams and message sizes on a coordinator with few file descriptors."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ import socket
 import ssl
 import threading
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from fl_server.rpc.connections import MANY_UNUSED
-from fl_server.rpc.requests import LIMITS
+from fl_server.rpc.limits.requests import LIMITS
 from protos.fl.v1 import errors_pb2
 from protos.status import detail_of
 from tests.hostile.attacks import empty_pending, half_open_metrics, health_names, silent_connections
-from tests.hostile.certificates import Pki, credentials
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import for_seconds, target, under
-from tests.integration.processes import Place, eventually
+from tests.processes.certificates import Pki, credentials
+from tests.processes.process import Workspace, eventually
+from tests.processes.raw_client import RawClient
 
 OPEN_FILES = 256
 MOST_MIB = 100
-"""By which memory may grow under an attack that took gigabytes."""
+"""Allowed growth of memory under an attack that once took gigabytes."""
 ATTACK_S = 3.0
+HANDSHAKES = 25
 METHODS = [method for method in LIMITS if method.startswith("/fl.v1.")]
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A coordinator that may open OPEN_FILES files, and three honest daemons."""
-    with Place(tmp_path_factory.mktemp("connections")) as place:
-        yield Federation(place, open_files=OPEN_FILES, connections={"handshake_s": 2.0})
+    with Workspace(tmp_path_factory.mktemp("connections")) as workspace:
+        yield Federation(workspace, open_files=OPEN_FILES, connections={"handshake_s": 2.0})
 
 
-def test_long_names_of_services_take_no_memory(federation, undisturbed):
+def test_long_names_of_services_need_no_memory(federation: Federation, undisturbed: list[str]) -> None:
     """100 watches of services with names of 4.8 MB each, without a certificate, again and again."""
     memory, run = Memory(federation.server.pid), federation.begin_run()
     memory.forget_peak()
@@ -50,7 +53,7 @@ def test_long_names_of_services_take_no_memory(federation, undisturbed):
 
 
 @pytest.mark.parametrize("banned", [True, False], ids=["banned", "unknown"])
-def test_millions_of_empty_entries_take_no_memory(federation, undisturbed, banned):
+def test_millions_of_empty_entries_need_no_memory(federation: Federation, undisturbed: list[str], banned: bool) -> None:
     """20 registrations at once with 2.4 million empty entries each, whether or not the client is let in."""
     memory, name, run = Memory(federation.server.pid), f"registers-{banned}".lower(), federation.begin_run()
     if banned:
@@ -66,8 +69,8 @@ def test_millions_of_empty_entries_take_no_memory(federation, undisturbed, banne
     assert refused[0]["peer"].startswith("127.0.0.1:")
 
 
-def test_silent_connections_stop_nobody(federation, undisturbed):
-    """More of them than there are open files: the run ends with its bits, and newcomers are let in afterwards."""
+def test_silent_connections_stop_no_client(federation: Federation, undisturbed: list[str]) -> None:
+    """With more of them than file descriptors the run ends with its bits, and new clients are accepted afterwards."""
     with under(silent_connections.attack, target(federation)):
         full = federation.server.logged("connections_full", port="listen")
         assert full["connected"].keys() == {"127.0.0.1"}
@@ -76,34 +79,40 @@ def test_silent_connections_stop_nobody(federation, undisturbed):
         eventually(lambda: _registered(client), "a newcomer is let in")
 
 
-def test_refused_handshakes_are_told_of(federation):
-    """With how many there were; certificates of another authority come no further than that."""
-    eve = Pki(federation.place.folder / "another-authority").issue("client", "eve")
+def test_refused_handshakes_are_logged(federation: Federation) -> None:
+    """A log line and a metric. Certificates of another authority fail in the handshake."""
+    eve = Pki(federation.workspace.folder / "another-authority").issue("client", "eve")
     host, _, port = federation.server.settings["admin_listen"].rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(federation.pki.ca)
     context.load_cert_chain(eve.cert, eve.key)
     context.set_alpn_protocols(["h2"])
-    for _ in range(MANY_UNUSED + 5):
+    for _ in range(HANDSHAKES):
         with (
             suppress(OSError),
             socket.create_connection((host, int(port)), timeout=20) as connection,
             context.wrap_socket(connection, server_hostname=host) as secure,
         ):
             secure.recv(1)
-    told = federation.server.logged("handshakes_without_calls", port="admin_listen")
-    assert told["handshakes"] >= MANY_UNUSED
+    assert federation.server.logged("handshakes_failed", port="admin_listen")["handshakes"]
+    counted = "fl_tls_handshakes_failed_total", {"port": "admin_listen"}
+    eventually(lambda: _sample(federation, *counted) >= HANDSHAKES, "all are counted")
 
 
-def _registered(client):
+def rpc(method: Any) -> Any:
+    """A method without serializers, which sends and receives bytes."""
+    return method
+
+
+def _registered(client: RawClient) -> str | None:
     try:
         return client.register().session_id
     except grpc.RpcError:
         return None
 
 
-def test_half_open_requests_for_metrics_take_no_threads(federation):
-    """400 of them: as many threads as before, and a scrape is answered beside them."""
+def test_half_open_requests_for_metrics_need_no_threads(federation: Federation) -> None:
+    """With 400 of them the number of threads stays the same, and a scrape is answered."""
     threads = len(list(Path(f"/proc/{federation.server.pid}/task").iterdir()))
     with under(half_open_metrics.attack, target(federation)):
         for _ in range(5):
@@ -111,48 +120,48 @@ def test_half_open_requests_for_metrics_take_no_threads(federation):
         assert len(list(Path(f"/proc/{federation.server.pid}/task").iterdir())) <= threads + 8
 
 
-def _scraped(federation):
+def _scraped(federation: Federation) -> str | None:
     address = federation.server.settings["metrics_listen"]
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
-            return page.read().decode()
+            return str(page.read().decode())
     except OSError:
         return None
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_that_are_no_request_are_refused_in_a_line(federation, method):
-    """By every method of both services, and nothing of it looks like a fault of ours."""
+def test_invalid_requests_are_refused_in_one_line(federation: Federation, method: str) -> None:
+    """Every method of both services does so, and no reply looks like an internal error."""
     role, port = ("admin", "admin_listen") if "Admin" in method else ("client", "listen")
     with grpc.secure_channel(
         federation.server.settings[port], credentials(federation.hostile("garbles", role))
     ) as channel:
         for garbage in (b"\xff\xff\xff", b"\x0a\x05ab"):
             with pytest.raises(grpc.RpcError) as caught:
-                list(channel.stream_stream(method)(iter([garbage]), timeout=20))
+                list(rpc(channel.stream_stream(method))(iter([garbage]), timeout=20))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "\n" not in caught.value.details()
+            assert "\n" not in str(caught.value.details())
     assert not federation.server.events("rpc_failed")
     assert "Traceback" not in federation.server.errors()
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if "SubmitUpdate" not in method])
-def test_a_request_over_its_methods_size_is_refused(federation, method):
-    """With the limit in words, before it is parsed."""
+def test_a_request_over_its_methods_size_is_refused(federation: Federation, method: str) -> None:
+    """It is refused before parsing, with a message that has the limit."""
     role, port = ("admin", "admin_listen") if "Admin" in method else ("client", "listen")
     size, name = LIMITS[method].size_bytes, f"exceeds-{METHODS.index(method)}"
     with grpc.secure_channel(federation.server.settings[port], credentials(federation.hostile(name, role))) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            list(channel.stream_stream(method)(iter([b"\x0a" + b"x" * size]), timeout=20))
+            list(rpc(channel.stream_stream(method))(iter([b"\x0a" + b"x" * size]), timeout=20))
         if caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            assert "larger than max" in caught.value.details()  # the port's own limit came first
+            assert "larger than max" in str(caught.value.details())  # the port's own limit came first
         else:
-            assert f"at most {size} bytes in {method.rpartition('/')[2]}" in caught.value.details()
+            assert f"at most {size} bytes in {method.rpartition('/')[2]}" in str(caught.value.details())
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_headers_of_millions_of_tensors_take_no_memory(federation, undisturbed):
-    """20 uploads at once whose tables of contents are two bytes an entry; the run beside them keeps its bits."""
+def test_manifests_of_millions_of_tensors_need_no_memory(federation: Federation, undisturbed: list[str]) -> None:
+    """20 uploads at once with manifests of two bytes an entry; an honest run keeps its bits."""
     memory, run = Memory(federation.server.pid), federation.begin_run()
     entries = b"\x0a\x00" * 2_000_000
     for tag in (b"\x12", b"\x22", b"\x0a"):  # a manifest, a payload, the header: each a message with a size before it
@@ -161,11 +170,11 @@ def test_headers_of_millions_of_tensors_take_no_memory(federation, undisturbed):
     before = memory.now()
     with target(federation, "tables").channel() as channel:
         calls = [
-            channel.stream_unary("/fl.v1.Coordinator/SubmitUpdate").future(iter([entries]), timeout=20)
+            rpc(channel.stream_unary("/fl.v1.Coordinator/SubmitUpdate")).future(iter([entries]), timeout=20)
             for _ in range(20)
         ]
         errors = [call.exception() for call in calls]
-    # The first are refused for what they are, the rest because of the first.
+    # The first ones are refused for their content, the rest because of the first.
     assert {error.code() for error in errors} == {
         grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED,
     }  # fmt: skip
@@ -176,7 +185,7 @@ def test_headers_of_millions_of_tensors_take_no_memory(federation, undisturbed):
     federation.still_works(undisturbed, run)
 
 
-def _varint(value):
+def _varint(value: int) -> bytes:
     groups = []
     while value >> 7:
         groups.append(value & 0x7F | 0x80)
@@ -184,13 +193,15 @@ def _varint(value):
     return bytes([*groups, value])
 
 
-def test_a_caller_with_too_many_calls_is_told_to_come_again(federation):
+def test_a_caller_with_too_many_calls_gets_a_retry_time(federation: Federation) -> None:
     """RESOURCE_EXHAUSTED with a wait, counted by port; the calls that are open stay open."""
     with grpc.secure_channel(
         federation.server.settings["admin_listen"], credentials(federation.hostile("watches", "admin"))
     ) as channel:
         over = threading.Event()
-        silent = [channel.stream_unary("/fl.v1.Admin/ListRuns").future(_never(over), timeout=60) for _ in range(33)]
+        silent = [
+            rpc(channel.stream_unary("/fl.v1.Admin/ListRuns")).future(_never(over), timeout=60) for _ in range(33)
+        ]
         refused = eventually(lambda: [call for call in silent if call.done()], "one is too many")
         assert refused[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert isinstance(detail_of(refused[0].trailing_metadata()), errors_pb2.RetryLater)
@@ -200,39 +211,39 @@ def test_a_caller_with_too_many_calls_is_told_to_come_again(federation):
     assert _sample(federation, "fl_requests_refused_total", labels) >= 1
 
 
-def _never(over):
+def _never(over: threading.Event) -> Iterator[bytes]:
     over.wait(60)
     yield b""
 
 
-def _sample(federation, name, labels):
-    families = text_string_to_metric_families(_scraped(federation))
+def _sample(federation: Federation, name: str, labels: dict[str, str]) -> float:
+    families = text_string_to_metric_families(_scraped(federation) or "")
     samples = (sample for family in families for sample in family.samples)
     return next(sample.value for sample in samples if (sample.name, sample.labels) == (name, labels))
 
 
-def test_an_unknown_service_is_not_watched(federation):
-    """A probe is told so, and the stream ends: nothing is kept of the name."""
+def test_an_unknown_service_is_not_watched(federation: Federation) -> None:
+    """The probe is refused, the stream ends, and the name is not kept."""
     with grpc.insecure_channel(federation.server.settings["health_listen"]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answers = list(stub.Watch(health_pb2.HealthCheckRequest(service="nobody"), timeout=20))
+        answers = list(stub.Watch(health_pb2.HealthCheckRequest(service="unknown"), timeout=20))
         assert [answer.status for answer in answers] == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN]
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+            stub.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=20)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection_is_off(federation):
-    """Unless it is asked for, a certificate is no right to be told what there is."""
+def test_reflection_is_off(federation: Federation) -> None:
+    """Reflection is off by default, also for clients with a certificate."""
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     with target(federation).channel() as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            list(channel.stream_stream(method)(iter([b""]), timeout=20))
+            list(rpc(channel.stream_stream(method))(iter([b""]), timeout=20))
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_run_goes_on_when_files_can_be_opened_again(federation, undisturbed):
-    """While none can, updates are not taken, in words; then it ends with its bits, and nothing has failed."""
+def test_a_run_continues_when_descriptors_are_free_again(federation: Federation, undisturbed: list[str]) -> None:
+    """Without free descriptors updates are refused with a message; the run then ends with its bits."""
     server, run = federation.server, federation.begin_run()
     open_now = {int(each.name) for each in Path(f"/proc/{server.pid}/fd").iterdir()}
     lowest = next(number for number in range(OPEN_FILES) if number not in open_now)

@@ -1,26 +1,27 @@
-"""What other users of a machine can read of programs that were started by hand, with the usual mask."""
+"""Files that other users of a machine can read when the programs run with the usual umask."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fl_ops.errors import Misused
-from tests.hostile.certificates import section
+from fl_ops.errors import UsageError
 from tests.hostile.federation import Federation
-from tests.integration.harness import Daemon
-from tests.integration.processes import Place
+from tests.processes.certificates import section
+from tests.processes.federation import Daemon
+from tests.processes.process import Workspace
 
 USUAL = 0o022
 """Files 0644, folders 0755."""
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """Started under the usual mask, whatever the tests' own is; what one daemon and the coordinator left is open."""
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A federation with the usual umask. Existing files of one daemon and the coordinator are open."""
     before = os.umask(USUAL)
     folder = tmp_path_factory.mktemp("files")
     for name in ("server-state", "honest-0-state"):
@@ -29,37 +30,38 @@ def federation(tmp_path_factory):
         (folder / name / "lock").touch()
         (folder / name / "lock").chmod(0o644)
     try:
-        with Place(folder) as place:
-            yield Federation(place)
+        with Workspace(folder) as workspace:
+            yield Federation(workspace)
     finally:
         os.umask(before)
 
 
 def open_to_others(folder: Path) -> list[str]:
-    """What somebody else may do anything with, with the folder itself."""
+    """Paths that other users may read or write, the folder itself included."""
     found = (folder, *folder.rglob("*"))
     return [f"{path} {stat.filemode(path.stat().st_mode)}" for path in found if path.stat().st_mode & 0o077]
 
 
-def test_nobody_else_reads_updates_models_or_the_ledger(federation, undisturbed):
-    """In mid-round, with an update of each client kept, and after a run: nothing in a state directory is open."""
+def test_other_users_cannot_read_updates_models_or_the_ledger(federation: Federation, undisturbed: list[str]) -> None:
+    """During a round with stored updates, and after a run, nothing in a state directory is open."""
     server, daemons = federation.server, federation.daemons
     run_id = federation.begin_run()
     server.until(run_id, lambda run: run.rounds_done, "a round is committed")
-    states = [Path(process.settings["state_dir"]) for process in (server, *daemons.values())]
+    settings = [server.settings, *(daemon.settings for daemon in daemons.values())]
+    states = [Path(each["state_dir"]) for each in settings]
     federation.still_works(undisturbed, run_id)
     assert all(any(state.rglob("*")) for state in states)
     assert [each for state in states for each in open_to_others(state)] == []
 
 
-def test_programs_refuse_a_key_that_everybody_reads(federation):
-    """Coordinator, daemon and operator each name the file, its mode and the command that mends it."""
+def test_programs_refuse_a_key_that_everybody_reads(federation: Federation) -> None:
+    """Coordinator, daemon and operator each name the file, its mode and the command that corrects it."""
     files = federation.pki.issue("client", "open")
     files.key.chmod(0o644)
-    daemon = Daemon(federation.place, federation.server, "open", insecure=False, tls=section(files)).start()
+    daemon = Daemon(federation.workspace, federation.server, "open", insecure=False, tls=section(files)).start()
     assert daemon.wait() == 2
     assert f"got {files.key} with mode 0644: chmod 600 {files.key}" in daemon.errors()
-    with pytest.raises(Misused, match=f"got {files.key} with mode 0644: chmod 600 {files.key}"):
+    with pytest.raises(UsageError, match=f"got {files.key} with mode 0644: chmod 600 {files.key}"):
         federation.server.admin(files)
     own = Path(federation.server.settings["tls"]["key"])
     own.chmod(0o644)

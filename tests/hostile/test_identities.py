@@ -1,38 +1,41 @@
-"""Certificates that are not what they seem, or not any more, beside an honest run."""
+"""Certificates with false names, and expired, renewed or copied ones, during an honest run."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import grpc
 import pytest
 from cryptography import x509
 
-from fl_ops.admin_client import AdminClient
+from fl_ops.admin.client import AdminClient
+from fl_ops.admin.settings import Connection
 from fl_ops.errors import NotAllowed
-from fl_ops.settings import Connection
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
-from tests.hostile.certificates import credentials, section
-from tests.integration.harness import PRESENT, Daemon
-from tests.integration.processes import PATIENCE_S, eventually
-from tests.integration.raw_client import RawClient
+from tests.hostile.federation import Federation
+from tests.processes.certificates import credentials, section
+from tests.processes.federation import Daemon
+from tests.processes.process import TIMEOUT_S
+from tests.processes.raw_client import RawClient
 
 URI = x509.UniformResourceIdentifier
-FORGED = {
+FORGED: dict[str, list[x509.GeneralName]] = {
     "dns": [x509.DNSName("fl://admin/x")],
     "mail": [x509.RFC822Name("fl://admin/x")],
     "first-of-two": [URI("fl://admin/x"), URI("fl://client/mallory")],
     "nul": [URI("fl://admin/x\0.example.org")],
 }
-"""Names that were an admin's, though no authority that looks at URIs would have granted one."""
+"""Names that were once taken for an admin's, although no authority granted an admin URI."""
 
 
 @pytest.mark.parametrize("names", FORGED.values(), ids=FORGED)
-def test_a_name_of_another_kind_makes_no_admin(federation, names):
+def test_a_name_of_another_type_gives_no_admin_rights(federation: Federation, names: list[x509.GeneralName]) -> None:
     """The admin port answers PERMISSION_DENIED with one line, and so does the clients' port."""
     files = federation.pki.forge("forged", names)
     operators = Connection(str(federation.server.settings["admin_listen"]), files)
@@ -45,11 +48,11 @@ def test_a_name_of_another_kind_makes_no_admin(federation, names):
 
 
 @contextmanager
-def until_it_ends(stream):
-    """The status of a stream is in the list once the block is left; the stream is read in a thread."""
+def until_it_ends(stream: Any) -> Iterator[list[grpc.RpcError]]:
+    """Read a stream in a thread; its status is in the list after the block."""
     ended = []
 
-    def read():
+    def read() -> None:
         try:
             for _ in stream:
                 pass
@@ -59,12 +62,12 @@ def until_it_ends(stream):
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
     yield ended
-    reading.join(PATIENCE_S)
+    reading.join(TIMEOUT_S)
     assert ended, "the stream did not end"
 
 
-def test_what_is_open_ends_with_the_certificate(federation, undisturbed):
-    """Attend and WatchRun of brief certificates end in words while others train; with them nobody gets in again."""
+def test_open_streams_end_with_the_certificate(federation: Federation, undisturbed: list[str]) -> None:
+    """Attend and WatchRun end with a message when the certificate expires; afterwards it is refused."""
     run_id = federation.begin_run()
     ends = datetime.now(UTC) + timedelta(seconds=4)
     client = federation.pki.forge("brief-client", [URI("fl://client/brief")], ends)
@@ -81,7 +84,7 @@ def test_what_is_open_ends_with_the_certificate(federation, undisturbed):
             pass
         for error in (*attended, *watched):
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert ":brief ended on" in error.details()
+            assert ":brief ended on" in str(error.details())
         with pytest.raises(grpc.RpcError, match="the certificate of client:brief ended on"):
             brief.register()
     with RawClient(federation.server.address, "brief", credentials(client)) as brief:
@@ -91,24 +94,29 @@ def test_what_is_open_ends_with_the_certificate(federation, undisturbed):
     federation.still_works(undisturbed, run_id)
 
 
-def test_a_daemon_goes_on_with_the_renewed_certificate(federation):
-    """Its first certificate ends on an open connection; it comes back by itself, with the one that lies there then."""
+def test_a_daemon_continues_with_the_renewed_certificate(federation: Federation) -> None:
+    """Its first certificate expires on an open connection. The daemon reconnects with the renewed one."""
     brief = federation.pki.forge(
         "client-renewed", [URI("fl://client/renewed")], datetime.now(UTC) + timedelta(seconds=8)
     )
     daemon = Daemon(
-        federation.place, federation.server, "renewed", insecure=False, tls=section(brief), labels={"site": "elsewhere"}
+        federation.workspace,
+        federation.server,
+        "renewed",
+        insecure=False,
+        tls=section(brief),
+        labels={"site": "elsewhere"},
     ).start()
-    eventually(lambda: federation.server.client("renewed").state == PRESENT, "it attends")
+    federation.server.until_present("renewed")
     refused = daemon.logged("disconnected")
     assert "the certificate of client:renewed ended on" in refused["reason"]
     federation.pki.forge("client-renewed", [URI("fl://client/renewed")])
-    eventually(lambda: federation.server.client("renewed").state == PRESENT, "it attends again")
+    federation.server.until_present("renewed")
     assert daemon.terminate() == 0
 
 
-def test_a_copied_daemon_does_not_end_the_working_one(federation, undisturbed):
-    """Started in mid-round with a copied key, it is sent away, both addresses are shown, and the bits are the same."""
+def test_a_copied_daemon_does_not_end_the_working_one(federation: Federation, undisturbed: list[str]) -> None:
+    """A daemon with a copied key starts during a round. It is refused, both addresses are shown, and the bits stay."""
     server, daemons = federation.server, federation.daemons
     for daemon in daemons.values():
         daemon.hold.touch()
@@ -117,11 +125,11 @@ def test_a_copied_daemon_does_not_end_the_working_one(federation, undisturbed):
     working = daemons[name]
     working.logged("assignment", run=run_id)
     settings = {key: working.settings[key] for key in ("tls", "shard", "labels", "task")}
-    copy = Daemon(federation.place, server, name, process="copy", insecure=False, **settings).start()
-    said = copy.logged("identity_in_use")
-    assert f"another daemon is at work as '{name}': end one of the two" in said["reason"]
-    assert said["todo"].startswith("two daemons use one identity")
-    assert "wants to be" in working.logged("notice")["text"]
+    copy = Daemon(federation.workspace, server, name, process="copy", insecure=False, **settings).start()
+    line = copy.logged("identity_in_use")
+    assert f"another daemon is at work as '{name}': end one of the two" in line["reason"]
+    assert line["todo"].startswith("two daemons use one identity")
+    assert "another daemon tried to register" in working.logged("notice")["text"]
     line = server.logged("client_contested", client=name)
     with server.admin() as admin:
         shown = admin.get_client(name)
@@ -138,19 +146,19 @@ def test_a_copied_daemon_does_not_end_the_working_one(federation, undisturbed):
     assert not working.events("fenced")
 
 
-def test_a_killed_daemon_is_back_at_once(federation):
-    """Its connection closed with it: the next process of the identity is no rival."""
+def test_a_killed_daemon_is_back_at_once(federation: Federation) -> None:
+    """The kill closes its connection, so the next process with the identity is accepted at once."""
     name, daemon = next(iter(federation.daemons.items()))
     before = len(daemon.events("registered"))
     daemon.kill()
     daemon.start()
     daemon.logged("registered", count=before + 1)
-    eventually(lambda: federation.server.client(name).state == PRESENT, "it attends")
+    federation.server.until_present(name)
     assert not daemon.events("identity_in_use")
 
 
-def test_a_banned_client_that_is_forgotten_stays_out(federation):
-    """Over a restart too, until it is unbanned."""
+def test_a_forgotten_client_stays_banned(federation: Federation) -> None:
+    """The ban stays after a restart, until it is removed."""
     server = federation.server
     with federation.raw("liar") as liar:
         liar.register()
@@ -170,14 +178,14 @@ def test_a_banned_client_that_is_forgotten_stays_out(federation):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_machine_that_was_reset_comes_back(federation, undisturbed):
-    """Its old connection is open and silent: the newcomer waits until the transport's keepalive has found that out."""
+def test_a_machine_that_was_reset_comes_back(federation: Federation, undisturbed: list[str]) -> None:
+    """Its old connection is open and silent. The new process waits until the transport's keepalive closes that."""
     federation.still_works(undisturbed, federation.begin_run())
     name, old = next(iter(federation.daemons.items()))
     before = len(old.events("registered"))
     old.signal(signal.SIGSTOP)
     settings = {key: old.settings[key] for key in ("tls", "shard", "labels", "task")}
-    new = Daemon(federation.place, federation.server, name, process="reset", insecure=False, **settings).start()
+    new = Daemon(federation.workspace, federation.server, name, process="reset", insecure=False, **settings).start()
     new.logged("registered")
     old.signal(signal.SIGCONT)
     assert new.events("identity_in_use")

@@ -1,9 +1,10 @@
-"""What one registered client can cost by its transfers: not more than its share, while an honest run ends as always."""
+"""The transfers of one registered client stay within its share, and an honest run is not affected."""
 
 from __future__ import annotations
 
 import re
 import urllib.request
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -12,17 +13,22 @@ from tests.hostile.assigned import begin_run_of
 from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_fetches
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import target, under
-from tests.integration.processes import eventually
+from tests.processes.process import Workspace, eventually
 
 MIB = 1 << 20
 
 
 def metric(federation: Federation, sample: str) -> float:
-    """A sample of the coordinator's metrics, by its name and labels as they stand on the page; 0 if it is not there."""
+    """A sample of the coordinator's metrics by name and labels; 0 if it is missing."""
     address = federation.server.settings["metrics_listen"]
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
         found = re.search(rf"^{re.escape(sample)} (\S+)$", page.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+def metric_is_zero(federation: Federation, sample: str) -> bool:
+    """Whether the sample of the coordinator's page is 0."""
+    return metric(federation, sample) == 0
 
 
 def refused(federation: Federation, limit: str) -> float:
@@ -41,8 +47,15 @@ def refused(federation: Federation, limit: str) -> float:
     ],
     ids=["silent uploads", "unread fetches", "query storm", "refetch"],
 )
-def test_a_client_gets_no_more_than_its_share(federation, undisturbed, attack: ModuleType, limit, calls, most_mib):
-    """Its calls are refused and counted, memory stays what it was, and the honest run beside it has the same bits."""
+def test_a_client_gets_no_more_than_its_share(
+    federation: Federation,
+    undisturbed: list[str],
+    attack: ModuleType,
+    limit: str,
+    calls: int,
+    most_mib: float,
+) -> None:
+    """Its calls are refused and counted, memory does not grow, and the honest run has the same bits."""
     name = attack.__name__.rpartition(".")[2].replace("_", "-")
     begin_run_of(federation, name, "broad" if attack is query_storm else "frozen")
     memory, before = Memory(federation.server.pid), refused(federation, limit)
@@ -54,18 +67,19 @@ def test_a_client_gets_no_more_than_its_share(federation, undisturbed, attack: M
     assert memory.peak() - usual < most_mib
     for kind in ("uploads", "downloads", "queries"):
         sample = f'fl_transfer_calls{{kind="{kind}"}}'
-        eventually(lambda sample=sample: metric(federation, sample) == 0, f"no {kind} are left")
+        drained = partial(metric_is_zero, federation, sample)
+        eventually(drained, f"no {kind} are left")
 
 
-def test_what_is_fetched_again_and_again_is_sent_a_few_times(federation):
-    """Sixteen times for an assignment, and after that once in half a minute."""
+def test_repeated_fetches_are_limited(federation: Federation) -> None:
+    """Sixteen fetches of an assignment are allowed, and then one in half a minute."""
     sent = metric(federation, 'fl_transfer_bytes_total{direction="down",kind="frozen"}')
     assert sent < (16 + 4) * 2.2 * MIB
 
 
-def test_honest_clients_that_meet_a_limit_come_later_and_lose_nothing(place, undisturbed):
-    """Each upload is refused at first here: nothing is trained twice, and the models are the same, bit for bit."""
-    tight = Federation(place, transfers={"calls": 2, "calls_per_s": 5.0})
+def test_honest_clients_retry_after_a_limit_and_lose_nothing(workspace: Workspace, undisturbed: list[str]) -> None:
+    """Each upload is refused at first. Nothing is trained twice, and the models are the same bit for bit."""
+    tight = Federation(workspace, transfers={"calls": 2, "calls_per_s": 5.0})
     digests = tight.server.digests(tight.begin_run(stop={"rounds": 2}))
     assert digests == undisturbed[:2]
     assert refused(tight, "calls") >= 2

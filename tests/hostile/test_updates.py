@@ -1,4 +1,4 @@
-"""What one hostile member of a cohort can do to the model: nothing that is left in it."""
+"""A hostile member of a cohort cannot change the committed model."""
 
 from __future__ import annotations
 
@@ -10,41 +10,49 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fl_ops.cli import app
+from fl_ops.commands.cli import app
 from protos.fl.v1 import admin_pb2
-from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, PAYLOAD_KIND_FULL_GRADIENT, RefusalReason
-from tests.chaos.points import Orders, order_beside
-from tests.hostile.federation import HONEST, SIZE, Federation, SecureCoordinator
-from tests.hostile.members import Member, lied, member
-from tests.integration.harness import TASK, Daemon
-from tests.integration.processes import Place, eventually
+from protos.fl.v1.training_pb2 import (
+    PAYLOAD_KIND_DELTA,
+    PAYLOAD_KIND_FULL_GRADIENT,
+    PayloadKind,
+    RefusalReason,
+    UpdateHeader,
+)
+from tests.chaos.points import KillOrders, order_path
+from tests.hostile.federation import HONEST, SIZE, Federation
+from tests.hostile.members import Lie, Member, lied, member
+from tests.processes.federation import TASK, Daemon, SecureCoordinator
+from tests.processes.process import HERE, Workspace, eventually
+from tests.processes.raw_client import Tensors
 
 MODEL = {"model": "batchnorm"}
 TASK_OF_RUN = {"options": MODEL}
 EVERYBODY = {"sampling": "bernoulli", "rate": 1.0, "clients_per_round": None, "min_clients": SIZE}
-PLAIN = {"name": "fedavg"}
+PLAIN: dict[str, Any] = {"name": "fedavg"}
 CM = {"name": "fedcm", "parameters": {"alpha": 0.2}}
 UNLIMITED = {"max_relative_norm": 0.0, "max_relative_payload": 0.0}
 
 
-class MortalCoordinator(SecureCoordinator):
-    """One that can be ordered to die at a point."""
+class KillableCoordinator(SecureCoordinator):
+    """A coordinator that kills itself at a chosen point."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._module = "tests.chaos.server"
-        self.orders = Orders(order_beside(self.config))
+        self.orders = KillOrders(order_path(self.config))
 
 
 class NormedFederation(Federation):
-    """Its model has buffers: means, variances, and a count of batches."""
+    """A federation with a model with buffers: means, variances, and a count of batches."""
 
-    server_class = MortalCoordinator
+    server_class = KillableCoordinator
+    server: KillableCoordinator
 
     def _daemon(self, index: int) -> Daemon:
         daemon = super()._daemon(index)
         options = {**daemon.settings["task"]["options"], **MODEL, "step_s": 0.0}
-        return Daemon(self.place, self.server, daemon.client_id, **_settings(daemon, options))
+        return Daemon(self.workspace, self.server, daemon.client_id, **_settings(daemon, options))
 
 
 def _settings(daemon: Daemon, options: dict[str, Any]) -> dict[str, Any]:
@@ -54,27 +62,27 @@ def _settings(daemon: Daemon, options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NormedFederation]:
-    """A coordinator that leaves a client out for its second refused update in a row."""
-    with Place(tmp_path_factory.mktemp("updates")) as place:
-        yield NormedFederation(place, quarantine={"after": 2})
+    """A coordinator that excludes a client after its second refused update in a row."""
+    with Workspace(tmp_path_factory.mktemp("updates")) as workspace:
+        yield NormedFederation(workspace, quarantine={"after": 2})
 
 
 @pytest.fixture(scope="module")
 def honest(federation: NormedFederation) -> dict[str, list[str]]:
-    """By method: digests of the models that the honest daemons make without anybody else."""
-    digests = {}
+    """Method -> digests of the models of the honest daemons only."""
+    digests: dict[str, list[str]] = {}
     for algorithm in (PLAIN, CM, {"name": "mimelite"}, {"name": "fednova"}):
         name = federation.server.create(
             f"alone-{algorithm['name']}", task=TASK_OF_RUN, algorithm=algorithm, round=EVERYBODY, labels=HONEST
         )
-        digests[algorithm["name"]] = federation.server.digests(name)
+        digests[str(algorithm["name"])] = federation.server.digests(name)
     return digests
 
 
-def everywhere(value: float, kind: int = PAYLOAD_KIND_DELTA):
-    """The trainable part of a payload is this value in every entry."""
+def everywhere(value: float, kind: PayloadKind = PAYLOAD_KIND_DELTA) -> Lie:
+    """Set every trainable entry of a payload to this value."""
 
-    def lie(header, payloads):
+    def lie(header: UpdateHeader, payloads: dict[PayloadKind, Tensors]) -> None:
         for name, tensor in payloads[kind].items():
             if "running" not in name and tensor.is_floating_point():
                 tensor.fill_(value)
@@ -82,19 +90,19 @@ def everywhere(value: float, kind: int = PAYLOAD_KIND_DELTA):
     return lie
 
 
-def buffer(name: str, value: float):
-    """A buffer is this value in every entry; what is trained is as it should be."""
+def buffer(name: str, value: float) -> Lie:
+    """Set every entry of a buffer to this value; the trainable part stays correct."""
 
-    def lie(header, payloads):
+    def lie(header: UpdateHeader, payloads: dict[PayloadKind, Tensors]) -> None:
         payloads[PAYLOAD_KIND_DELTA][f"1.{name}"].fill_(value)
 
     return lie
 
 
-def says(**values: int):
-    """The header has these values."""
+def with_header(**values: int) -> Lie:
+    """Set these values in the header."""
 
-    def lie(header, payloads):
+    def lie(header: UpdateHeader, payloads: dict[PayloadKind, Tensors]) -> None:
         for field, value in values.items():
             setattr(header, field, value)
 
@@ -113,13 +121,21 @@ CASES = [
     pytest.param(
         {"name": "mimelite"}, {}, everywhere(1e30, PAYLOAD_KIND_FULL_GRADIENT), "NORM", id="mimelite-gradient"
     ),
-    pytest.param(PLAIN, {}, says(num_examples=2**53), "HEADER", id="examples"),
-    pytest.param({"name": "fednova"}, {}, says(num_steps=2**31), "HEADER", id="steps"),
+    pytest.param(PLAIN, {}, with_header(num_examples=2**53), "HEADER", id="examples"),
+    pytest.param({"name": "fednova"}, {}, with_header(num_steps=2**31), "HEADER", id="steps"),
 ]
 
 
 @pytest.mark.parametrize(("algorithm", "limits", "lie", "reason"), CASES)
-def test_a_lie_is_left_out_of_the_model(federation, honest, request, algorithm, limits, lie, reason):
+def test_a_false_update_does_not_enter_the_model(
+    federation: NormedFederation,
+    honest: dict[str, list[str]],
+    request: pytest.FixtureRequest,
+    algorithm: dict[str, Any],
+    limits: dict[str, Any],
+    lie: Lie,
+    reason: str,
+) -> None:
     """The run ends with the models of the honest daemons alone, bit for bit, and the liar is quarantined."""
     name = request.node.callspec.id
     with member(federation, f"liar-{name}", lie) as liar:
@@ -130,31 +146,33 @@ def test_a_lie_is_left_out_of_the_model(federation, honest, request, algorithm, 
 
 
 def refused_twice(federation: NormedFederation, name: str, liar: Member, reason: str) -> None:
-    """It was told so, or dropped from the round after its receipt; and it is left out since."""
+    """Two updates were refused, or dropped after the receipt, and the client is in quarantine."""
     status = federation.server.client(name)
     assert (status.quarantine.refusals, status.updates_refused, status.updates_counted) == (2, 2, 0)
     assert f"({reason.lower()})" in status.quarantine.reason
-    told = {RefusalReason.Name(receipt.reason) for receipt in liar.receipts if not receipt.admitted}
-    assert told <= {f"REFUSAL_REASON_{reason}"}
+    reasons = {RefusalReason.Name(receipt.reason) for receipt in liar.receipts if not receipt.admitted}
+    assert reasons <= {f"REFUSAL_REASON_{reason}"}
 
 
 @pytest.mark.parametrize("point", ["before culprit's refusal", "behind culprit's refusal"])
-def test_a_coordinator_killed_between_the_drop_and_the_repeated_round(federation, honest, tmp_path, point):
-    """It starts again into the same round, drops nobody else, and ends with the same bits; a replay agrees."""
+def test_a_coordinator_killed_between_the_drop_and_the_repeated_round(
+    federation: NormedFederation, honest: dict[str, list[str]], tmp_path: Path, point: str
+) -> None:
+    """It restarts into the same round, drops no other client, and ends with the same bits, as does a replay."""
     name = point.replace(" ", "-").replace("'", "")
-    federation.server.orders.die(point, 1)
+    federation.server.orders.kill_at(point, 1)
     with member(federation, f"liar-{name}", everywhere(3e38)):
         federation.server.create(name, task=TASK_OF_RUN, algorithm=PLAIN, round=EVERYBODY)
-        eventually(lambda: federation.server.orders.obeyed, "it kills itself")
+        eventually(lambda: federation.server.orders.executed, "it kills itself")
         federation.server.wait()
         federation.server.serve()
         assert federation.server.digests(name) == honest["fedavg"]
     assert federation.server.history(name).count("culprit_dropped") in (1, 2)
-    assert "every model the ledger's bit for bit" in replayed(federation, name, tmp_path)
+    assert "every model equals the ledger's bit for bit" in replayed(federation, name, tmp_path)
 
 
 def replayed(federation: NormedFederation, run: str, folder: Path) -> str:
-    """What `fl simulate --replay` says of a run, with the daemons' own data."""
+    """Output of `fl simulate --replay` for a run, with the daemons' own data."""
     configs = folder / "configs"
     configs.mkdir()
     for daemon in federation.daemons.values():
@@ -169,12 +187,12 @@ def replayed(federation: NormedFederation, run: str, folder: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _task_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemons' task can be imported here too."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "integration")
+def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the daemons' task importable for a replay."""
+    monkeypatch.syspath_prepend(HERE)
 
 
-def test_a_run_that_diverged_goes_on(federation):
+def test_a_diverged_run_is_resumed(federation: Federation) -> None:
     """Its reason names the command, which lets it complete from its last model, with another learning rate."""
     server, wild = federation.server, {"name": "fedavgm", "parameters": {"eta_g": 1e38}}
     run = server.create("diverged", task=TASK_OF_RUN, algorithm=wild, round={"clients_per_round": 2}, labels=HONEST)
@@ -189,11 +207,11 @@ def test_a_run_that_diverged_goes_on(federation):
     assert "run_resumed" in server.history(run)
 
 
-def test_examples_weigh_no_more_than_the_share(federation):
-    """Who registers 2^53 examples and says so is admitted, and has half of the weight where that is the limit."""
+def test_examples_weigh_no_more_than_the_share(federation: Federation) -> None:
+    """A client that registers and reports 2^53 examples is admitted with the limit's half of the weight."""
     name = "liar-of-weight"
 
-    def lie(header, payloads):
+    def lie(header: UpdateHeader, payloads: dict[PayloadKind, Tensors]) -> None:
         header.num_examples = 2**53
         header.num_steps = 1
         everywhere(0.0)(header, payloads)

@@ -54,7 +54,7 @@ def make(podman: Podman) -> None:
 def mirrors() -> Iterable[str]:
     """Debian's mirrors that this machine is set to."""
     places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    texts = [place.read_text() for place in places if place.is_file()]
+    texts = [workspace.read_text() for workspace in places if workspace.is_file()]
     lines = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
     return (url.rstrip("/") for line in lines for url in re.findall(r"https?://\S+/debian/?(?=\s|$)", line))
 

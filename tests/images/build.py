@@ -1,4 +1,4 @@
-"""Build the images as k8s/images/README.md says, with the package index that this machine's pip is set to."""
+"""Build the images as in k8s/images/README.md, with the package index of this machine's pip."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def build(podman: Podman, image: str) -> None:
 
 
 def pip_settings() -> str:
-    """A pip.conf that says what this machine's files and environment say together."""
+    """A pip.conf with the settings of this machine's files and environment."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "999"})
     found = re.findall(r"^(global|install|:env:)\.([\w-]+)='(.*)'$", listed.stdout, re.MULTILINE)
-    # As for pip itself, what the environment says is stronger than a file.
+    # As in pip itself, the environment wins over a file.
     found.sort(key=lambda each: each[0] == ":env:")
     values = {key: value for _, key, value in found if key != "constraint"}
     return "".join(["[global]\n", *(f"{key} = {value}\n" for key, value in values.items())])
@@ -43,6 +43,6 @@ def pip_settings() -> str:
 def local_paths(settings: str) -> list[Path]:
     """Files and folders of this machine that the settings name: certificates, packages, indexes of packages."""
     words = re.findall(r"(file://)?(/[^\s'\"]+)", re.sub(r"https?://\S+", "", settings))
-    # The packages of an index lie beside it.
+    # The packages of an index are in the same folder.
     paths = (Path(path).parent if scheme else Path(path) for scheme, path in words)
     return sorted({path for path in paths if path.exists()})

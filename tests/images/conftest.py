@@ -1,4 +1,4 @@
-"""The images, built once for all tests of a session and gone with it; a skip that says why where they cannot be."""
+"""The images, built once for each session and removed with it; a skip with the reason where that is impossible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.images.podman import CannotRun, Podman
 
 TOOLS = ("podman", "debootstrap", "chroot", "tar")
 KEPT = "IMAGES_FOLDER"
-"""Names a folder that stays, for whoever works on the tests: what is there is not built again."""
+"""Environment variable: a persistent folder; its images are not built again."""
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ class Containerfile:
         return [stage[0].value.split()[0] for stage in self.stages]
 
     def values(self, word: str) -> list[str]:
-        """Of all instructions `word` in the last stage: of what is shipped."""
+        """All instructions `word` of the last stage, which is shipped."""
         return [each.value for each in self.stages[-1] if each.word == word]
 
     @property
@@ -61,7 +61,7 @@ class Containerfile:
         return {source for words in copies if not words[0].startswith("--from") for source in words[:-1]}
 
     def defaults(self, name: str) -> set[str]:
-        """What the argument `name` is when nobody says; "" for an argument without a default."""
+        """Default of the argument `name`; "" without one."""
         arguments = (each.value.partition("=") for stage in self.stages for each in stage if each.word == "ARG")
         return {value for key, _, value in arguments if key == name}
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.images.build import IMAGES
 from tests.images.podman import SEALED, Podman
-from tests.integration.harness import Coordinator, Daemon
-from tests.integration.processes import HERE, Place, Process, write_toml
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import HERE, Process, Workspace, write_toml
 
 USER = 10001
 STATE = "/var/lib/impetus"
@@ -21,7 +21,7 @@ TASKS = "/opt/tasks"
 
 
 class Contained(Process):
-    """What a container adds to a process: volumes for settings, state and tasks; podman's way to stop it."""
+    """A process in a container: volumes for settings, state and tasks, and podman's way to stop it."""
 
     podman: Podman
     image: str
@@ -42,7 +42,7 @@ class Contained(Process):
         state = _owned(self.folder / f"{self.name}-volume")
         self._put_settings()
         volumes = {state: STATE, self.mounted: f"{SETTINGS}:ro", HERE: f"{TASKS}:ro"}
-        mounts = [f"--volume={path}:{place}" for path, place in volumes.items()]
+        mounts = [f"--volume={path}:{mounted}" for path, mounted in volumes.items()]
         names = ["--rm", "--name", self.container, "--env", f"PYTHONPATH={TASKS}"]
         return [*self.podman.command, *SEALED, *names, *mounts, self.image]
 
@@ -56,11 +56,11 @@ class Contained(Process):
         return self.wait()
 
     def execute(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a program beside the one that runs there."""
+        """Run another program in the container."""
         return self.podman.attempt("exec", self.container, *words)
 
     def clean_up(self) -> None:
-        """Whatever state it is in: container and podman end here."""
+        """End container and podman in any state."""
         self.podman.attempt("rm", "--force", "--time", "0", "--ignore", self.container)
         super().clean_up()
 
@@ -81,9 +81,9 @@ class ContainedCoordinator(Contained, Coordinator):
 
     image = IMAGES["server"]
 
-    def __init__(self, podman: Podman, place: Place, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, podman: Podman, workspace: Workspace, settings: Mapping[str, Any] | None = None) -> None:
         self.podman = podman
-        super().__init__(place, "server", {"state_dir": STATE, **(settings or {})})
+        super().__init__(workspace, "server", {"state_dir": STATE, **(settings or {})})
 
 
 class ContainedDaemon(Contained, Daemon):
@@ -91,9 +91,11 @@ class ContainedDaemon(Contained, Daemon):
 
     image = IMAGES["client"]
 
-    def __init__(self, podman: Podman, place: Place, server: Coordinator, client_id: str, **settings: Any) -> None:
+    def __init__(
+        self, podman: Podman, workspace: Workspace, server: Coordinator, client_id: str, **settings: Any
+    ) -> None:
         self.podman = podman
-        super().__init__(place, server, client_id, state_dir=STATE, **settings)
+        super().__init__(workspace, server, client_id, state_dir=STATE, **settings)
         self.settings["task"]["options"] = {}
         write_toml(self.config, self.settings)
 

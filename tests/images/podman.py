@@ -15,7 +15,7 @@ RUNTIMES = ("crun", "runc")
 
 
 class CannotRun(Exception):
-    """Containers cannot be run on this machine; says why."""
+    """Containers cannot run on this machine, for this reason."""
 
 
 class Podman:
@@ -31,7 +31,7 @@ class Podman:
 
     @property
     def command(self) -> list[str]:
-        """The words in front of any of podman's commands."""
+        """The arguments before every podman command."""
         places = {"root": "storage", "runroot": "run", "tmpdir": "libpod", "network-config-dir": "networks"}
         own = [word for option, name in places.items() for word in (f"--{option}", str(self.folder / name))]
         return ["podman", *own, *(["--runtime", self.runtime] if self.runtime else [])]
@@ -42,7 +42,7 @@ class Podman:
         return {**os.environ, "CONTAINERS_CONF": str(self._settings), "TMPDIR": str(self.folder)}
 
     def __call__(self, *arguments: str, folder: Path | None = None) -> str:
-        """Run one of podman's commands, in `folder` where that matters; its stdout. Fails with what podman said."""
+        """Run a podman command in `folder`; its stdout. Fails with podman's message."""
         done = self.attempt(*arguments, folder=folder)
         assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
         return done.stdout
@@ -64,17 +64,17 @@ class Podman:
         return self.attempt("image", "exists", image).returncode == 0
 
     def choose_runtime(self, image: str) -> None:
-        """Take the first runtime that starts a container here. Raises CannotRun with what each of them said."""
-        said = []
+        """Choose the first runtime that starts a container here. Raises CannotRun with the message of each."""
+        errors = []
         for self.runtime in (each for each in RUNTIMES if shutil.which(each)):
             done = self.attempt("run", "--rm", "--network", "host", "--read-only", image, "true")
             if done.returncode == 0:
                 return
-            said.append(f"{self.runtime}: {done.stderr.strip()}")
-        raise CannotRun("; ".join(said) or f"none of {', '.join(RUNTIMES)} is installed")
+            errors.append(f"{self.runtime}: {done.stderr.strip()}")
+        raise CannotRun("; ".join(errors) or f"none of {', '.join(RUNTIMES)} is installed")
 
     def inside(self, image: str, *command: str, user: str = "10001:10001") -> subprocess.CompletedProcess[str]:
-        """Run a program of an image in a container that nobody can write to."""
+        """Run a program of an image in a read-only container."""
         entry, *arguments = command
         return self.attempt(*SEALED, "--rm", "--user", user, "--entrypoint", entry, image, *arguments)
 
@@ -97,7 +97,7 @@ SEALED: Sequence[str] = (
     "--cap-drop=all",
     "--security-opt=no-new-privileges",
 )
-"""As a restricted pod runs: nothing can be written but what is mounted for it, and nobody becomes anybody else."""
+"""Like a restricted pod: only mounted folders can be written, and no process can change its user."""
 
 
 def _settings() -> str:

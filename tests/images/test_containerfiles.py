@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -23,16 +24,18 @@ PIN = Containerfile(IMAGES / "server.Containerfile").bases[0]
 
 
 @pytest.fixture(scope="module")
-def finish():
+def finish() -> ModuleType:
     """k8s/images/finish.py, which is no part of a package."""
     specification = importlib.util.spec_from_file_location("finish", IMAGES / "finish.py")
+    assert specification is not None
+    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_wrong_with_it(name):
+def test_nothing_is_wrong_with_it(name: str) -> None:
     """Pinned, multi-stage, no root, no HEALTHCHECK, labelled, with every package of pyproject.toml."""
     assert list(problems(Containerfile(IMAGES / f"{name}.Containerfile"), PACKAGES)) == []
 
@@ -56,7 +59,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("problem", BAD)
-def test_a_bad_one_is_found(tmp_path, problem):
+def test_a_bad_one_is_found(tmp_path: Path, problem: str) -> None:
     """Each claim above fails for a file that breaks it, and it alone."""
     old, new = BAD[problem]
     assert old in GOOD
@@ -68,7 +71,7 @@ def test_a_bad_one_is_found(tmp_path, problem):
     assert any(problem in each for each in found), found
 
 
-def test_both_are_built_alike():
+def test_both_are_built_alike() -> None:
     """What makes the environment stands in two files, and differs in the extras alone."""
     server, client = (Containerfile(IMAGES / f"{name}.Containerfile") for name in NAMES)
     assert (server.defaults("EXTRAS"), client.defaults("EXTRAS")) == ({"postgres"}, {""})
@@ -78,35 +81,35 @@ def test_both_are_built_alike():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_version_is_that_of_the_package(name):
-    """A label that nobody raised with the release would lie."""
+def test_the_version_is_that_of_the_package(name: str) -> None:
+    """The version label equals the package's version."""
     file = Containerfile(IMAGES / f"{name}.Containerfile")
     assert file.defaults("VERSION") == {PROJECT["project"]["version"]}
     assert file.labels["org.opencontainers.image.licenses"] == PROJECT["project"]["license"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_index_is_written_down(name):
-    """Where packages come from is said by whoever builds."""
+def test_no_package_index_is_fixed(name: str) -> None:
+    """The package index is chosen at build time."""
     assert Containerfile(IMAGES / f"{name}.Containerfile").defaults("TORCH_INDEX") == {""}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_build_sees_what_it_copies(name):
+def test_the_build_sees_what_it_copies(name: str) -> None:
     """.containerignore leaves everything out but what it names."""
     lines = (ROOT / ".containerignore").read_text().splitlines()
     assert "*" in lines
     assert Containerfile(IMAGES / f"{name}.Containerfile").copied <= {line[1:] for line in lines if line[:1] == "!"}
 
 
-def test_the_python_is_the_oldest_that_is_supported():
+def test_the_python_is_the_oldest_that_is_supported() -> None:
     """The tests run with the same minor version, and so the image has nothing that they never saw."""
     minor = PIN.removeprefix("python:").rsplit(".", 1)[0]
     assert PROJECT["project"]["requires-python"] == f">={minor}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hadolint_finds_nothing(name):
+def test_hadolint_finds_nothing(name: str) -> None:
     """The linter of Containerfiles, every rule of it."""
     tool = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
     if tool is None:
@@ -115,8 +118,8 @@ def test_hadolint_finds_nothing(name):
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_other_build_of_torch_is_refused(finish):
-    """Gigabytes of CUDA in an image for CPUs, or none in one for GPUs, are told in words."""
+def test_the_other_build_of_torch_is_refused(finish: ModuleType) -> None:
+    """CUDA in an image for CPUs, or none in one for GPUs, is refused with a message."""
     finish.check("cpu", None)
     finish.check("cuda", "13.0")
     with pytest.raises(SystemExit, match="expected torch's build for CPUs, got the one for CUDA 13.0"):
@@ -125,8 +128,8 @@ def test_the_other_build_of_torch_is_refused(finish):
         finish.check("cuda", None)
 
 
-def test_what_runs_is_kept(finish, tmp_path):
-    """Headers, torch's own tests and everybody's go; programs that torch starts, and modules, stay."""
+def test_programs_and_modules_are_kept(finish: ModuleType, tmp_path: Path) -> None:
+    """Headers and tests of all packages are removed; modules and programs that torch starts stay."""
     gone = ["torch/include/a.h", "torch/bin/test_jit", "torch/test/t.py", "numpy/lib/tests/t.py", "sympy/tests/t.py"]
     kept = ["torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "numpy/testing/u.py", "numpy/lib/tests.py"]
     for name in (*gone, *kept):

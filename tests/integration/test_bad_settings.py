@@ -1,18 +1,20 @@
-"""What cannot start says what was expected, what came and what to do, and exits with 2."""
+"""A program with wrong settings exits with 2 and prints the expected and the actual value and the remedy."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fl_ops.errors import OpsError
-from tests.integration.harness import TASK, Coordinator, Daemon, run_spec
-from tests.integration.processes import command, write_toml
+from tests.processes.federation import TASK, Coordinator, Daemon, Fleet, run_spec
+from tests.processes.process import Workspace, run_fl, write_toml
 
 
-def refused(process, **settings):
-    """What a program says on stderr when it is started with these settings and cannot be."""
+def refused(process: Coordinator | Daemon, **settings: Any) -> str:
+    """The stderr of a program that refuses these settings."""
     write_toml(process.config, {**process.settings, **settings})
     assert process.start().wait() == 2
     assert "Traceback" not in process.errors()
@@ -20,7 +22,7 @@ def refused(process, **settings):
 
 
 class Nowhere:
-    """In place of a coordinator that nobody needs to reach."""
+    """An address without a coordinator."""
 
     address = "127.0.0.1:9"
 
@@ -37,15 +39,20 @@ class Nowhere:
             "listen: plain text on 0.0.0.0:0, which others can reach, is refused: add [tls], or set insecure_remote",
             id="plain-text-for-all",
         ),
+        pytest.param(
+            {"insecure": False, "tls": {"cert": "c.pem", "key": "k.pem"}},
+            "anybody could register as any client; to accept that, set tls.no_client_certificates = true",
+            id="no-client-ca",
+        ),
         pytest.param({"threads": 0}, "threads: expected greater than or equal to 1, got 0", id="value"),
     ],
 )
-def test_a_coordinator_with_wrong_settings_says_which(place, settings, text):
-    """File, key, what was expected and what came."""
-    server = Coordinator(place)
-    said = refused(server, **settings)
-    assert said.startswith(f"fl-server: {server.config}: ")
-    assert text in said
+def test_a_coordinator_names_a_wrong_setting(workspace: Workspace, settings: dict[str, Any], text: str) -> None:
+    """The message has the file, the key, the expected and the actual value."""
+    server = Coordinator(workspace)
+    error = refused(server, **settings)
+    assert error.startswith(f"fl-server: {server.config}: ")
+    assert text in error
 
 
 @pytest.mark.parametrize(
@@ -75,16 +82,16 @@ def test_a_coordinator_with_wrong_settings_says_which(place, settings, text):
         pytest.param({"client_id": "-x"}, "expected 1 to 64 of A-Z a-z 0-9 . _ - that do not start with", id="id"),
     ],
 )
-def test_a_daemon_with_wrong_settings_says_which(place, settings, text):
-    """Key, what was expected and what came."""
-    said = refused(Daemon(place, Nowhere, "edge-1"), **settings)
-    assert said.startswith("fl-client: ")
-    assert text in said
+def test_a_daemon_names_a_wrong_setting(workspace: Workspace, settings: dict[str, Any], text: str) -> None:
+    """The message has the key, the expected and the actual value."""
+    error = refused(Daemon(workspace, Nowhere(), "edge-1"), **settings)
+    assert error.startswith("fl-client: ")
+    assert text in error
 
 
-def test_a_missing_settings_file_is_told_by_name(place):
+def test_a_missing_settings_file_is_named(workspace: Workspace) -> None:
     """Both programs."""
-    for process in (Coordinator(place), Daemon(place, Nowhere, "edge-1")):
+    for process in (Coordinator(workspace), Daemon(workspace, Nowhere(), "edge-1")):
         process.config.unlink()
         assert process.start().wait() == 2
         assert f"{process.config}: expected a settings file there, found none" in process.errors()
@@ -120,8 +127,8 @@ def test_a_missing_settings_file_is_told_by_name(place):
         pytest.param({"stop": {"target": 0.9}, "evaluation": {"every": 0}}, "evaluation.every over 0", id="no-metric"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_when_it_is_created(fleet, sections, text):
-    """Checked as a whole before anything is stored: nothing of it is left, and the name is free."""
+def test_an_impossible_run_is_refused_at_creation(fleet: Fleet, sections: dict[str, Any], text: str) -> None:
+    """The run is checked before anything is stored, so its name stays free."""
     with fleet.server.admin() as admin:
         with pytest.raises(OpsError) as refused:
             admin.create_run(run_spec("impossible", **sections))
@@ -129,82 +136,83 @@ def test_a_run_that_cannot_be_is_refused_when_it_is_created(fleet, sections, tex
         assert "impossible" not in {run.run_id for run in admin.list_runs()}
 
 
-def test_a_name_is_given_once(fleet):
-    """A second run of the same name is refused with what to do."""
+def test_the_name_of_a_run_is_unique(fleet: Fleet) -> None:
+    """A second run of the same name is refused with the remedy."""
     fleet.server.create("once")
     with pytest.raises(OpsError, match="a run 'once' exists already; choose another name"):
         fleet.server.create("once")
 
 
-def test_the_command_tells_an_unknown_key_of_a_runs_file(fleet, tmp_path):
-    """`fl run create` names file and key, and the one that was meant; exit code 2."""
+def test_the_command_names_an_unknown_key_of_a_run_file(fleet: Fleet, tmp_path: Path) -> None:
+    """`fl run create` names file, key and the likely intended key; exit code 2."""
     (tmp_path / "run.toml").write_text('[task]\nname = "digits"\n[round]\nclients_per_rund = 2\n')
     address = str(fleet.server.settings["admin_listen"])
-    result = command("run", "create", "run.toml", "--insecure", "--server", address, folder=tmp_path)
+    result = run_fl("run", "create", "run.toml", "--insecure", "--server", address, folder=tmp_path)
     assert result.returncode == 2
     assert "run.toml: unknown key 'round.clients_per_rund'; [round] accepts: sampling, " in result.stderr
     assert "Did you mean 'clients_per_round'?" in result.stderr
 
 
-def test_the_command_says_that_nobody_answers(tmp_path):
-    """No coordinator: exit code 3, the address, and what to do."""
-    result = command("run", "list", "--insecure", "--server", Nowhere.address, folder=tmp_path)
+def test_the_command_reports_that_no_coordinator_answers(tmp_path: Path) -> None:
+    """Without a coordinator the command prints the address and the remedy; exit code 3."""
+    result = run_fl("run", "list", "--insecure", "--server", Nowhere.address, folder=tmp_path)
     assert result.returncode == 3
-    assert "no coordinator answers at 127.0.0.1:9: start one with `fl-server --config server.toml`" in result.stderr
+    assert "no coordinator answers at 127.0.0.1:9, where no program listens" in result.stderr
+    assert "start one with `fl-server --config server.toml`" in result.stderr
 
 
 @pytest.mark.parametrize("setting", ["listen", "admin_listen", "metrics_listen"])
-def test_a_port_in_use_is_told_by_its_setting(fleet, place, setting):
-    """Each of the three ports, with the address and what to do."""
+def test_a_port_in_use_is_named_by_its_setting(fleet: Fleet, workspace: Workspace, setting: str) -> None:
+    """The message for each of the three ports has the address and the remedy."""
     taken = fleet.server.settings[setting]
-    said = refused(Coordinator(place), **{setting: taken})
-    assert f"fl-server: {setting}: cannot listen on {taken}: " in said
-    assert "choose another" in said
+    error = refused(Coordinator(workspace), **{setting: taken})
+    assert f"fl-server: {setting}: cannot listen on {taken}: " in error
+    assert "choose another" in error
 
 
-def test_a_second_coordinator_on_a_state_directory_is_told_who_holds_it(fleet, place):
-    """Refused with the process id of the first, which goes on undisturbed."""
-    said = refused(Coordinator(place), state_dir=fleet.server.settings["state_dir"])
-    assert f"another coordinator runs on {fleet.server.settings['state_dir']}: process {fleet.server.pid} on" in said
+def test_a_second_coordinator_on_a_state_directory_is_refused(fleet: Fleet, workspace: Workspace) -> None:
+    """The message has the process id of the first one, which continues."""
+    error = refused(Coordinator(workspace), state_dir=fleet.server.settings["state_dir"])
+    assert f"another coordinator runs on {fleet.server.settings['state_dir']}: process {fleet.server.pid} on" in error
     assert fleet.server.exit_code is None
 
 
-def test_a_state_directory_of_another_program_is_left_alone(place, tmp_path):
-    """Files that no coordinator wrote: refused with their names, and untouched."""
+def test_a_state_directory_of_another_program_is_left_alone(workspace: Workspace, tmp_path: Path) -> None:
+    """A directory with other files is refused with their names and not changed."""
     (tmp_path / "thesis.tex").write_text("chapter one")
-    said = refused(Coordinator(place), state_dir=tmp_path)
-    assert f"{tmp_path} is no coordinator's state directory: it holds " in said
-    assert "name an empty or a new directory" in said
+    error = refused(Coordinator(workspace), state_dir=tmp_path)
+    assert f"{tmp_path} is no coordinator's state directory: it holds " in error
+    assert "name an empty or a new directory" in error
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
-def test_a_state_directory_that_cannot_be_is_told_by_its_path(place, tmp_path):
-    """A file in its place, and a place where nobody can write, not even root."""
+def test_an_impossible_state_directory_is_named(workspace: Workspace, tmp_path: Path) -> None:
+    """A file of that name, and a path that not even root can write."""
     (tmp_path / "file").write_text("")
-    said = refused(Coordinator(place), state_dir=tmp_path / "file")
-    assert f"{tmp_path / 'file'} is not a directory: name a directory for the coordinator's state" in said
-    said = refused(Coordinator(place, "other"), state_dir="/proc/impetus")
-    assert "cannot write in the state directory /proc/impetus" in said
+    error = refused(Coordinator(workspace), state_dir=tmp_path / "file")
+    assert f"{tmp_path / 'file'} is not a directory: name a directory for the coordinator's state" in error
+    error = refused(Coordinator(workspace, "other"), state_dir="/proc/impetus")
+    assert "cannot write in the state directory /proc/impetus" in error
 
 
-def test_a_daemons_state_directory_that_cannot_be_is_told_by_its_path(place, tmp_path):
-    """A file in its place, and a place where nobody can write."""
+def test_an_impossible_state_directory_of_a_daemon_is_named(workspace: Workspace, tmp_path: Path) -> None:
+    """A file of that name, and a path that cannot be written."""
     (tmp_path / "file").write_text("")
     for number, path in enumerate((tmp_path / "file", "/proc/impetus")):
-        said = refused(Daemon(place, Nowhere, "edge-1", process=f"daemon-{number}"), state_dir=path)
-        assert "fl-client: state_dir: expected a directory that can be written" in said
-        assert str(path) in said
+        error = refused(Daemon(workspace, Nowhere(), "edge-1", process=f"daemon-{number}"), state_dir=path)
+        assert "fl-client: state_dir: expected a directory that can be written" in error
+        assert str(path) in error
 
 
-def test_a_daemons_state_directory_is_one_devices(fleet, place):
-    """Another name on the same directory, and another shard than the first start's, are refused in words."""
-    state = place.folder / "state"
+def test_a_daemons_state_directory_belongs_to_one_device(fleet: Fleet, workspace: Workspace) -> None:
+    """Another client id, and another shard than at the first start, are refused with a message."""
+    state = workspace.folder / "state"
     shard = {"partition": {"method": "iid", "clients": 4, "seed": 1}, "index": 0}
-    first = Daemon(place, fleet.server, "edge-8", state_dir=state, shard=shard).start()
+    first = Daemon(workspace, fleet.server, "edge-8", state_dir=state, shard=shard).start()
     first.logged("registered")
     assert first.terminate() == 0
     assert len(json.loads((state / "shard.json").read_text())["indices"]) == 48
-    said = refused(Daemon(place, fleet.server, "edge-9", state_dir=state, shard=shard))
-    assert "belongs to client 'edge-8', expected 'edge-9'" in said
-    said = refused(first, shard={**shard, "index": 1})
-    assert "a device's shard never changes; set it back, or use another state_dir" in said
+    error = refused(Daemon(workspace, fleet.server, "edge-9", state_dir=state, shard=shard))
+    assert "belongs to client 'edge-8', expected 'edge-9'" in error
+    error = refused(first, shard={**shard, "index": 1})
+    assert "a device's shard never changes; set it back, or use another state_dir" in error

@@ -1,9 +1,11 @@
-"""Updates that are not what was asked for: refused in words, without harm to anybody else."""
+"""Wrong updates are refused with a message, and other clients are not affected."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -12,25 +14,28 @@ import torch
 from protos.digests import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2, errors_pb2, tensor_pb2, training_pb2
 from protos.fl.v1.training_pb2 import RefusalReason
-from protos.status import detail_of
-from tests.integration.harness import Coordinator
-from tests.integration.processes import Place
-from tests.integration.raw_client import RawClient, messages
+from tests.processes.federation import Coordinator
+from tests.processes.process import Workspace
+from tests.processes.raw_client import RawClient, Tensors, detail, messages
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
 NUMBERS = itertools.count()
 
 
+Work = tuple[RawClient, training_pb2.Assignment, Iterator[coordinator_pb2.AttendResponse]]
+"""A client, its assignment and the events of its session."""
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A coordinator of this module's own, without daemons."""
-    with Place(tmp_path_factory.mktemp("bad-updates")) as place:
-        yield Coordinator(place).serve()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """The coordinator of this module, without daemons."""
+    with Workspace(tmp_path_factory.mktemp("bad-updates")) as workspace:
+        yield Coordinator(workspace).serve()
 
 
 @pytest.fixture
-def work(server):
-    """A client by hand and the assignment it was given, in a run of its own: (client, assignment, events)."""
+def work(server: Coordinator) -> Iterator[Work]:
+    """A raw client with an assignment in its own run: (client, assignment, events)."""
     name = f"run-{next(NUMBERS)}"
     label = {"test": name}
     with RawClient(server.address, name) as client:
@@ -43,38 +48,38 @@ def work(server):
                 admin.stop_run(name, "its test is over")
 
 
-def tensors(client, assignment):
-    """The model of the assignment, by name, to make an answer of."""
+def tensors(client: RawClient, assignment: training_pb2.Assignment) -> Tensors:
+    """The model of the assignment: name -> tensor."""
     update = client.update(assignment)
     entries = update.header.payloads[0].manifest.tensors
     return {entry.name: torch.ones(list(entry.shape)) for entry in entries}
 
 
-def rename(values):
-    """The first tensor gets another name."""
+def rename(values: Tensors) -> Tensors:
+    """Rename the first tensor."""
     first, *rest = values
     return {"0.wait": values[first], **{name: values[name] for name in rest}}
 
 
-def reshape(values):
-    """The first tensor is transposed: broadcastable nowhere, but of the same size."""
+def reshape(values: Tensors) -> Tensors:
+    """Transpose the first tensor: another shape of the same size."""
     first, *rest = values
     return {first: values[first].T.contiguous(), **{name: values[name] for name in rest}}
 
 
-def double(values):
-    """The first tensor comes in float64."""
+def double(values: Tensors) -> Tensors:
+    """Convert the first tensor to float64."""
     first, *rest = values
     return {first: values[first].double(), **{name: values[name] for name in rest}}
 
 
-def drop(values):
-    """The last tensor is missing."""
+def drop(values: Tensors) -> Tensors:
+    """Remove the last tensor."""
     return dict(list(values.items())[:-1])
 
 
-def poison(values, with_what):
-    """One value of the last tensor is not finite."""
+def poison(values: Tensors, with_what: float) -> Tensors:
+    """Set one value of the last tensor to a number that is not finite."""
     last = list(values)[-1]
     values[last][0] = with_what
     return values
@@ -103,8 +108,10 @@ def poison(values, with_what):
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(server, work, change, reason, text):
-    """The receipt says what was expected and what came; nothing is spooled, and operators see the client's note."""
+def test_tensors_that_do_not_fit_are_refused(
+    server: Coordinator, work: Work, change: Callable[[Tensors], Tensors], reason: str, text: str
+) -> None:
+    """The receipt has the expected and the actual value. Nothing is spooled, and operators see the client's note."""
     client, assignment, _ = work
     receipt = client.submit(client.update_of(assignment, change(tensors(client, assignment))))
     assert (receipt.admitted, RefusalReason.Name(receipt.reason)) == (False, f"REFUSAL_REASON_{reason}")
@@ -124,8 +131,10 @@ def test_tensors_that_do_not_fit_are_refused(server, work, change, reason, text)
         pytest.param("state_epoch", 3, "STATE_EPOCH", "expected client state of epoch 0, got 3", id="epoch"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused_before_bytes(work, field, value, reason, text):
-    """Judged by the header alone, with no memory taken for what it claims."""
+def test_a_header_that_does_not_fit_is_refused_before_bytes(
+    work: Work, field: str, value: Any, reason: str, text: str
+) -> None:
+    """The header is checked first, and no memory is taken for its claims."""
     client, assignment, _ = work
     update = client.update(assignment)
     setattr(update.header, field, value)
@@ -134,8 +143,8 @@ def test_a_header_that_does_not_fit_is_refused_before_bytes(work, field, value, 
     assert text in receipt.detail
 
 
-def test_another_kind_of_payload_is_refused(work):
-    """A full gradient where a delta was asked for is no layout of this round."""
+def test_another_kind_of_payload_is_refused(work: Work) -> None:
+    """A full gradient in place of a delta does not fit the layout of the round."""
     client, assignment, _ = work
     update = client.update(assignment)
     update.header.payloads[0].kind = training_pb2.PAYLOAD_KIND_FULL_GRADIENT
@@ -143,14 +152,14 @@ def test_another_kind_of_payload_is_refused(work):
     assert receipt.detail == "expected the payloads DELTA, got FULL_GRADIENT"
 
 
-def test_bytes_of_another_digest_are_asked_for_once_more_and_then_refused(work):
-    """Once it may be a disk's fault: the client is told to send it anew. Twice, it is the client's."""
+def test_bytes_with_a_wrong_digest_are_requested_again_once(work: Work) -> None:
+    """The client has to send the bytes a second time, because its disk may be at fault. Then the update is refused."""
     client, assignment, _ = work
     update = client.update(assignment)
     update.header.digest.CopyFrom(digest_message(digest_of(b"something else")))
     with pytest.raises(grpc.RpcError) as failed:
         client.submit(update)
-    broken = detail_of(failed.value.trailing_metadata())
+    broken = detail(failed.value)
     assert isinstance(broken, errors_pb2.BrokenUpload)
     assert broken.kept_bytes == 0
     receipt = client.submit(update)
@@ -158,8 +167,8 @@ def test_bytes_of_another_digest_are_asked_for_once_more_and_then_refused(work):
     assert receipt.detail.startswith("expected bytes with the digest blake3:")
 
 
-def test_a_damaged_chunk_is_asked_for_again(work):
-    """A chunk that fails its checksum ends the stream; what came before it is kept, and the upload goes on there."""
+def test_a_damaged_chunk_is_asked_for_again(work: Work) -> None:
+    """A chunk with a wrong checksum ends the stream. The earlier chunks are kept, and the upload resumes there."""
     client, assignment, _ = work
     update = client.update(assignment)
     parts = messages(update, 64)
@@ -172,24 +181,24 @@ def test_a_damaged_chunk_is_asked_for_again(work):
     assert client.submit(update).admitted
 
 
-def test_a_chunk_out_of_place_is_refused(work):
-    """A gap in the stream is told with the offset that was expected."""
+def test_a_chunk_out_of_place_is_refused(work: Work) -> None:
+    """A gap in the stream is refused with the expected offset."""
     client, assignment, _ = work
     parts = messages(client.update(assignment), 64)
     with pytest.raises(grpc.RpcError, match="expected a chunk at offset 0, got offset 64"):
         client.stub.SubmitUpdate(iter([parts[0], parts[2]]), timeout=60)
 
 
-def test_an_update_that_ends_early_is_not_counted(work):
-    """A trailer before all bytes came: told how much is kept, and nothing is admitted."""
+def test_an_update_that_ends_early_is_not_counted(work: Work) -> None:
+    """For a trailer before the last byte the reply has the number of kept bytes, and nothing is admitted."""
     client, assignment, _ = work
     parts = messages(client.update(assignment), 64)
     with pytest.raises(grpc.RpcError, match="the upload ended short of 172 bytes; 64 bytes are kept"):
         client.stub.SubmitUpdate(iter([*parts[:2], parts[-1]]), timeout=60)
 
 
-def test_an_update_sent_twice_counts_once(server, work):
-    """The second answer is the first one, in the round and after it; the model is that of one update."""
+def test_an_update_sent_twice_counts_once(server: Coordinator, work: Work) -> None:
+    """The second answer equals the first, during the round and afterwards. The model is that of one update."""
     client, assignment, events = work
     update = client.update(assignment)
     first = client.submit(update)
@@ -201,8 +210,8 @@ def test_an_update_sent_twice_counts_once(server, work):
     assert server.rounds(assignment.key.run_id)[0].accepted == 1
 
 
-def test_the_first_of_two_updates_stands(server, work):
-    """Another digest for the same key gets the first one's receipt, and the round is the first one's."""
+def test_the_first_of_two_updates_stands(server: Coordinator, work: Work) -> None:
+    """Another digest for the same key gets the receipt of the first update, which is the one that counts."""
     client, assignment, events = work
     values = tensors(client, assignment)
     first = client.submit(client.update_of(assignment, values))
@@ -212,8 +221,8 @@ def test_the_first_of_two_updates_stands(server, work):
     assert (outcome.counted, outcome.digest) == (True, first.digest)
 
 
-def test_an_update_for_a_closed_round_is_late(server, work):
-    """After the run has ended, an update that never came in time is told so, and changes nothing."""
+def test_an_update_for_a_closed_round_is_late(server: Coordinator, work: Work) -> None:
+    """An update that arrives after the end of its run is refused as late and changes nothing."""
     client, assignment, _ = work
     update = client.update(assignment)
     with server.admin() as admin:
@@ -223,8 +232,8 @@ def test_an_update_for_a_closed_round_is_late(server, work):
     assert (receipt.reason, receipt.detail) == (training_pb2.REFUSAL_REASON_LATE, "the round is closed")
 
 
-def test_an_update_of_somebody_else_is_not_assigned(server, work):
-    """A client that was not drawn cannot answer for one that was."""
+def test_an_update_for_another_client_is_not_assigned(server: Coordinator, work: Work) -> None:
+    """A client that was not drawn cannot deliver for one that was."""
     _, assignment, _ = work
     with RawClient(server.address, "raw-stranger") as stranger:
         stranger.register()
@@ -234,8 +243,8 @@ def test_an_update_of_somebody_else_is_not_assigned(server, work):
     )  # fmt: skip
 
 
-def test_an_update_over_the_norm_is_refused(server):
-    """round.max_update_norm: the receipt says the limit and the norm, which is sqrt(43) for 43 ones."""
+def test_an_update_over_the_norm_is_refused(server: Coordinator) -> None:
+    """round.max_update_norm: the receipt has the limit and the norm, which is sqrt(43) for 43 ones."""
     with RawClient(server.address, "raw-loud") as client:
         client.register(labels={"test": "loud"})
         events = client.attend()
@@ -244,35 +253,35 @@ def test_an_update_over_the_norm_is_refused(server):
     assert receipt.detail == "expected an update of norm 6 at most, got 6.55744"
 
 
-def test_no_protocol_in_common_is_told_with_both_ranges(server):
-    """A client from the future is refused with what each side speaks and which one to upgrade."""
+def test_a_protocol_mismatch_is_refused_with_both_ranges(server: Coordinator) -> None:
+    """A client of a later protocol is refused with both sides' versions and the side to upgrade."""
     with RawClient(server.address, "raw-future") as client, pytest.raises(grpc.RpcError) as failed:
         client.register(protocol=coordinator_pb2.ProtocolRange(min=7, max=9))
     assert failed.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert failed.value.details() == (
-        "no protocol version in common: the client speaks 7 to 9, the coordinator 1 to 1; upgrade the coordinator"
+        "no protocol version in common: the client supports 7 to 9, the coordinator 1 to 1; upgrade the coordinator"
     )
 
 
 @pytest.mark.parametrize("client_id", ["", "../etc", "-rf", "a" * 65, "a b"])
-def test_a_name_that_is_no_id_is_refused(server, client_id):
-    """Ids become file names and options: what could be mistaken for either is refused with the rule."""
+def test_a_name_that_is_no_id_is_refused(server: Coordinator, client_id: str) -> None:
+    """Ids become file names and options. An ambiguous id is refused with the rule."""
     with RawClient(server.address, client_id) as client, pytest.raises(grpc.RpcError) as failed:
         client.register()
     assert failed.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "client_id: expected 1 to 64 of A-Z a-z 0-9 . _ -" in failed.value.details()
+    assert "client_id: expected 1 to 64 of A-Z a-z 0-9 . _ -" in str(failed.value.details())
 
 
-def test_an_unknown_session_is_told_to_register(server):
-    """A session that the coordinator does not know, as after its restart."""
+def test_an_unknown_session_has_to_register(server: Coordinator) -> None:
+    """The coordinator does not know the session, as after a restart."""
     with RawClient(server.address) as client, pytest.raises(grpc.RpcError) as failed:
         client.attend()
     assert failed.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert failed.value.details() == "no session of this id is open: register again"
 
 
-def test_a_resource_that_is_not_sent_out_is_told_so(server):
-    """A digest of nothing that is being sent, and a digest that is none."""
+def test_an_unknown_resource_is_refused(server: Coordinator) -> None:
+    """An unknown digest and an invalid digest are refused."""
     with RawClient(server.address, "raw-lost") as client:
         client.register()
         with pytest.raises(grpc.RpcError, match="is being sent out: its round is over; wait for a new assignment"):
@@ -281,8 +290,8 @@ def test_a_resource_that_is_not_sent_out_is_told_so(server):
             client.fetch(tensor_pb2.Resource())
 
 
-def test_an_upload_without_a_header_is_refused(server):
-    """A stream that begins with bytes, and one with nothing at all."""
+def test_an_upload_without_a_header_is_refused(server: Coordinator) -> None:
+    """A stream that begins with bytes and an empty stream are refused."""
     with RawClient(server.address, "raw-rude") as client:
         client.register()
         trailer = coordinator_pb2.SubmitUpdateRequest(trailer=training_pb2.UpdateTrailer())

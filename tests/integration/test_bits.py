@@ -1,16 +1,20 @@
-"""The same model bit for bit: repeated runs, a coordinator killed at any point, daemons that come back."""
+"""The same model bit for bit: repeated runs, a coordinator killed at any point, restarted daemons."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
+from tests.processes.federation import Fleet
 
 FEDCM = {"name": "fedcm", "parameters": {"alpha": 0.2}}
 FEDAVG = {"name": "fedavg"}
 
 
 @pytest.mark.parametrize("algorithm", [FEDCM, FEDAVG], ids=["fedcm", "fedavg"])
-def test_a_run_repeats_itself(fleet, algorithm):
-    """Two runs of the same settings and seed have the same model after every round; another seed has another."""
+def test_a_run_repeats_itself(fleet: Fleet, algorithm: dict[str, Any]) -> None:
+    """Two runs with the same settings and seed have the same model after every round. Another seed differs."""
     server, name = fleet.server, algorithm["name"]
     server.create(f"{name}-first", algorithm=algorithm)
     first = server.digests(f"{name}-first")
@@ -21,13 +25,13 @@ def test_a_run_repeats_itself(fleet, algorithm):
     assert len(set(first)) == 4
 
 
-def kill_at(fleet, run, event, detail):
-    """SIGKILL the coordinator when it tells of an event of the run's third round, and start it again."""
+def kill_at(fleet: Fleet, run: str, event: str, detail: str) -> None:
+    """SIGKILL the coordinator at an event of the run's third round, and restart it."""
     server = fleet.server
     with server.admin() as admin:
-        for told in admin.watch_run(run):
-            fleet.release()  # only now that somebody watches
-            if told.run.rounds_done == 2 and told.event == event and told.detail.startswith(detail):
+        for status in admin.watch_run(run):
+            fleet.release()  # not before the events are watched
+            if status.run.rounds_done == 2 and status.event == event and status.detail.startswith(detail):
                 server.kill()
                 break
     server.serve()
@@ -43,8 +47,10 @@ def kill_at(fleet, run, event, detail):
         pytest.param("phase", "committing", id="committing"),
     ],
 )
-def test_a_killed_coordinator_goes_on_as_if_nothing_had_happened(fleet, undisturbed, event, detail):
-    """SIGKILL at any point of a round: after a restart the run goes on by itself and ends with the same model."""
+def test_a_killed_coordinator_ends_with_the_same_models(
+    fleet: Fleet, undisturbed: list[str], event: str, detail: str
+) -> None:
+    """After SIGKILL at any point of a round and a restart, the run continues by itself and ends with the same model."""
     fleet.hold()
     run = fleet.server.create(f"killed-{event}-{detail or 'any'}".strip("-"))
     kill_at(fleet, run, event, detail)
@@ -52,8 +58,8 @@ def test_a_killed_coordinator_goes_on_as_if_nothing_had_happened(fleet, undistur
     assert all(summary.seconds > 0 for summary in fleet.server.rounds(run))
 
 
-def test_what_was_acknowledged_before_a_kill_is_not_sent_again(fleet, undisturbed):
-    """One update admitted, the other held up: after SIGKILL the first is still there, and nobody trains it anew."""
+def test_an_acknowledged_update_is_not_sent_again_after_a_kill(fleet: Fleet, undisturbed: list[str]) -> None:
+    """One update is admitted, the other held. After SIGKILL the first one is kept and not trained again."""
     quick, slow = fleet.half_delivered("half")
     fleet.server.kill()
     fleet.server.serve()
@@ -63,8 +69,8 @@ def test_what_was_acknowledged_before_a_kill_is_not_sent_again(fleet, undisturbe
     assert len(quick.events("trained", run="half", round=0)) == 1
 
 
-def test_a_coordinator_told_to_stop_goes_on_after_a_restart(fleet, undisturbed):
-    """SIGTERM in mid-round: it drains and exits with 0; started again, the run ends with the same model."""
+def test_a_stopped_coordinator_continues_after_a_restart(fleet: Fleet, undisturbed: list[str]) -> None:
+    """After SIGTERM during a round it drains and exits with 0. After a restart the run ends with the same model."""
     _, slow = fleet.half_delivered("drained")
     assert fleet.server.terminate() == 0
     assert fleet.server.events("draining")
@@ -74,8 +80,8 @@ def test_a_coordinator_told_to_stop_goes_on_after_a_restart(fleet, undisturbed):
     assert undisturbed == fleet.server.digests("drained")
 
 
-def test_a_daemon_that_comes_back_within_the_grace_delivers(fleet, undisturbed):
-    """A daemon killed in mid-training and started again trains the same update: the model is the undisturbed one."""
+def test_a_daemon_that_comes_back_within_the_grace_delivers(fleet: Fleet, undisturbed: list[str]) -> None:
+    """A daemon that is killed during training and restarted trains the same update. The model does not change."""
     _, slow = fleet.half_delivered("daemon-back")
     slow.kill()
     slow.start()
@@ -84,8 +90,8 @@ def test_a_daemon_that_comes_back_within_the_grace_delivers(fleet, undisturbed):
     assert undisturbed == fleet.server.digests("daemon-back")
 
 
-def test_an_acknowledged_update_of_a_dead_daemon_counts(fleet, undisturbed):
-    """A daemon killed after its receipt is part of the round all the same, and of the next ones when it is back."""
+def test_an_acknowledged_update_of_a_dead_daemon_counts(fleet: Fleet, undisturbed: list[str]) -> None:
+    """A daemon that is killed after its receipt counts in the round, and in later ones after its restart."""
     quick, slow = fleet.half_delivered("daemon-dead")
     quick.logged("submitted", run="daemon-dead", round=0)
     quick.kill()

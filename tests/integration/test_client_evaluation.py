@@ -7,41 +7,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Coordinator, Daemon, Fleet
-from tests.integration.processes import Place, command, eventually
+from tests.processes.federation import Coordinator, Daemon, Fleet
+from tests.processes.process import Workspace, eventually, run_fl
 
 KEPT = 16
 
 
 class EvaluatingFleet(Fleet):
-    """Daemons that keep a part of their shard for evaluation, and can be held in mid-evaluation."""
+    """Daemons that keep a part of their shard for evaluation and can be held during an evaluation."""
 
     def daemon(self, index: int, size: int) -> Daemon:
-        """A daemon that is not started yet."""
+        """Create a daemon without starting it."""
         shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
         options = {"kept": KEPT, "hold_evaluation": str(self.ruler(index))}
-        return Daemon(self.place, self.server, f"edge-{index}", shard=shard, options=options)
+        return Daemon(self.workspace, self.server, f"edge-{index}", shard=shard, options=options)
 
     def ruler(self, index: int) -> Path:
-        """While this file is there, the daemon's evaluation waits."""
-        return self.place.folder / f"edge-{index}.ruler"
+        """While this file exists, the daemon's evaluation waits."""
+        return self.workspace.folder / f"edge-{index}.ruler"
 
 
 @pytest.fixture
-def fleet(place: Place) -> EvaluatingFleet:
+def fleet(workspace: Workspace) -> EvaluatingFleet:
     """A coordinator and three daemons that can evaluate; a lost one is given up after 0.5 s."""
-    return EvaluatingFleet(place, 3, limits={"reattach_grace_s": 0.5})
+    return EvaluatingFleet(workspace, 3, limits={"reattach_grace_s": 0.5})
 
 
 def asking(server: Coordinator, name: str, every: int = 1, **sections: object) -> str:
-    """A run that asks all clients about every so many rounds."""
+    """Sections of a run that evaluates on all clients every this many rounds."""
     return server.create(name, evaluation={"clients_every": every}, **sections)
 
 
-def test_every_clients_word_is_kept_and_summed_up(fleet, tmp_path):
-    """Three daemons, two trained in a round: all three answer about every second, and `fl run evaluations` lists them.
+def test_evaluations_of_all_clients_are_stored_and_averaged(fleet: EvaluatingFleet, tmp_path: Path) -> None:
+    """Two of three daemons train in a round. All three evaluate every second model, as `fl run evaluations` shows.
 
-    No round waits for another's answers, and two are evaluated at a time at most: here there are no more.
+    No round waits for the answers of another, and at most two models are evaluated at a time.
     """
     run = asking(fleet.server, "asked", every=2)
     fleet.server.completed(run)
@@ -51,7 +51,7 @@ def test_every_clients_word_is_kept_and_summed_up(fleet, tmp_path):
         assert 0 <= summary.metrics["clients_accuracy_worst_decile"] <= summary.metrics["clients_accuracy_mean"] <= 1
         assert "accuracy" in summary.metrics
     address = str(fleet.server.settings["admin_listen"])
-    result = command("run", "evaluations", run, "--json", "--insecure", "--server", address, folder=tmp_path)
+    result = run_fl("run", "evaluations", run, "--json", "--insecure", "--server", address, folder=tmp_path)
     answer = json.loads(result.stdout)
     assert answer["round"]["round"] == 3
     assert [(row["client_id"], row["num_examples"]) for row in answer["evaluations"]] == [
@@ -61,8 +61,8 @@ def test_every_clients_word_is_kept_and_summed_up(fleet, tmp_path):
     assert answer["round"]["metrics"]["clients_accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
 
 
-def test_a_daemon_killed_in_mid_evaluation_is_not_waited_for(fleet):
-    """SIGKILL while it evaluates: the others' numbers stand long before the deadline, and the run completes."""
+def test_an_evaluation_does_not_wait_for_a_killed_daemon(fleet: EvaluatingFleet) -> None:
+    """After SIGKILL during its evaluation the others' numbers are stored before the deadline, and the run completes."""
     fleet.ruler(1).touch()
     run = asking(fleet.server, "killed-daemon", stop={"rounds": 1})
     eventually(lambda: evaluations(fleet.server, run) == ["edge-0", "edge-2"], "the others have answered")
@@ -71,9 +71,9 @@ def test_a_daemon_killed_in_mid_evaluation_is_not_waited_for(fleet):
     assert fleet.server.rounds(run)[0].metrics["clients_evaluated"] == 2
 
 
-def test_a_coordinator_killed_between_the_commit_and_the_answers(place):
-    """SIGKILL when one of three has answered: the restart asks the other two only, and has all three numbers."""
-    fleet = EvaluatingFleet(place, 3)
+def test_a_coordinator_killed_between_the_commit_and_the_answers(workspace: Workspace) -> None:
+    """After SIGKILL with one of three answers, the restarted coordinator asks only the other two."""
+    fleet = EvaluatingFleet(workspace, 3)
     for index in (1, 2):
         fleet.ruler(index).touch()
     run = asking(fleet.server, "killed-server", stop={"rounds": 1})
@@ -91,7 +91,7 @@ def test_a_coordinator_killed_between_the_commit_and_the_answers(place):
 
 
 def evaluations(server: Coordinator, run: str) -> list[str]:
-    """Whose answers about the run's newest model are there; nobody's before the first commit."""
+    """Clients with an evaluation of the run's newest model; none before the first commit."""
     if not server.rounds(run):
         return []
     with server.admin() as admin:

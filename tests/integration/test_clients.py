@@ -1,27 +1,30 @@
-"""What an operator can do with a client, and what the client says about it."""
+"""Operations on a client, and the client's messages about them."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import grpc
 import pytest
 
 from fl_ops.errors import NotFound
-from fl_server.sampling import Draw, draw_fixed
+from fl_server.rounds.sampling import Draw, draw_fixed
 from protos.fl.v1 import admin_pb2, coordinator_pb2, coordinator_pb2_grpc
-from tests.integration.harness import PRESENT, TASK, Coordinator, Daemon
-from tests.integration.processes import PATIENCE_S, Place, eventually
-from tests.integration.raw_client import RawClient, messages
+from protos.fl.v1 import coordinator_pb2 as pb
+from tests.processes.federation import TASK, Coordinator, Daemon, Fleet
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
+from tests.processes.raw_client import RawClient, Update, messages
 
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
-"""Of a connection on which little is under way that was not asked for yet."""
+"""Options of a connection with a small window for unread data."""
 
 
-def test_a_banned_daemon_says_so_and_stays_out(fleet):
-    """Banned in mid-training: the round closes without it, and its log has the reason; a restart lifts no ban."""
+def test_a_banned_daemon_logs_the_ban_and_stays_out(fleet: Fleet) -> None:
+    """A ban during training: the round closes without the daemon, its log has the reason. A restart keeps the ban."""
     server = fleet.server
     _, slow = fleet.half_delivered("banned", round={"quorum": 1}, stop={"rounds": 1})
     with server.admin() as admin:
@@ -38,8 +41,8 @@ def test_a_banned_daemon_says_so_and_stays_out(fleet):
     assert server.history(slow.client_id)[-1] == "client_banned"
 
 
-def test_a_ban_ends_an_open_upload(fleet):
-    """The call ends with the reason, what came is off the disk, nothing counts, and another client has the place."""
+def test_a_ban_ends_an_open_upload(fleet: Fleet) -> None:
+    """The call ends with the reason, the received bytes are deleted, nothing counts, and another client replaces it."""
     server = fleet.server
     seed = next(
         seed for seed in itertools.count() if "raw-1" in draw_fixed(["raw-1", *fleet.daemons], 2, Draw(seed, 0, 0))
@@ -51,11 +54,11 @@ def test_a_ban_ends_an_open_upload(fleet):
         server.create("cut", round={"min_clients": 4, "quorum": 2}, stop={"rounds": 1}, seed=seed)
         update = client.update(next(event for event in events if event.HasField("assignment")).assignment)
         silent = threading.Event()
-        call = client.stub.SubmitUpdate.future(unfinished(update, silent), timeout=PATIENCE_S)
+        call = client.stub.SubmitUpdate.future(unfinished(update, silent), timeout=TIMEOUT_S)
         parts = server.folder / "server-state" / "spool"
         eventually(lambda: list(parts.rglob("raw-1.part")), "a part of it is there")
         admin.ban_client("raw-1", "it sends noise")
-        refused = call.exception(timeout=PATIENCE_S)
+        refused = call.exception(timeout=TIMEOUT_S)
         silent.set()
         assert refused.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "to be unbanned (banned: it sends noise)" in refused.details()
@@ -67,16 +70,16 @@ def test_a_ban_ends_an_open_upload(fleet):
     assert server.client("raw-1").updates_counted == 0
 
 
-def unfinished(update, silent):
+def unfinished(update: Update, silent: threading.Event) -> Iterator[pb.SubmitUpdateRequest]:
     """Header and one chunk of an update, then nothing until `silent` is set."""
     yield from messages(update, 64)[:2]
-    silent.wait(PATIENCE_S)
+    silent.wait(TIMEOUT_S)
 
 
-def test_a_ban_ends_an_open_download(tmp_path):
-    """The client has read a message or two of a large model: the call ends with the reason, short of the whole."""
-    with Place(tmp_path) as place:
-        server = Coordinator(place, settings={"limits": {"chunk_bytes": 1 << 16}}).serve()
+def test_a_ban_ends_an_open_download(tmp_path: Path) -> None:
+    """The client has read one or two messages of a large model. The call ends with the reason before the end."""
+    with Workspace(tmp_path) as workspace:
+        server = Coordinator(workspace, settings={"limits": {"chunk_bytes": 1 << 16}}).serve()
         with RawClient(server.address) as client, server.admin() as admin, ExitStack() as stack:
             client.register()
             events = client.attend()
@@ -86,7 +89,7 @@ def test_a_ban_ends_an_open_download(tmp_path):
             largest = max(resources, key=lambda resource: resource.size_bytes)
             request = coordinator_pb2.FetchModelRequest(session_id=client.session_id, digest=largest.digest)
             channel = stack.enter_context(grpc.insecure_channel(server.address, SMALL_WINDOW))
-            reading = coordinator_pb2_grpc.CoordinatorStub(channel).FetchModel(request, timeout=PATIENCE_S)
+            reading = coordinator_pb2_grpc.CoordinatorStub(channel).FetchModel(request, timeout=TIMEOUT_S)
             next(reading)
             admin.ban_client("raw-1", "it fetches too much")
             more = []
@@ -96,31 +99,31 @@ def test_a_ban_ends_an_open_download(tmp_path):
             assert sum(len(message.chunk.data) for message in more) < largest.size_bytes
 
 
-def test_an_unbanned_client_takes_part_again(fleet):
-    """After unban the daemon registers and is drawn; both steps stand in its history, with who and why."""
+def test_an_unbanned_client_takes_part_again(fleet: Fleet) -> None:
+    """After the unban the daemon registers and is drawn. Its history has both steps with actor and reason."""
     server, daemon = fleet.server, fleet["edge-1"]
     with server.admin() as admin:
         admin.ban_client("edge-1", "a mistake")
         admin.unban_client("edge-1")
         daemon.kill()
         daemon.start()
-        fleet.attend()
+        fleet.until_all_present()
         lines = [(line.actor, line.event, line.detail) for line in admin.list_history("edge-1", 0)]
-    said = [line for line in lines if line[0] == "admin"]
-    assert [("admin", "client_banned", "a mistake"), ("admin", "client_unbanned", "")] == said[-2:]
+    admin_lines = [line for line in lines if line[0] == "admin"]
+    assert [("admin", "client_banned", "a mistake"), ("admin", "client_unbanned", "")] == admin_lines[-2:]
     server.completed(server.create("unbanned", round={"clients_per_round": 3}))
 
 
-def test_a_client_can_be_banned_before_it_comes(fleet):
-    """A ban by name alone: the daemon that comes later is refused in words."""
+def test_a_client_can_be_banned_before_it_registers(fleet: Fleet) -> None:
+    """A daemon that registers after a ban of its name is refused with a message."""
     with fleet.server.admin() as admin:
         assert admin.ban_client("edge-stolen", "stolen").banned
-    stolen = Daemon(fleet.place, fleet.server, "edge-stolen").start()
+    stolen = Daemon(fleet.workspace, fleet.server, "edge-stolen").start()
     assert "banned: stolen" in stolen.logged("refused")["reason"]
     assert stolen.terminate() == 0
 
 
-def test_a_drained_client_finishes_and_gets_nothing_new(fleet):
+def test_a_drained_client_finishes_and_gets_nothing_new(fleet: Fleet) -> None:
     """Its update counts, then others are drawn, also after a restart, until the drain is undone."""
     server = fleet.server
     _, slow = fleet.half_delivered("drain", round={"min_clients": 2})
@@ -138,8 +141,8 @@ def test_a_drained_client_finishes_and_gets_nothing_new(fleet):
     assert server.history(slow.client_id)[-2:] == ["client_drained", "client_undrained"]
 
 
-def test_a_forgotten_client_is_off_the_list_and_may_register_anew(fleet):
-    """Forgotten, it is unknown; a daemon of that name that starts later is a new client."""
+def test_a_forgotten_client_is_not_listed_and_may_register_again(fleet: Fleet) -> None:
+    """A forgotten client is unknown. A later daemon of that name is a new client."""
     server, daemon = fleet.server, fleet["edge-2"]
     daemon.terminate()
     with server.admin() as admin:
@@ -148,12 +151,12 @@ def test_a_forgotten_client_is_off_the_list_and_may_register_anew(fleet):
         with pytest.raises(NotFound, match="no client 'edge-2' has registered; `fl clients list`"):
             admin.forget_client("edge-2")
     daemon.start()
-    eventually(lambda: server.client("edge-2").state == PRESENT, "it is there again")
+    server.until_present("edge-2")
     assert server.history("edge-2")[-2:] == ["client_forgotten", "client_registered"]
 
 
-def test_clients_that_are_away_are_listed_as_lost(fleet):
-    """A daemon that is gone when the coordinator starts anew is listed, as suspect or lost, with what it registered."""
+def test_absent_clients_are_listed_as_lost(fleet: Fleet) -> None:
+    """A daemon that is absent at a restart is listed as suspect or lost, with its registration."""
     server, daemon = fleet.server, fleet["edge-0"]
     daemon.terminate()
     server.kill()
@@ -163,20 +166,20 @@ def test_clients_that_are_away_are_listed_as_lost(fleet):
     assert [offer.train_examples for offer in away.tasks] == [64]
 
 
-def test_what_counted_is_counted(fleet):
-    """Each client's counter of counted updates grows by its part of a run's rounds."""
+def test_metrics_count_the_ledgers_updates(fleet: Fleet) -> None:
+    """Each client's counter of counted updates grows by its number of rounds."""
     before = {name: fleet.server.client(name).updates_counted for name in fleet.daemons}
     fleet.server.completed(fleet.server.create("counted", round={"clients_per_round": 3}))
     after = {name: fleet.server.client(name).updates_counted for name in fleet.daemons}
     assert after == {name: count + 4 for name, count in before.items()}
 
 
-def test_two_daemons_with_one_identity_do_not_fight(fleet):
-    """Of two that have done no work the newer one is served; the older one waits, and says what to do about it."""
-    first = Daemon(fleet.place, fleet.server, "double", process="first").start()
+def test_two_daemons_with_one_identity_do_not_alternate(fleet: Fleet) -> None:
+    """Of two idle daemons the newer one is served. The older one waits and logs the remedy."""
+    first = Daemon(fleet.workspace, fleet.server, "double", process="first").start()
     first.logged("registered")
-    eventually(lambda: fleet.server.client("double").state == PRESENT, "it attends")
-    twin = Daemon(fleet.place, fleet.server, "double", process="twin").start()
+    fleet.server.until_present("double")
+    twin = Daemon(fleet.workspace, fleet.server, "double", process="twin").start()
     twin.logged("registered")
     assert first.logged("fenced")["todo"].startswith("two daemons use one identity: end one of them")
     fenced = fleet.server.logged("client_fenced", client="double")
@@ -186,9 +189,9 @@ def test_two_daemons_with_one_identity_do_not_fight(fleet):
     assert (twin.terminate(), first.terminate()) == (0, 0)
 
 
-def test_a_state_directory_is_one_daemons(fleet):
-    """A second daemon on the same state directory is refused with exit code 2 and told which process holds it."""
+def test_a_state_directory_belongs_to_one_daemon(fleet: Fleet) -> None:
+    """A second daemon on the same state directory exits with 2 and names the process that holds it."""
     holder = fleet["edge-2"]
-    second = Daemon(fleet.place, fleet.server, "edge-2", process="second", state_dir=holder.settings["state_dir"])
+    second = Daemon(fleet.workspace, fleet.server, "edge-2", process="second", state_dir=holder.settings["state_dir"])
     assert second.start().wait() == 2
     assert f"is held by another daemon, process {holder.pid}: end that one" in second.errors()

@@ -1,13 +1,14 @@
-"""SCAFFOLD and FedDyn reach the exact optimum in spite of all that makes client states and their sum differ."""
+"""SCAFFOLD and FedDyn reach the exact optimum despite faults that could separate client states from their sum."""
 
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 
-from tests.integration.harness import Coordinator, Daemon
-from tests.integration.processes import Place, eventually
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace, eventually
 
 TASK = "quadratic_task:Quadratic"
 SIZE, ROUNDS = 4, 250
@@ -18,15 +19,15 @@ METHODS = {
 }
 
 
-def daemon(place, server, index):
-    """One of four with six examples each."""
+def daemon(workspace: Workspace, server: Coordinator, index: int) -> Daemon:
+    """One of four daemons with six examples each."""
     shard = {"partition": {"method": "iid", "clients": SIZE, "seed": 1}, "index": index}
-    options = {"hold": str(place.folder / f"edge-{index}.hold")}
-    return Daemon(place, server, f"edge-{index}", shard=shard, task={"name": TASK, "options": options})
+    options = {"hold": str(workspace.folder / f"edge-{index}.hold")}
+    return Daemon(workspace, server, f"edge-{index}", shard=shard, task={"name": TASK, "options": options})
 
 
-def create(server, method, rounds, **round_):
-    """A run of full-batch steps; the population has a place for one that is not there yet."""
+def create(server: Coordinator, method: str, rounds: int, **round_: Any) -> str:
+    """Create a run of full-batch steps; the population includes a client that joins later."""
     return server.create(
         "exact", task={"name": TASK}, algorithm=METHODS[method], population=SIZE, stop={"rounds": rounds},
         local={"epochs": 8, "batch_size": 6, "learning_rate": 0.1},
@@ -35,32 +36,25 @@ def create(server, method, rounds, **round_):
     )  # fmt: skip
 
 
-def errors(server):
-    """Distance to the optimum after each round that was evaluated."""
+def errors(server: Coordinator) -> list[float]:
+    """Distance to the optimum after each evaluated round."""
     return [round_.metrics["error"] for round_ in server.rounds("exact") if round_.metrics]
 
 
-def committed(server, rounds):
-    """Once so many rounds are done."""
+def committed(server: Coordinator, rounds: int) -> None:
+    """Wait until this many rounds are committed."""
     server.until("exact", lambda run: run.rounds_done >= rounds, f"{rounds} rounds are done")
 
 
-@pytest.fixture
-def place(tmp_path):
-    """A place for processes."""
-    with Place(tmp_path) as place:
-        yield place
-
-
-@pytest.mark.slow  # half a minute each, and what it rests on has quick tests of its own
+@pytest.mark.slow  # half a minute each; its parts have quick tests
 @pytest.mark.parametrize("method", ["scaffold", "scaffold-I", "feddyn"])
-def test_the_optimum_is_reached_in_spite_of_everything(place, method):
+def test_the_exact_optimum_is_reached_despite_faults(workspace: Workspace, method: str) -> None:
     """A clipped update, an abandoned attempt, a crash between upload and outcome, a lost state, a client that joins."""
-    server = Coordinator(place, settings={"limits": {"reattach_grace_s": 0.5}}).serve()
-    daemons = [daemon(place, server, index) for index in range(SIZE)]
+    server = Coordinator(workspace, settings={"limits": {"reattach_grace_s": 0.5}}).serve()
+    daemons = [daemon(workspace, server, index) for index in range(SIZE)]
     for each in daemons[:3]:
         each.start()
-    # The first moves are longer than this by far.
+    # The first moves are much longer than this.
     create(server, method, ROUNDS, clip_update_norm=1.5)
     committed(server, 3)
 
@@ -76,13 +70,13 @@ def test_the_optimum_is_reached_in_spite_of_everything(place, method):
     assert errors(server)[-1] < 1e-8
 
 
-def _cohort(server):
-    """Who works for the round, once two do."""
+def _cohort(server: Coordinator) -> list[str]:
+    """Wait until two clients work for the round; returns them."""
     return list(server.until("exact", lambda run: len(run.cohort) == 2, "two are drawn").cohort)
 
 
-def _abandon_an_attempt(server, daemons):
-    """Both of a cohort are killed in mid-training; others take over, and their work never counts."""
+def _abandon_an_attempt(server: Coordinator, daemons: list[Daemon]) -> None:
+    """Kill both members of a cohort during training. Others replace them, and their work never counts."""
     for each in daemons:
         each.hold.touch()
     victims = [each for each in daemons if each.client_id in _cohort(server)]
@@ -95,8 +89,8 @@ def _abandon_an_attempt(server, daemons):
     committed(server, server.run("exact").rounds_done + 3)
 
 
-def _crash_between_upload_and_outcome(server, daemons):
-    """One has delivered and dies before its round commits; it hears the outcome when it is back."""
+def _crash_between_upload_and_outcome(server: Coordinator, daemons: list[Daemon]) -> None:
+    """Kill a daemon after its delivery and before the commit. It gets the outcome after its restart."""
     for each in daemons:
         each.hold.touch()
     quick = next(each for each in daemons if each.client_id in _cohort(server))
@@ -111,8 +105,8 @@ def _crash_between_upload_and_outcome(server, daemons):
     committed(server, done + 3)
 
 
-def _lose_a_state(server, victim):
-    """All that it kept is gone, also the update that its state could be made of again: its next assignment shows it."""
+def _lose_a_state(server: Coordinator, victim: Daemon) -> None:
+    """Delete everything that a daemon stored, also the update from which its state could be restored."""
     victim.kill()
     kept = victim.folder / f"{victim.name}-state"
     assert list((kept / "states").iterdir())

@@ -1,4 +1,4 @@
-"""What probes see of a coordinator: before it is ready, while it serves, and while it leaves."""
+"""Health probes of a coordinator: before it is ready, while it serves, and while it stops."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
-from tests.integration.harness import Coordinator
-from tests.integration.processes import command, eventually
-from tests.integration.raw_client import HaltedUpload, RawClient
+from tests.processes.certificates import Pki
+from tests.processes.federation import Coordinator, SecureCoordinator
+from tests.processes.process import Workspace, eventually
+from tests.processes.raw_client import HaltedUpload, RawClient
 
 READY = {"": "SERVING", "fl.v1.Coordinator": "SERVING", "live": "SERVING"}
 ALIVE = {"": "NOT_SERVING", "fl.v1.Coordinator": "NOT_SERVING", "live": "SERVING"}
 
 
-def probed(address):
-    """What each service is said to be, as a kubelet asks: in plain text, on a connection of its own."""
+def probed(address: str) -> dict[str, str]:
+    """Status of each service, queried like a kubelet: in plain text on a new connection."""
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         answers = {name: check(health_pb2.HealthCheckRequest(service=name), timeout=20).status for name in READY}
@@ -27,14 +28,14 @@ def probed(address):
 
 
 @pytest.fixture
-def server(place):
+def server(workspace: Workspace) -> Coordinator:
     """A coordinator with a port for probes."""
-    return Coordinator(place, settings={"health_listen": "127.0.0.1:0", "drain_grace_s": 50.0}).serve()
+    return Coordinator(workspace, settings={"health_listen": "127.0.0.1:0", "drain_grace_s": 50.0}).serve()
 
 
-def test_recovery_is_alive_and_not_ready(server, place):
-    """While a run is read back the process says that it lives, and ready only when all runs are back."""
-    hold = place.folder / "model.hold"
+def test_recovery_is_alive_and_not_ready(server: Coordinator, workspace: Workspace) -> None:
+    """While runs are restored the process is alive; it is ready when all runs are restored."""
+    hold = workspace.folder / "model.hold"
     server.create("slow", task={"options": {"hold_model": str(hold)}})
     assert server.terminate() == 0
     hold.touch()
@@ -46,9 +47,9 @@ def test_recovery_is_alive_and_not_ready(server, place):
     assert probed(address) == READY
 
 
-def test_a_signal_during_recovery_is_the_end_of_readiness(server, place):
-    """A coordinator that was told to leave before it was ready ends in good order, and never says that it is ready."""
-    hold = place.folder / "model.hold"
+def test_a_signal_during_recovery_is_the_end_of_readiness(server: Coordinator, workspace: Workspace) -> None:
+    """A coordinator that is stopped before it is ready exits with 0 and never reports that it is ready."""
+    hold = workspace.folder / "model.hold"
     server.create("slow", task={"options": {"hold_model": str(hold)}})
     assert server.terminate() == 0
     hold.touch()
@@ -65,7 +66,7 @@ def test_a_signal_during_recovery_is_the_end_of_readiness(server, place):
     assert set(seen) == {health_pb2.HealthCheckResponse.NOT_SERVING}
 
 
-def test_a_drain_is_alive_and_not_ready(server):
+def test_a_drain_is_alive_and_not_ready(server: Coordinator) -> None:
     """From SIGTERM on not ready, and alive as long as an upload is awaited; the last port to close is this one."""
     address = server.settings["health_listen"]
     assert probed(address) == READY
@@ -80,14 +81,9 @@ def test_a_drain_is_alive_and_not_ready(server):
     assert server.wait() == 0
 
 
-def test_the_probes_port_serves_nothing_else(place):
-    """Plain text beside TLS: a kubelet is answered there, a client is not."""
-    for arguments in (("init",), ("issue", "server", "--host", "127.0.0.1")):
-        assert command("ca", *arguments, folder=place.folder).returncode == 0
-    pki = place.folder / "pki"
-    files = {"cert": pki / "server-coordinator.crt", "key": pki / "server-coordinator.key", "client_ca": pki / "ca.crt"}
-    settings = {"insecure": False, "tls": files, "health_listen": "127.0.0.1:0"}
-    server = Coordinator(place, settings=settings).serve()
+def test_the_probes_port_serves_nothing_else(workspace: Workspace) -> None:
+    """The plain-text port next to TLS answers a kubelet and no client."""
+    server = SecureCoordinator(workspace, Pki(workspace.folder / "pki"), {"health_listen": "127.0.0.1:0"}).serve()
     address = server.settings["health_listen"]
     eventually(lambda: probed(address) == READY, "it is ready")
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
@@ -95,9 +91,9 @@ def test_the_probes_port_serves_nothing_else(place):
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_taken_port_for_probes_is_named(server, place):
+def test_a_taken_port_for_probes_is_named(server: Coordinator, workspace: Workspace) -> None:
     """Exit code 2 and the setting's name, before the state directory is touched."""
-    other = Coordinator(place, "other", {"health_listen": server.settings["health_listen"]}).start()
+    other = Coordinator(workspace, "other", {"health_listen": server.settings["health_listen"]}).start()
     assert other.wait() == 2
     assert "health_listen: cannot listen on" in other.errors()
-    assert not (place.folder / "other-state").exists()
+    assert not (workspace.folder / "other-state").exists()

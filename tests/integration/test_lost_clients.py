@@ -1,4 +1,4 @@
-"""Daemons that go away: killed, told to stop, or there before their coordinator."""
+"""Daemons that are killed, stopped, or started before their coordinator."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 import pytest
 
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import PRESENT, Coordinator, Daemon, Fleet
-from tests.integration.processes import eventually
+from tests.processes.federation import Coordinator, Daemon, Fleet
+from tests.processes.process import Workspace
 
 
-def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(place):
+def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(workspace: Workspace) -> None:
     """SIGKILL in mid-round: the round is committed with the other daemon's update, ten minutes before its deadline."""
-    fleet = Fleet(place, 2, limits={"reattach_grace_s": 0.3})
+    fleet = Fleet(workspace, 2, limits={"reattach_grace_s": 0.3})
     quick, slow = fleet.half_delivered("lost", round={"min_clients": 2, "quorum": 1}, stop={"rounds": 1})
     slow.kill()
     fleet.server.completed("lost")
@@ -23,7 +23,7 @@ def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(place):
     assert quick.logged("outcome", run="lost", round=0)["counted"]
 
 
-def test_a_daemon_told_to_stop_in_mid_training_ends_well(fleet):
+def test_a_daemon_stopped_in_training_exits_with_0(fleet: Fleet) -> None:
     """SIGTERM during a training of ten million steps: exit code 0, and the coordinator knows why it left."""
     fleet.server.create("endless", local={"epochs": None, "steps": 10_000_000}, stop={"rounds": 1})
     cohort = fleet.server.until("endless", lambda run: run.cohort, "it draws").cohort
@@ -32,38 +32,38 @@ def test_a_daemon_told_to_stop_in_mid_training_ends_well(fleet):
     assert daemon.terminate() == 0
     assert daemon.events("stopped")
     assert not daemon.events("trained", run="endless")
-    assert fleet.server.client(daemon.client_id).availability.detail == "the daemon was told to stop"
+    assert fleet.server.client(daemon.client_id).availability.detail == "the daemon is stopping"
 
 
-def test_a_daemon_stops_although_a_training_step_hangs(fleet):
+def test_a_daemon_stops_although_a_training_step_hangs(fleet: Fleet) -> None:
     """SIGTERM while the task's own code does not return: exit code 0 all the same."""
     _, slow = fleet.half_delivered("hanging")
     assert slow.terminate() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_daemon_stops_on_a_signal(fleet, number):
+def test_an_idle_daemon_stops_on_a_signal(fleet: Fleet, number: signal.Signals) -> None:
     """Both signals end a daemon that waits for work, with exit code 0."""
     fleet["edge-0"].signal(number)
     assert fleet["edge-0"].wait() == 0
 
 
-def test_a_daemon_waits_for_a_coordinator_that_comes_later(place):
-    """Without a coordinator it says so in words and tries on; once there is one, it joins."""
-    server = Coordinator(place).serve()
+def test_a_daemon_waits_for_a_coordinator_that_comes_later(workspace: Workspace) -> None:
+    """Without a coordinator it logs that and retries; it joins once there is one."""
+    server = Coordinator(workspace).serve()
     server.terminate()
-    daemon = Daemon(place, server, "edge-early").start()
-    assert "nobody listens there; is the coordinator running?" in daemon.logged("disconnected")["reason"]
+    daemon = Daemon(workspace, server, "edge-early").start()
+    assert "the port is closed; is the coordinator running?" in daemon.logged("disconnected")["reason"]
     server.serve()
     daemon.logged("registered")
-    eventually(lambda: server.client("edge-early").state == PRESENT, "it attends")
+    server.until_present("edge-early")
 
 
-def test_a_run_waits_for_enough_clients(place):
-    """A run made before anybody is there waits, and starts by itself when its clients come."""
-    server = Coordinator(place).serve()
+def test_a_run_waits_for_enough_clients(workspace: Workspace) -> None:
+    """A run created before its clients waits, and starts by itself when they come."""
+    server = Coordinator(workspace).serve()
     run = server.create("patient", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     waiting = server.until(run, lambda status: status.state == admin_pb2.RUN_STATE_WAITING, "it waits")
     assert waiting.reason == "0 of 1 clients are here that could be drawn"
-    Daemon(place, server, "edge-late").start()
+    Daemon(workspace, server, "edge-late").start()
     server.completed(run)

@@ -1,4 +1,4 @@
-"""/metrics of a real coordinator and a real daemon, behind a run: it is true, and Prometheus' own tool reads it."""
+"""/metrics of a real coordinator and a real daemon after a run: the values are right, and promtool reads them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.harness import Coordinator, Daemon
-from tests.integration.processes import Place, eventually
+from protos.fl.v1 import admin_pb2
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace, eventually
 
 PAGES = ("coordinator", "daemon")
 
 
+Pages = tuple[dict[str, str], admin_pb2.RunStatus]
+"""Program -> its metrics page; and the run."""
+
+
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """The two pages once a run of two rounds of one client is over, and the run."""
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    """The two pages after a run of two rounds with one client, and the run."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with Place(tmp_path_factory.mktemp("pages")) as place:
-        server = Coordinator(place).serve()
-        daemon = Daemon(place, server, "a-device", metrics_listen=f"127.0.0.1:{port}").start()
+    with Workspace(tmp_path_factory.mktemp("pages")) as workspace:
+        server = Coordinator(workspace).serve()
+        daemon = Daemon(workspace, server, "a-device", metrics_listen=f"127.0.0.1:{port}").start()
         run = server.completed(server.create("r", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2}))
         address = daemon.settings["metrics_listen"]
         admitted = ("fl_client_updates_total", "result=admitted")
@@ -34,13 +40,13 @@ def pages(tmp_path_factory):
         yield dict(zip(PAGES, map(read, addresses), strict=True)), run
 
 
-def read(address):
-    """The page as it is sent."""
+def read(address: str) -> str:
+    """The text of the page."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
-        return answer.read().decode()
+        return str(answer.read().decode())
 
 
-def samples(page):
+def samples(page: str) -> dict[tuple[str, ...], float]:
     """(name, labels) -> value."""
     families = text_string_to_metric_families(page)
     return {
@@ -52,16 +58,16 @@ def samples(page):
 
 @pytest.mark.parametrize("which", PAGES)
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_prometheus_own_tool_finds_nothing_to_say(pages, which):
-    """`promtool check metrics` reads the page, and knows no convention that it breaks."""
+def test_promtool_finds_no_problem(pages: Pages, which: str) -> None:
+    """`promtool check metrics` reads the page without a complaint."""
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=pages[0][which], capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_the_coordinator_tells_of_the_run_what_the_ledger_has(pages):
-    """State, rounds, last commit, best value and norms; what runs here, and where."""
+def test_the_coordinators_metrics_are_those_of_the_ledger(pages: Pages) -> None:
+    """They have state, rounds, last commit, best value and norms, the version and the address."""
     texts, run = pages
     found = samples(texts["coordinator"])
     assert found["fl_run_state", "run=r", "state=completed"] == found["fl_runs", "state=completed"] == 1
@@ -78,8 +84,8 @@ def test_the_coordinator_tells_of_the_run_what_the_ledger_has(pages):
     assert [key for key in found if key[0] == "fl_build_info"]
 
 
-def test_the_daemon_tells_of_its_work(pages):
-    """Two updates were made and admitted; loss, examples, device and disk are known by then."""
+def test_the_daemons_metrics_count_its_work(pages: Pages) -> None:
+    """Two updates were trained and admitted; loss, examples, device and disk are set."""
     found = samples(pages[0]["daemon"])
     assert found["fl_client_rounds_trained_total",] == found["fl_client_updates_total", "result=admitted"] == 2
     assert found["fl_client_updates_total", "result=refused"] == 0
@@ -92,6 +98,6 @@ def test_the_daemon_tells_of_its_work(pages):
 
 
 @pytest.mark.parametrize("which", PAGES)
-def test_no_series_is_a_clients_own(pages, which):
-    """Not in any label; what a scraper adds is its own affair."""
+def test_no_series_belongs_to_one_client(pages: Pages, which: str) -> None:
+    """No label names a client; a scraper may add labels."""
     assert "a-device" not in pages[0][which]

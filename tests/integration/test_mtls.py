@@ -1,183 +1,174 @@
-"""Certificates made by `fl ca`: who may call what, under which name, and every way to get it wrong, in words."""
+"""Certificates on the clients' and the operators' port: the allowed calls, and the message of every refusal."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from fl_ops.admin.settings import Certificates
 from fl_ops.errors import NotAllowed, OpsError, Unreachable
-from fl_ops.settings import Certificates
-from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import Place, command, eventually
-from tests.integration.raw_client import RawClient
+from tests.processes.certificates import Pki, credentials, section
+from tests.processes.federation import Coordinator, Daemon, SecureCoordinator
+from tests.processes.process import Workspace, eventually, run_fl
+from tests.processes.raw_client import RawClient
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with two authorities and what each has issued: ours, and one that nobody here knows."""
-    folder = tmp_path_factory.mktemp("mtls")
-    for arguments in (
-        ("init", "--dir", "pki"),
-        ("issue", "server", "--host", "127.0.0.1", "--dir", "pki"),
-        ("issue", "client", "edge-1", "--dir", "pki"),
-        ("issue", "client", "edge-2", "--dir", "pki"),
-        ("issue", "admin", "alice", "--dir", "pki"),
-        ("init", "--dir", "foreign"),
-        ("issue", "server", "--host", "127.0.0.1", "--dir", "foreign"),
-        ("issue", "client", "edge-1", "--dir", "foreign"),
-    ):
-        made = command("ca", *arguments, folder=folder)
-        assert made.returncode == 0, made.stderr
-    with Place(folder) as place:
-        yield place
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A folder for all processes of this file."""
+    with Workspace(tmp_path_factory.mktemp("mtls")) as workspace:
+        yield workspace
 
 
 @pytest.fixture(scope="module")
-def server(place):
-    """A coordinator that wants certificates of our authority."""
-    files = {"cert": pem(place, "server-coordinator.crt"), "key": pem(place, "server-coordinator.key")}
-    tls = {**files, "client_ca": pem(place, "ca.crt")}
-    return Secure(place, settings={"insecure": False, "tls": tls}).serve()
+def pki(workspace: Workspace) -> Pki:
+    """The authority of the coordinator."""
+    return Pki(workspace.folder / "pki")
 
 
-class Secure(Coordinator):
-    """A coordinator whose operator is alice."""
-
-    def admin(self, certificates=None):
-        return super().admin(certificates or issued(self, "admin-alice"))
-
-
-def pem(place, name, authority="pki"):
-    """A file that `fl ca` wrote."""
-    return str(place.folder / authority / name)
+@pytest.fixture(scope="module")
+def foreign(workspace: Workspace) -> Pki:
+    """An authority that the coordinator does not know."""
+    return Pki(workspace.folder / "foreign")
 
 
-def issued(process, stem, authority="pki"):
-    """The files of one holder."""
-    folder = process.folder / authority
-    return Certificates(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
+@pytest.fixture(scope="module")
+def server(workspace: Workspace, pki: Pki) -> SecureCoordinator:
+    """A coordinator that requires certificates."""
+    return SecureCoordinator(workspace, pki).serve()
 
 
-def tls_of(place, stem, authority="pki", ca="pki"):
-    """A daemon's [tls] section."""
-    return {
-        "ca": pem(place, "ca.crt", ca),
-        "cert": pem(place, f"{stem}.crt", authority),
-        "key": pem(place, f"{stem}.key", authority),
-    }
-
-
-def test_a_run_completes_over_mtls(place, server):
-    """Client and admin by their certificates; the name is the certificate's, and history has the admin's."""
-    one = Daemon(place, server, "edge-1", insecure=False, tls=tls_of(place, "client-edge-1")).start()
-    eventually(lambda: server.client("edge-1").state == PRESENT, "edge-1 attends")
+def test_a_run_completes_over_mtls(workspace: Workspace, server: Coordinator, pki: Pki) -> None:
+    """Client and admin are named by their certificates, and the history names the admin."""
+    daemon = Daemon(workspace, server, "edge-1", insecure=False, tls=section(pki.issue("client", "edge-1"))).start()
+    server.until_present("edge-1")
     run = server.create("secure", round=ONE)
     server.completed(run)
     with server.admin() as admin:
         assert ("admin:alice", "run_created") in [(line.actor, line.event) for line in admin.list_history(run, 0)]
-    assert one.terminate() == 0
+    assert daemon.terminate() == 0
 
 
-def test_a_clients_certificate_opens_no_admin_port(server):
-    """Wrong role: refused with who came and what is needed."""
-    with server.admin(issued(server, "client-edge-1")) as admin, pytest.raises(NotAllowed) as refused:
+def test_a_clients_certificate_opens_no_admin_port(server: Coordinator, pki: Pki) -> None:
+    """The wrong role is refused with the name of the caller and the role that is needed."""
+    with server.admin(pki.issue("client", "edge-1")) as admin, pytest.raises(NotAllowed) as refused:
         admin.list_runs()
     assert "client:edge-1 is not allowed to do this; needed: a certificate with the role admin" in str(refused.value)
 
 
-def raw(server, stem, client_id, authority="pki"):
-    """A client by hand with somebody's certificate."""
-    files = issued(server, stem, authority)
-    ca = issued(server, stem).ca.read_bytes()
-    credentials = grpc.ssl_channel_credentials(ca, files.key.read_bytes(), files.cert.read_bytes())
-    return RawClient(server.address, client_id, credentials)
-
-
-def test_an_admins_certificate_trains_nothing(server):
-    """Wrong role on the clients' port."""
-    with raw(server, "admin-alice", "alice") as client, pytest.raises(grpc.RpcError) as refused:
+@pytest.mark.parametrize(
+    ("role", "name", "text"),
+    [
+        ("admin", "alice", "admin:alice is not allowed to do this; needed: a certificate with the role client"),
+        ("client", "edge-2", "client:edge-2 is not allowed to do this; needed: a certificate with the name 'edge-1'"),
+    ],
+)
+def test_a_certificate_of_another_role_or_name_cannot_register(
+    server: Coordinator, pki: Pki, role: str, name: str, text: str
+) -> None:
+    """The message has the caller's name and what is needed."""
+    own = credentials(pki.issue(role, name))
+    with RawClient(server.address, "edge-1", own) as client, pytest.raises(grpc.RpcError) as refused:
         client.register()
     assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
-    assert "admin:alice is not allowed to do this; needed: a certificate with the role client" in str(refused.value)
+    assert text in str(refused.value)
 
 
-def test_a_client_registers_by_its_certificates_name_only(server):
-    """edge-2's certificate, edge-1's name: refused with both."""
-    with raw(server, "client-edge-2", "edge-1") as client, pytest.raises(grpc.RpcError) as refused:
-        client.register()
-    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
-    assert "client:edge-2 is not allowed to do this; needed: a certificate with the name 'edge-1'" in str(refused.value)
-
-
-def test_a_session_is_of_no_use_to_another_client(server):
-    """edge-1's session id in edge-2's hands: refused."""
-    with raw(server, "client-edge-1", "edge-1") as owner, raw(server, "client-edge-2", "edge-2") as thief:
+def test_a_session_cannot_be_used_by_another_client(server: Coordinator, pki: Pki) -> None:
+    """edge-2 has edge-1's session id and is refused."""
+    first, second = (credentials(pki.issue("client", name)) for name in ("edge-1", "edge-2"))
+    with RawClient(server.address, "edge-1", first) as owner, RawClient(server.address, "edge-2", second) as thief:
         owner.register()
         thief.session_id = owner.session_id
         with pytest.raises(grpc.RpcError, match="needed: a certificate with the name 'edge-1'"):
             thief.attend()
 
 
-def test_a_daemon_knows_its_certificates_name(place, server):
-    """A client_id that is not the certificate's is told before anything is sent."""
-    tls = tls_of(place, "client-edge-2")
-    wrong = Daemon(place, server, "edge-9", process="misnamed", insecure=False, tls=tls)
+def test_a_daemon_checks_its_id_against_its_certificate(workspace: Workspace, server: Coordinator, pki: Pki) -> None:
+    """A client_id that is not the certificate's is refused before anything is sent."""
+    tls = section(pki.issue("client", "edge-2"))
+    wrong = Daemon(workspace, server, "edge-9", process="misnamed", insecure=False, tls=tls)
     assert wrong.start().wait() == 2
-    assert "is the certificate of 'edge-2', got client_id = 'edge-9': remove client_id, or use" in wrong.errors()
+    assert "is the certificate of 'edge-2', but client_id = 'edge-9': remove client_id, or use" in wrong.errors()
 
 
-@pytest.mark.parametrize(
-    ("process", "settings", "text"),
-    [
-        pytest.param(
-            "foreign-certificate",
-            lambda place: {"tls": tls_of(place, "client-edge-1", "foreign")},
-            "does not know the CA that signed tls.cert|does it speak TLS, and know this device's CA?",
-            id="foreign-certificate",
-        ),
-        pytest.param(
-            "foreign-server",
-            lambda place: {"tls": tls_of(place, "client-edge-1", ca="foreign")},
-            "the coordinator's certificate is not signed by tls.ca, or not for this host name",
-            id="foreign-server",
-        ),
-        pytest.param(
-            "plain-text",
-            lambda place: {"insecure": True, "tls": None},
-            "closes the connection; does it speak TLS|what answers there is not a coordinator, or it speaks TLS only",
-            id="plain-text",
-        ),
-    ],
-)
-def test_a_daemon_that_cannot_be_trusted_says_why(place, server, process, settings, text):
-    """It tries on, for a certificate may be put right, and tells in words what is the matter."""
-    chosen = {name: value for name, value in settings(place).items() if value is not None}
-    base = {"insecure": False, "tls": tls_of(place, "client-edge-1")} if "insecure" not in chosen else {}
-    stranger = Daemon(place, server, "edge-1", process=process, **{**base, **chosen}).start()
-    eventually(lambda: told(stranger, text.split("|")), f"{text!r} is told")
-    assert stranger.terminate() == 0
+REFUSALS = {
+    "foreign certificate": (
+        "does not know the CA that signed tls.cert",
+        "does it use TLS, and know this device's CA?",
+    ),
+    "foreign server": ("the coordinator's certificate is not signed by tls.ca",),
+    "plain text": (
+        "closes the connection; does it use TLS",
+        "the server is not a coordinator, or it accepts TLS only",
+    ),
+}
+"""Kind of error -> messages. A daemon logs one of them: on a busy machine grpc may give up before the handshake."""
 
 
-def told(daemon, wordings):
-    """Where the daemon said one of them; it tries again and again, and on a busy machine grpc may give up first."""
-    reasons = [line["reason"] for line in daemon.events("disconnected")]
-    return [reason for reason in reasons if any(words in reason for words in wordings)]
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_daemon_that_cannot_connect_logs_the_reason(
+    workspace: Workspace, server: Coordinator, pki: Pki, foreign: Pki, kind: str
+) -> None:
+    """It continues to retry, because certificates can be replaced."""
+    own, other = pki.issue("client", "edge-1"), foreign.issue("client", "edge-1")
+    settings: dict[str, dict[str, Any]] = {
+        "foreign certificate": {"insecure": False, "tls": section(replace(other, ca=own.ca))},
+        "foreign server": {"insecure": False, "tls": section(replace(own, ca=other.ca))},
+        "plain text": {"insecure": True},
+    }
+    daemon = Daemon(workspace, server, "edge-1", process=kind.replace(" ", "-"), **settings[kind]).start()
+
+    def logged() -> bool:
+        reasons = [line["reason"] for line in daemon.events("disconnected")]
+        return any(text in reason for reason in reasons for text in REFUSALS[kind])
+
+    eventually(logged, f"{kind} is logged")
+    assert daemon.terminate() == 0
 
 
-def test_the_command_says_that_plain_text_does_not_do(server, place):
-    """`fl --insecure` against a port that wants certificates: exit code 3, and what may be the matter."""
+DATES = {"expired": (-10, 7, "ended on 20"), "early": (5, 7, "is not valid before 20")}
+"""Kind of certificate -> its first day from now, its days, and what the daemon logs."""
+
+
+@pytest.mark.parametrize("kind", DATES)
+def test_a_daemon_with_an_invalid_certificate_names_the_date(
+    workspace: Workspace, server: Coordinator, pki: Pki, kind: str
+) -> None:
+    """It stays alive, logs the date and the remedy, and connects without a restart when it has a valid certificate."""
+    begins, days, text = DATES[kind]
+    name = f"edge-{kind}"
+    own = pki.issue("client", name, days, begins)
+    daemon = Daemon(workspace, server, name, insecure=False, tls=section(own)).start()
+    line = daemon.logged("certificate_invalid")
+    assert f"this device's certificate {own.cert} {text}" in line["reason"]
+    assert line["todo"]
+    pki.issue("client", name)
+    server.until_present(name)
+    assert daemon.terminate() == 0
+
+
+def test_the_command_explains_a_refused_plain_text_connection(server: Coordinator, workspace: Workspace) -> None:
+    """`fl --insecure` to a port that requires certificates: exit code 3 and the probable reason."""
     address = str(server.settings["admin_listen"])
-    result = command("run", "list", "--insecure", "--server", address, folder=place.folder)
+    result = run_fl("run", "list", "--insecure", "--server", address, folder=workspace.folder)
     assert result.returncode == 3
-    assert "it may want certificates, or those of another authority" in result.stderr
+    assert "a coordinator with TLS needs your certificates" in result.stderr
 
 
-def test_an_operator_of_another_authority_is_refused(server, place):
-    """A foreign authority on the operator's side: in words, and nothing is listed."""
-    files = issued(server, "client-edge-1", "foreign")
-    with server.admin(files) as admin, pytest.raises(OpsError) as refused:
-        admin.list_runs()
-    assert isinstance(refused.value, Unreachable)
-    assert "do not accept each other's certificates" in str(refused.value)
+def test_an_operator_of_another_authority_is_refused(server: Coordinator, foreign: Pki) -> None:
+    """Nothing is listed. The operator trusts the coordinator in the second case, and learns that it refused."""
+    theirs = foreign.issue("admin", "eve")
+    ours = Certificates(Path(server.settings["tls"]["client_ca"]), theirs.cert, theirs.key)
+    for files, reason in ((theirs, "is not signed by the authority in --ca"), (ours, "refused the certificate")):
+        with server.admin(files) as admin, pytest.raises(OpsError) as refused:
+            admin.list_runs()
+        assert isinstance(refused.value, Unreachable)
+        assert reason in str(refused.value)

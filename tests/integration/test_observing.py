@@ -1,9 +1,10 @@
-"""What others can see of a coordinator: health, reflection, metrics, its log, and the command's tables."""
+"""The observable parts of a coordinator: health, reflection, metrics, its log, and the command's tables."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,15 +12,16 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from tests.integration.harness import Coordinator
-from tests.integration.processes import command
+from tests.processes.federation import Coordinator, Fleet
+from tests.processes.process import Workspace, run_fl
 
 PORTS = {"listen": "fl.v1.Coordinator", "admin_listen": "fl.v1.Admin"}
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_health_says_serving_on_both_ports(fleet, port):
+def test_health_is_serving_on_both_ports(fleet: Fleet, port: str) -> None:
     """The whole server and the service of the port by name."""
     with grpc.insecure_channel(fleet.server.settings[port]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -28,9 +30,9 @@ def test_health_says_serving_on_both_ports(fleet, port):
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_health_says_not_serving_while_a_coordinator_drains(place):
-    """SIGTERM with an upload under way is not needed: whoever watches sees NOT_SERVING before the end."""
-    server = Coordinator(place).serve()
+def test_health_is_not_serving_while_a_coordinator_drains(workspace: Workspace) -> None:
+    """A watcher receives NOT_SERVING before the end, also without an upload under way."""
+    server = Coordinator(workspace).serve()
     with grpc.insecure_channel(server.settings["admin_listen"]) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -38,14 +40,14 @@ def test_health_says_not_serving_while_a_coordinator_drains(place):
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_reflection_describes_the_services_where_it_is_asked_for(place):
+def test_reflection_describes_the_services_if_enabled(workspace: Workspace) -> None:
     """A tool without our .proto files finds each port's service and its methods."""
-    server = Coordinator(place, settings={"reflection": True}).serve()
+    server = Coordinator(workspace, settings={"reflection": True}).serve()
     for port in PORTS:
         described(server, port)
 
 
-def described(server, port):
+def described(server: Coordinator, port: str) -> None:
     """The service of the port, by reflection alone."""
     with grpc.insecure_channel(server.settings[port]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
@@ -55,14 +57,14 @@ def described(server, port):
         assert wanted in service.methods_by_name
 
 
-def samples(server):
+def samples(server: Coordinator) -> list[Sample]:
     """Every sample of /metrics: name -> labels -> value."""
     with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return [sample for family in families for sample in family.samples]
 
 
-def test_metrics_tell_what_a_run_did(fleet):
+def test_metrics_of_a_run(fleet: Fleet) -> None:
     """Rounds, assignments by final state, bytes, norms and evaluation of a run of four rounds of two clients."""
     run = fleet.server.create("measured")
     fleet.server.completed(run)
@@ -80,14 +82,14 @@ def test_metrics_tell_what_a_run_did(fleet):
     assert found["fl_evaluation", (("metric", "accuracy"), ("run", run))] == accuracy
 
 
-def test_no_metric_has_a_clients_name(fleet):
+def test_no_metric_has_a_clients_name(fleet: Fleet) -> None:
     """10,000 clients must not make 10,000 series."""
     assert not [
         sample for sample in samples(fleet.server) for value in sample.labels.values() if value in fleet.daemons
     ]
 
 
-def test_the_coordinators_log_has_a_line_for_each_round(fleet):
+def test_the_coordinators_log_has_a_line_for_each_round(fleet: Fleet) -> None:
     """One summary line for a committed round, with the model's digest as the admin service has it."""
     run = fleet.server.create("logged")
     digests = fleet.server.digests(run)
@@ -96,14 +98,14 @@ def test_the_coordinators_log_has_a_line_for_each_round(fleet):
     assert [2, 2, 2, 2] == [line["accepted"] for line in lines]
 
 
-def test_watching_by_command_ends_with_the_run(fleet, tmp_path):
-    """`fl run create --watch --json` prints an object for each event, ends by itself, and its exit code says how."""
+def test_watching_by_command_ends_with_the_run(fleet: Fleet, tmp_path: Path) -> None:
+    """`fl run create --watch --json` prints an object for each event; the exit code is the run's result."""
     (tmp_path / "run.toml").write_text(
         'name = "watched"\n[task]\nname = "tiny_task:Tiny"\n[local]\nlearning_rate = 0.2\n'
         "[round]\nclients_per_round = 3\n[stop]\nrounds = 2\n"
     )
     address = str(fleet.server.settings["admin_listen"])
-    result = command(
+    result = run_fl(
         "run", "create", "run.toml", "--watch", "--json", "--insecure", "--server", address, folder=tmp_path
     )
     assert result.returncode == 0, result.stderr
@@ -113,12 +115,12 @@ def test_watching_by_command_ends_with_the_run(fleet, tmp_path):
     assert events[-1]["run"]["state"] == "RUN_STATE_COMPLETED"
 
 
-def test_a_stopped_run_ends_a_watch_with_its_own_code(fleet, tmp_path):
-    """Exit code 6, so that a script knows that an operator stopped it."""
+def test_a_stopped_run_ends_a_watch_with_its_own_code(fleet: Fleet, tmp_path: Path) -> None:
+    """Exit code 6 shows a script that an operator stopped the run."""
     fleet.hold()
     fleet.server.create("watch-stop")
     with fleet.server.admin() as admin:
         admin.stop_run("watch-stop", "no more")
     address = str(fleet.server.settings["admin_listen"])
-    result = command("run", "watch", "watch-stop", "--json", "--insecure", "--server", address, folder=tmp_path)
+    result = run_fl("run", "watch", "watch-stop", "--json", "--insecure", "--server", address, folder=tmp_path)
     assert result.returncode == 6

@@ -1,32 +1,34 @@
-"""A client that sends noise in every round: left out, over a restart too, and its rounds can be done again."""
+"""A client that sends noise in every round is excluded, also after a restart, and its rounds can be replayed."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fl_ops.cli import app
+from fl_ops.commands.cli import app
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import TASK, Fleet
-from tests.integration.processes import Place
-from tests.integration.raw_client import RawClient
+from protos.fl.v1 import coordinator_pb2 as pb
+from tests.processes.federation import TASK, Fleet
+from tests.processes.process import HERE, Workspace
+from tests.processes.raw_client import RawClient
 
 EVERYBODY = {"sampling": "bernoulli", "rate": 1.0, "clients_per_round": None, "min_clients": 2}
 
 
 @pytest.fixture
-def noisy_fleet(tmp_path):
+def noisy_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """Two daemons, and a coordinator that needs two refusals."""
-    with Place(tmp_path) as place:
-        yield Fleet(place, 2, quarantine={"after": 2})
+    with Workspace(tmp_path) as workspace:
+        yield Fleet(workspace, 2, quarantine={"after": 2})
 
 
-def send_noise(client, events, rounds):
-    """Answer so many assignments with infinities."""
+def send_noise(client: RawClient, events: Iterator[pb.AttendResponse], rounds: int) -> None:
+    """Answer this many assignments with infinities."""
     answered = 0
     while answered < rounds:
         event = next(events)
@@ -38,9 +40,11 @@ def send_noise(client, events, rounds):
         answered += 1
 
 
-def test_noise_is_quarantined_and_the_run_can_be_done_again(noisy_fleet, tmp_path, monkeypatch):
-    """Two refused updates, then rounds without the client; SIGKILL changes nothing; the replay has the same models."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)  # the daemons' task
+def test_noise_is_quarantined_and_the_run_can_be_replayed(
+    noisy_fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two refused updates the rounds continue without the client, also after SIGKILL. A replay gives the same."""
+    monkeypatch.syspath_prepend(HERE)  # the daemons' task
     server = noisy_fleet.server
     with RawClient(server.address) as client:
         client.register()
@@ -57,11 +61,11 @@ def test_noise_is_quarantined_and_the_run_can_be_done_again(noisy_fleet, tmp_pat
     with server.admin() as admin:
         assert not admin.release_client("raw-1").HasField("quarantine")
     assert server.history("raw-1") == ["client_registered", "client_quarantined", "client_released"]
-    assert "every model the ledger's bit for bit" in replayed(noisy_fleet, tmp_path / "configs")
+    assert "every model equals the ledger's bit for bit" in replayed(noisy_fleet, tmp_path / "configs")
 
 
-def replayed(fleet, folder):
-    """What `fl simulate --replay` says of the run, with the daemons' data."""
+def replayed(fleet: Fleet, folder: Path) -> str:
+    """Output of `fl simulate --replay` for the run, with the daemons' data."""
     folder.mkdir()
     for daemon in fleet.daemons.values():
         (folder / daemon.config.name).write_text(daemon.config.read_text())

@@ -1,4 +1,4 @@
-"""Certificates renewed under load: nothing that runs notices, and what is not to be trusted any more is not."""
+"""Certificates are renewed under load without any effect on runs, and old authorities are no longer trusted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import os
 import shutil
 import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,11 +16,12 @@ from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from fl_ops.cli import app
-from fl_ops.settings import Certificates
-from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import eventually
-from tests.integration.raw_client import RawClient
+from fl_ops.admin.client import AdminClient
+from fl_ops.admin.settings import Certificates
+from fl_ops.commands.cli import app
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace
+from tests.processes.raw_client import RawClient
 
 NAMES = ("edge-0", "edge-1", "edge-2")
 MODEL = {"task": {"options": {"model": "broad"}}, "stop": {"rounds": 1000}}
@@ -27,12 +31,12 @@ MODEL = {"task": {"options": {"model": "broad"}}, "stop": {"rounds": 1000}}
 class Mount:
     """A folder as Kubernetes mounts a secret: its files lead through one link, which is replaced in one step."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder, self.number = folder, 0
         folder.mkdir()
 
-    def put(self, pki, stem, bundle):
-        """Other contents, all at once."""
+    def put(self, pki: Path, stem: str, bundle: Sequence[Path]) -> None:
+        """Replace all contents in one step."""
         self.number += 1
         version = self.folder / f"..{self.number}"
         version.mkdir()
@@ -45,7 +49,7 @@ class Mount:
             if not os.path.lexists(self.folder / name):
                 (self.folder / name).symlink_to(f"..data/{name}")
 
-    def tls(self, authority):
+    def tls(self, authority: str) -> dict[str, str]:
         """The [tls] section of the settings."""
         files = {"cert": "tls.crt", "key": "tls.key", authority: "ca.crt"}
         return {key: str(self.folder / name) for key, name in files.items()}
@@ -54,8 +58,8 @@ class Mount:
 class Site:
     """A coordinator and three daemons with certificates that an operator renews."""
 
-    def __init__(self, place):
-        self.place, self.pki, self.next = place, place.folder / "pki", place.folder / "next"
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.pki, self.next = workspace, workspace.folder / "pki", workspace.folder / "next"
         self.ca("init")
         self.ca("issue", "server", "--host", "127.0.0.1")
         self.ca("issue", "admin", "alice")
@@ -63,36 +67,42 @@ class Site:
             self.ca("issue", "client", name)
         self.ca("init", "--dir", "next")
         stems = ("server-coordinator", *(f"client-{name}" for name in NAMES))
-        self.mounts = {stem: Mount(place.folder / stem) for stem in stems}
+        self.mounts = {stem: Mount(workspace.folder / stem) for stem in stems}
         self.deploy(self.pki, self.pki)
         tls = {"insecure": False, "tls": self.mounts["server-coordinator"].tls("client_ca")}
-        self.server = Secure(place, settings={**tls, "limits": {"chunk_bytes": 64 << 10}})
+        self.server = Secure(workspace, settings={**tls, "limits": {"chunk_bytes": 64 << 10}})
         self.server.site = self
         self.server.serve()
         self.daemons = {name: self._daemon(index, name).start() for index, name in enumerate(NAMES)}
         for name in NAMES:
-            eventually(lambda name=name: self.server.client(name).state == PRESENT, f"{name} attends")
+            self.server.until_present(name)
 
-    def _daemon(self, index, name):
+    def _daemon(self, index: int, name: str) -> Daemon:
         shard = {"partition": {"method": "iid", "clients": len(NAMES), "seed": 1}, "index": index}
         tls = self.mounts[f"client-{name}"].tls("ca")
         options = {"model": "broad", "step_s": 0.02}
-        settings = {"insecure": False, "tls": tls, "shard": shard, "options": options, "metrics_listen": ""}
-        return Daemon(self.place, self.server, name, **settings)
+        settings: dict[str, Any] = {
+            "insecure": False,
+            "tls": tls,
+            "shard": shard,
+            "options": options,
+            "metrics_listen": "",
+        }
+        return Daemon(self.workspace, self.server, name, **settings)
 
-    def ca(self, *arguments):
-        """`fl ca` in the place's folder."""
-        with contextlib.chdir(self.place.folder):
+    def ca(self, *arguments: str) -> None:
+        """Run `fl ca` in the site's folder."""
+        with contextlib.chdir(self.workspace.folder):
             made = CliRunner().invoke(app, ["ca", *arguments])
         assert made.exit_code == 0, made.stderr
 
-    def deploy(self, pki, *bundle):
-        """Give everybody what is in this folder, and these authorities to trust."""
+    def deploy(self, pki: Path, *bundle: Path) -> None:
+        """Install the certificates of this folder and these trusted authorities everywhere."""
         for stem, mount in self.mounts.items():
             mount.put(pki, stem, bundle)
 
-    def rotate(self, pki, *bundle):
-        """Deploy under load, and wait until everybody has moved and three more rounds are committed."""
+    def rotate(self, pki: Path, *bundle: Path) -> None:
+        """Deploy under load; wait until all daemons have reconnected and three more rounds are committed."""
         number = len(self.server.events("certificates_renewed")) + 1
         self.deploy(pki, *bundle)
         self.server.logged("certificates_renewed", number)
@@ -101,8 +111,8 @@ class Site:
         rounds = len(self.server.events("round_committed"))
         self.server.logged("round_committed", rounds + 3)
 
-    def newcomer(self, pki, trusts):
-        """The status of a registration by somebody with edge-0's certificate from this folder; None: welcome."""
+    def newcomer(self, pki: Path, trusts: Path) -> grpc.StatusCode | None:
+        """The status of a registration with edge-0's certificate from this folder; None if accepted."""
         files = ((trusts / "ca.crt"), pki / "client-edge-0.key", pki / "client-edge-0.crt")
         credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
         with RawClient(self.server.address, "edge-9", credentials) as client:
@@ -114,14 +124,16 @@ class Site:
 
 
 class Secure(Coordinator):
-    """A coordinator whose operator has whatever its certificate was issued by."""
+    """A coordinator and an operator with certificates of the same authority."""
 
-    def admin(self, certificates=None):
+    site: Site
+
+    def admin(self, certificates: Certificates | None = None) -> AdminClient:
         pki = self.site.next if (self.site.next / "admin-alice.crt").exists() else self.site.pki
         root = self.site.mounts["server-coordinator"].folder / "ca.crt"
         return super().admin(Certificates(root, pki / "admin-alice.crt", pki / "admin-alice.key"))
 
-    def samples(self, name):
+    def samples(self, name: str) -> list[tuple[dict[str, str], float]]:
         """A metric's samples: (labels, value)."""
         with urllib.request.urlopen(f"http://{self.settings['metrics_listen']}/metrics", timeout=20) as page:
             families = text_string_to_metric_families(page.read().decode())
@@ -129,22 +141,22 @@ class Secure(Coordinator):
 
 
 @pytest.fixture
-def site(place):
-    """All are there, with certificates of the first authority."""
-    return Site(place)
+def site(workspace: Workspace) -> Site:
+    """A connected site with certificates of the first authority."""
+    return Site(workspace)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_everything_is_renewed_under_load_and_nothing_notices(site):
+def test_all_certificates_are_renewed_under_load(site: Site) -> None:
     """New pairs, then a bundle of two authorities, pairs of the second, and the second alone.
 
     One registration for each daemon, one attempt for each round, no call refused or repeated, and the models are those
-    of a run that nobody disturbed. In the end what the first authority signed is of no use to a newcomer.
+    of an undisturbed run. In the end a certificate of the first authority is refused.
     """
     run = site.server.create("rotated", **MODEL)
     site.server.logged("round_committed", 2)
-    old = shutil.copytree(site.pki, site.place.folder / "old")
+    old = shutil.copytree(site.pki, site.workspace.folder / "old")
     site.ca("renew")
     site.rotate(site.pki, site.pki)
     site.rotate(site.pki, site.pki, site.next)
@@ -157,7 +169,7 @@ def test_everything_is_renewed_under_load_and_nothing_notices(site):
     with site.server.admin() as admin:
         admin.pause_run(run)
         site.server.until(run, lambda status: status.rounds_done == len(attempts(site)), "its round is committed")
-        nothing_happened(site)
+        check_no_effect(site)
         admin.stop_run(run, "it has seen enough")
     leaf = x509.load_pem_x509_certificate((site.next / "server-coordinator.crt").read_bytes())
     ends = site.server.samples("fl_certificate_expiry_timestamp_seconds")
@@ -167,13 +179,13 @@ def test_everything_is_renewed_under_load_and_nothing_notices(site):
     assert site.server.digests(undisturbed) == digests
 
 
-def attempts(site):
+def attempts(site: Site) -> list[tuple[int, int]]:
     """Round and number of each attempt."""
     return [(line["round"], line["attempt"]) for line in site.server.events("attempt_opened", run="rotated")]
 
 
-def nothing_happened(site):
-    """To daemons, calls, attempts and uploads."""
+def check_no_effect(site: Site) -> None:
+    """Check that the renewal had no effect on daemons, calls, attempts and uploads."""
     server, began = site.server, attempts(site)
     assert began == [(number, began[0][1]) for number in range(len(began))]
     for event in ("client_lost", "upload_resumed", "update_refused", "rpc_failed"):
@@ -193,8 +205,8 @@ def nothing_happened(site):
 
 
 @pytest.mark.slow
-def test_files_that_do_not_fit_are_told_and_not_used(site):
-    """A pair of which one half is new, on both sides; then somebody else's certificate on a device."""
+def test_files_that_do_not_match_are_logged_and_not_used(site: Site) -> None:
+    """A certificate without its key, on both sides; then another client's certificate on a device."""
     server, edge = site.server, site.daemons["edge-0"]
     site.ca("renew")
     for stem in ("server-coordinator", "client-edge-0"):

@@ -1,30 +1,39 @@
-"""How a coordinator ends: in good order within its grace, or at once, and what the next one finds."""
+"""The end of a coordinator: within its grace or at once, and the start of the next one."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import eventually
-from tests.integration.raw_client import HALF_BYTES, HaltedUpload, RawClient
+from protos.fl.v1 import coordinator_pb2 as pb
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace, eventually
+from tests.processes.raw_client import HALF_BYTES, HaltedUpload, RawClient
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
 AT_ONCE = 130
 
 
 @pytest.fixture
-def server(place):
+def server(workspace: Workspace) -> Coordinator:
     """A coordinator with all the time that an upload needs."""
-    server = Coordinator(place, settings={"drain_grace_s": 50.0})
+    return Coordinator(workspace, settings={"drain_grace_s": 50.0}).serve()
+
+
+@pytest.fixture
+def unforked_server(workspace: Workspace) -> Coordinator:
+    """The same as a process that is not forked, which ends with the interpreter's shutdown."""
+    server = Coordinator(workspace, settings={"drain_grace_s": 50.0})
     server.forks = False
     return server.serve()
 
 
-def test_an_upload_in_flight_is_finished_and_committed(server):
-    """SIGTERM in mid-upload: the rest is taken, its round committed, nobody drawn any more, and the end is orderly."""
+def test_an_upload_in_flight_is_finished_and_committed(unforked_server: Coordinator) -> None:
+    """After SIGTERM during an upload the rest is received, the round committed, no client drawn; exit code 0."""
+    server = unforked_server
     with RawClient(server.address) as client:
         upload = HaltedUpload(server, client)
         server.signal(signal.SIGTERM)
@@ -36,8 +45,8 @@ def test_an_upload_in_flight_is_finished_and_committed(server):
     assert [event["round"] for event in server.events("attempt_opened")] == [0]
 
 
-def test_a_second_signal_leaves_an_upload_to_be_resumed(server):
-    """Nobody waits for it: the process ends at once, and the next one has what was kept and takes the rest."""
+def test_a_second_signal_leaves_an_upload_to_be_resumed(server: Coordinator) -> None:
+    """The process ends at once. The next one has the received bytes and gets the rest."""
     with RawClient(server.address) as client:
         upload = HaltedUpload(server, client)
         server.signal(signal.SIGTERM)
@@ -55,7 +64,7 @@ def test_a_second_signal_leaves_an_upload_to_be_resumed(server):
         assert client.submit(upload.update).admitted
 
 
-def _registered(client):
+def _registered(client: RawClient) -> pb.RegisterResponse | None:
     try:
         return client.register()
     except grpc.RpcError:
@@ -63,14 +72,13 @@ def _registered(client):
 
 
 @pytest.fixture
-def evaluating(place, request):
-    """A coordinator of so much grace whose last round is committed, and whose evaluation of it does not end."""
-    server = Coordinator(place, settings={"drain_grace_s": request.param, "health_listen": "127.0.0.1:0"})
-    server.forks = False
+def evaluating(workspace: Workspace, request: pytest.FixtureRequest) -> tuple[Coordinator, Path]:
+    """A coordinator with this drain grace; its last round is committed, and its evaluation does not end."""
+    server = Coordinator(workspace, settings={"drain_grace_s": request.param, "health_listen": "127.0.0.1:0"})
     server.serve()
-    daemon = Daemon(place, server, "edge-1").start()
-    eventually(lambda: server.client("edge-1").state == PRESENT, "edge-1 attends")
-    hold = place.folder / "evaluation.hold"
+    daemon = Daemon(workspace, server, "edge-1").start()
+    server.until_present("edge-1")
+    hold = workspace.folder / "evaluation.hold"
     hold.touch()
     server.create("slow", task={"options": {"hold_evaluation": str(hold)}}, round=ONE, stop={"rounds": 1})
     daemon.logged("trained", run="slow")
@@ -79,8 +87,8 @@ def evaluating(place, request):
 
 
 @pytest.mark.parametrize("evaluating", [0.2], indirect=True)
-def test_what_does_not_end_in_the_grace_is_left(evaluating):
-    """An evaluation holds the end up no longer than the grace; after a restart it is made up, and the run completes."""
+def test_work_beyond_the_grace_is_abandoned(evaluating: tuple[Coordinator, Path]) -> None:
+    """An evaluation delays the end by the grace at most; after a restart it is repeated, and the run completes."""
     server, hold = evaluating
     assert server.terminate() == AT_ONCE
     assert server.events("leaving_at_once", why="the grace is over")
@@ -90,8 +98,8 @@ def test_what_does_not_end_in_the_grace_is_left(evaluating):
 
 
 @pytest.mark.parametrize("evaluating", [600.0], indirect=True)
-def test_a_second_signal_is_heard_by_who_waits_for_a_thread(evaluating):
-    """A coordinator that answers nobody but probes, and cannot end before the computation does, ends at once."""
+def test_a_second_signal_ends_a_coordinator_that_waits_for_a_thread(evaluating: tuple[Coordinator, Path]) -> None:
+    """A coordinator that answers only probes and waits for a computation ends at once."""
     server, _ = evaluating
     server.signal(signal.SIGTERM)
     server.logged("draining")
@@ -102,7 +110,7 @@ def test_a_second_signal_is_heard_by_who_waits_for_a_thread(evaluating):
     assert server.wait() == AT_ONCE
 
 
-def _answers(address):
+def _answers(address: str) -> bool:
     with grpc.insecure_channel(address) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=0.5)

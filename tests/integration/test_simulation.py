@@ -1,48 +1,54 @@
-"""A run without network has the models of the run over the wire, bit for bit; so has one done again from its ledger."""
+"""A simulated run has the models of the networked run bit for bit, and so has a replay of its ledger."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import algorithms as fl
-from fl_ops.cli import app
-from fl_ops.simulate.clients import deal
-from fl_ops.simulate.settings import Plan, SimulationSection
+from fl_ops.commands.cli import app
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_config import from_spec
-from tests.integration.harness import TASK, Coordinator, Daemon, run_spec
+from fl_server.run_spec import from_spec
+from tests.processes.federation import TASK, Coordinator, Daemon, Fleet, run_spec
+from tests.processes.process import HERE, Workspace
 
-CLIENTS = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
+CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
 BERNOULLI = {"sampling": "bernoulli", "rate": 0.5, "clients_per_round": None}
 
 
+Round = tuple[str, dict[str, float], float | None]
+"""Digest, evaluation and training loss."""
+
+
 @pytest.fixture(autouse=True)
-def _task_at_hand(monkeypatch):
-    """The daemons' task can be imported here too."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the daemons' task importable here."""
+    monkeypatch.syspath_prepend(HERE)
 
 
-def simulated(name, **sections):
-    """Digest, evaluation and training loss of each round of the same run, done in this process."""
-    plan = Plan(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
-    dealt = deal(plan, plan.config.seed)
-    with Simulation(dealt.config, dealt.clients, task=dealt.evaluated) as simulation:
+def simulated(name: str, **sections: Any) -> list[Round]:
+    """Digest, evaluation and training loss of each round of the same run, simulated in this process."""
+    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
+    prepared = prepare(config, config.run.seed)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
         return [(done.digest, dict(done.metrics), done.training_loss) for done in simulation.rounds()]
 
 
-def over_the_wire(server, name):
-    """The same of a run of a coordinator, once it has come to its proper end."""
+def over_the_wire(server: Coordinator, name: str) -> list[Round]:
+    """The same values of a completed run of a coordinator."""
     server.completed(name)
     return [(done.model_digest, dict(done.metrics), done.training_loss) for done in server.rounds(name)]
 
 
 @pytest.mark.parametrize("method", fl.names())
-def test_a_simulated_run_is_the_networked_run(fleet, method):
-    """Model for model and number for number, for every method: it is the same code."""
+def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None:
+    """Models and numbers are equal for every method, because both use the same code."""
     population = 3 if fl.build(method).needs_population else 0
     local = {"weight_decay": 0.01, "max_gradient_norm": 1.0, "learning_rate_decay": 0.9}
     sections = {"algorithm": {"name": method}, "population": population, "local": local, "stop": {"rounds": 3}}
@@ -66,7 +72,12 @@ def test_a_simulated_run_is_the_networked_run(fleet, method):
             },
             id="weighted-objective",
         ),
-        pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="out-of-patience"),
+        pytest.param({"algorithm": {"name": "fedrobust", "parameters": {"L": "matrix"}}}, id="matrix-on-the-device"),
+        pytest.param(
+            {"algorithm": {"name": "fedyogi", "parameters": {"v0": 1e-6, "eta_g": 0.01}}, "stop": {"rounds": 2}},
+            id="v0",
+        ),
+        pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement"),
         pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
         pytest.param({"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default"),
         pytest.param(
@@ -74,15 +85,17 @@ def test_a_simulated_run_is_the_networked_run(fleet, method):
         ),
     ],
 )
-def test_so_it_is_with_other_settings(fleet, request, sections):
-    """Cohorts of any size, deltas that are clipped and the states that follow them, and the end by a stop rule."""
+def test_simulated_and_networked_runs_agree_with_other_settings(
+    fleet: Fleet, request: pytest.FixtureRequest, sections: dict[str, Any]
+) -> None:
+    """They agree for cohorts of any size, for clipped deltas and their states, and for the end by a stop rule."""
     name = f"wire-{request.node.callspec.id}"
     fleet.server.create(name, **sections)
     assert simulated(name, **sections) == over_the_wire(fleet.server, name)
 
 
-def test_a_limit_beside_earlier_norms_is_simulated_and_replayed(fleet, tmp_path):
-    """Who is clipped by how much depends on earlier rounds, and is the same here, there and again; it does clip."""
+def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Fleet, tmp_path: Path) -> None:
+    """The clip factors depend on earlier rounds. They are equal in run, simulation and replay, and some are below 1."""
     plain = {"clients_per_round": 3}
     sections = {"algorithm": {"name": "fedavg"}, "stop": {"rounds": 6}}
     limited = {**sections, "round": {**plain, "max_relative_norm": 1.0, "over_relative_norm": "clip"}}
@@ -96,17 +109,17 @@ def test_a_limit_beside_earlier_norms_is_simulated_and_replayed(fleet, tmp_path)
 
 
 @pytest.mark.parametrize("model", ["batchnorm", "frozen"])
-def test_buffers_and_frozen_parts(place, model):
-    """Models that are more than what is trained are the same ones too."""
-    server, options = Coordinator(place).serve(), {"model": model}
+def test_buffers_and_frozen_parts(workspace: Workspace, model: str) -> None:
+    """Models with buffers and frozen parts are equal too."""
+    server, options = Coordinator(workspace).serve(), {"model": model}
     for index in range(3):
         shard = {"partition": {"method": "iid", "clients": 3, "seed": 1}, "index": index}
-        Daemon(place, server, f"edge-{index}", options=options, shard=shard).start()
+        Daemon(workspace, server, f"edge-{index}", options=options, shard=shard).start()
     server.create(model, task={"options": options}, stop={"rounds": 2})
     assert simulated(model, task={"options": options}, stop={"rounds": 2}) == over_the_wire(server, model)
 
 
-def replayed(fleet, run, folder, *options, seed=1):
+def replayed(fleet: Fleet, run: str, folder: Path, *options: str, seed: int = 1) -> Result:
     """`fl simulate --replay` of a run of the fleet."""
     config = folder / "clients.toml"
     config.write_text(
@@ -117,8 +130,8 @@ def replayed(fleet, run, folder, *options, seed=1):
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state, *options])
 
 
-def test_a_run_that_lost_a_daemon_is_replayed(fleet, tmp_path):
-    """First arrivals make the rounds and a daemon dies in mid-training: the accepted lists give the same models."""
+def test_a_run_that_lost_a_daemon_is_replayed(fleet: Fleet, tmp_path: Path) -> None:
+    """First arrivals close the rounds, and a daemon dies during training. The accepted lists give the same models."""
     fleet.hold()
     fleet.server.create("replayed", round={"close": "goal", "over_selection": 1.5, "min_clients": 2})
     fleet.server.until("replayed", lambda status: len(status.cohort) == 3, "it draws three for two")
@@ -133,8 +146,8 @@ def test_a_run_that_lost_a_daemon_is_replayed(fleet, tmp_path):
                for number, digest in enumerate(digests))  # fmt: skip
 
 
-def test_lost_states_are_replayed(fleet, tmp_path):
-    """A daemon that has lost its state in mid-run begins a new epoch of states: a replay begins it too."""
+def test_lost_states_are_replayed(fleet: Fleet, tmp_path: Path) -> None:
+    """A daemon that lost its state starts a new state epoch, and so does the replay."""
     fleet.hold()
     fleet.server.create("new-epoch", algorithm={"name": "scaffold"}, population=3, round={"clients_per_round": 3})
     fleet.server.until("new-epoch", lambda status: len(status.cohort) == 3, "it draws all")
@@ -152,8 +165,8 @@ def test_lost_states_are_replayed(fleet, tmp_path):
     assert result.exit_code == 0, result.output
 
 
-def test_daemons_files_say_who_the_clients_are(fleet, tmp_path):
-    """With --client-configs ids and shards come from the files that the daemons run by, while they run."""
+def test_ids_and_shards_come_from_the_daemons_files(fleet: Fleet, tmp_path: Path) -> None:
+    """With --client-configs ids and shards come from the files of the running daemons."""
     fleet.server.create("by-files")
     fleet.server.completed("by-files")
     configs = tmp_path / "configs"
@@ -164,12 +177,12 @@ def test_daemons_files_say_who_the_clients_are(fleet, tmp_path):
     assert result.exit_code == 0, result.output
 
 
-def test_other_data_give_another_model(fleet, tmp_path):
-    """Exit code 1 at the first round that differs, with its number and the clients whose updates do."""
+def test_a_replay_with_other_data_differs(fleet: Fleet, tmp_path: Path) -> None:
+    """Exit code 1 at the first different round, with its number and the clients with different updates."""
     fleet.server.create("other-data")
     fleet.server.completed("other-data")
     result = replayed(fleet, "other-data", tmp_path, seed=2)
     assert result.exit_code == 1
     assert "round 0: 2 clients, ANOTHER model" in result.output
-    assert "other updates than theirs came of edge-" in result.output
+    assert "; the updates of edge-" in result.output
     assert "round 1:" not in result.output

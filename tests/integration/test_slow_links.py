@@ -1,28 +1,30 @@
-"""Links that bring bytes, but too slowly: they hold nobody up, and lose nothing."""
+"""Slow links delay no other client and lose nothing."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
+from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2
-from protos.status import detail_of
-from tests.integration.harness import Coordinator
-from tests.integration.raw_client import RawClient, messages
+from tests.processes.federation import Coordinator
+from tests.processes.process import Workspace
+from tests.processes.raw_client import RawClient, Update, detail, messages
 
 
-def slowly(update):
-    """A byte every hundredth of a second: some ten times as long as the coordinator's patience."""
+def slowly(update: Update) -> Iterator[pb.SubmitUpdateRequest]:
+    """Send a byte every 10 ms, which takes about ten times the stall timeout in total."""
     for message in messages(update, 1):
         yield message
         time.sleep(0.01)
 
 
-def test_an_upload_that_trickles_is_ended_and_goes_on(place):
-    """With a wait to keep, and from what came; meanwhile the other client's update is taken."""
-    server = Coordinator(place, settings={"limits": {"stall_s": 0.5}}).serve()
+def test_a_stalled_upload_is_ended_and_resumed(workspace: Workspace) -> None:
+    """It gets a retry time and resumes from the received bytes. The other client's update is accepted at once."""
+    server = Coordinator(workspace, settings={"limits": {"stall_s": 0.5}}).serve()
     with RawClient(server.address, "slow") as slow, RawClient(server.address, "quick") as quick:
         events = []
         for client in (slow, quick):
@@ -37,7 +39,7 @@ def test_an_upload_that_trickles_is_ended_and_goes_on(place):
         with pytest.raises(grpc.RpcError, match="less than a chunk of") as ended:
             ending.result()
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert isinstance(detail_of(ended.value.trailing_metadata()), errors_pb2.RetryLater)
+        assert isinstance(detail(ended.value), errors_pb2.RetryLater)
         kept = slow.query(update).kept_bytes
         assert 0 < kept < len(update.data)
         update.header.resume_offset = kept

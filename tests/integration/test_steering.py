@@ -1,16 +1,17 @@
-"""What an operator can do with a run, and how it ends by itself."""
+"""An operator's commands on a run, and its stop conditions."""
 
 from __future__ import annotations
 
 import pytest
 
 from fl_ops.errors import OpsError
-from fl_server.sampling import Draw, draw_bernoulli
+from fl_server.rounds.sampling import Draw, draw_bernoulli
 from protos.fl.v1 import admin_pb2
+from tests.processes.federation import Fleet
 
 
-def test_a_paused_run_finishes_its_round_and_draws_no_other(fleet, undisturbed):
-    """The round under way is committed; while another run does all its rounds nothing moves; resumed, it completes."""
+def test_a_paused_run_finishes_its_round_and_draws_no_other(fleet: Fleet, undisturbed: list[str]) -> None:
+    """The current round is committed, no other starts while a second run completes, and the resumed run completes."""
     server = fleet.server
     _, slow = fleet.half_delivered("pause")
     with server.admin() as admin:
@@ -25,8 +26,8 @@ def test_a_paused_run_finishes_its_round_and_draws_no_other(fleet, undisturbed):
     assert {"run_paused", "run_resumed", "run_completed"} <= set(server.history("pause"))
 
 
-def test_a_pause_outlives_a_restart(fleet):
-    """A paused run is paused after SIGKILL and a restart, and can be resumed then."""
+def test_a_pause_outlives_a_restart(fleet: Fleet) -> None:
+    """A paused run is still paused after SIGKILL and a restart, and can be resumed."""
     server = fleet.server
     fleet.hold()
     server.create("long-pause")
@@ -41,8 +42,8 @@ def test_a_pause_outlives_a_restart(fleet):
     server.completed("long-pause")
 
 
-def test_an_extended_run_is_the_longer_run(fleet):
-    """Four rounds and two more, asked for after the end, make the models of a run of six."""
+def test_an_extended_run_is_the_longer_run(fleet: Fleet) -> None:
+    """A run of four rounds, extended by two after its end, has the models of a run of six."""
     server = fleet.server
     server.completed(server.create("six", stop={"rounds": 6}))
     # One after the other: bits hold for runs that share no clients.
@@ -53,8 +54,8 @@ def test_an_extended_run_is_the_longer_run(fleet):
     assert server.digests("six") == server.digests("four")
 
 
-def test_a_stopped_run_keeps_what_was_committed(fleet):
-    """Stopped in mid-round it ends at once with the reason; its clients are told, and what was committed stays."""
+def test_a_stopped_run_keeps_what_was_committed(fleet: Fleet) -> None:
+    """A run stopped during a round ends at once with the reason. Its clients are notified, committed rounds stay."""
     server = fleet.server
     _, slow = fleet.half_delivered("stop")
     with server.admin() as admin:
@@ -66,29 +67,29 @@ def test_a_stopped_run_keeps_what_was_committed(fleet):
         admin.pause_run("stop")
 
 
-def test_a_run_ends_when_its_metric_is_reached(fleet):
-    """A target that the first evaluation reaches ends the run after one round of four, and the reason says so."""
+def test_a_run_ends_when_its_metric_is_reached(fleet: Fleet) -> None:
+    """A target that the first evaluation reaches ends the run after one of four rounds, with that reason."""
     run = fleet.server.completed(fleet.server.create("target", stop={"target": 0.01}))
     assert run.rounds_done == 1
     assert "accuracy" in run.reason
     assert "0.01" in run.reason
 
 
-def test_a_run_ends_when_its_metric_does_not_improve(fleet):
+def test_a_run_ends_when_its_metric_does_not_improve(fleet: Fleet) -> None:
     """With steps too small to change an answer, patience 2 ends the run two evaluations after the first."""
     run = fleet.server.create("patience", local={"learning_rate": 1e-12}, stop={"rounds": 50, "patience": 2})
     assert fleet.server.completed(run).rounds_done == 3
 
 
-def test_a_run_ends_when_its_time_is_over(fleet):
-    """Wall time runs out in mid-round: the run completes without it, although its clients never deliver."""
+def test_a_run_ends_when_its_time_is_over(fleet: Fleet) -> None:
+    """The time limit ends the run during a round. It completes although its clients never deliver."""
     fleet.hold()
     run = fleet.server.completed(fleet.server.create("time", stop={"wall_time_s": 0.5}))
     assert (run.reason, run.rounds_done) == ("its 0.5 s are over", 0)
 
 
-def test_two_runs_share_a_fleet(fleet):
-    """Side by side: a client works for one run at a time, and both runs complete."""
+def test_two_runs_share_a_fleet(fleet: Fleet) -> None:
+    """A client works for one run at a time, and both runs complete."""
     server, one = fleet.server, {"clients_per_round": 1, "min_clients": 1}
     fleet.hold()
     server.create("left", round=one)
@@ -99,8 +100,8 @@ def test_two_runs_share_a_fleet(fleet):
     assert len(server.digests("left")) == len(server.digests("right")) == 4
 
 
-def test_the_first_to_arrive_close_a_round_that_over_selects(fleet):
-    """close = "goal": three are drawn for two; the run completes while one is held up, which is told to stop."""
+def test_the_first_arrivals_close_an_over_selected_round(fleet: Fleet) -> None:
+    """With close = "goal" three are drawn for two. The run completes while one is held, and that one is cancelled."""
     fleet["edge-1"].hold.touch()
     run = fleet.server.create("goal", round={"close": "goal", "over_selection": 1.5})
     fleet.server.completed(run)
@@ -108,7 +109,7 @@ def test_the_first_to_arrive_close_a_round_that_over_selects(fleet):
     assert fleet["edge-1"].logged("cancelled", run=run, round=0)["reason"] == "REFUSAL_REASON_NOT_NEEDED"
 
 
-def test_bernoulli_sampling_takes_whom_the_seed_draws(fleet):
+def test_bernoulli_sampling_draws_by_the_seed(fleet: Fleet) -> None:
     """Each round's cohort has the size that seed, round and roster give, and a second run has the same models."""
     server, section = fleet.server, {"sampling": "bernoulli", "rate": 0.6}
     server.create("coin", round=section)
@@ -118,8 +119,8 @@ def test_bernoulli_sampling_takes_whom_the_seed_draws(fleet):
     assert expected == [summary.accepted for summary in server.rounds("coin")]
 
 
-def test_only_clients_with_the_labels_are_drawn(fleet):
-    """A run that asks for a label that nobody has waits, and says how many clients it wants and has."""
+def test_only_clients_with_the_labels_are_drawn(fleet: Fleet) -> None:
+    """A run with a label that no client has waits. Its reason has the needed and the available number of clients."""
     fleet.server.create("north", labels={"site": "north"})
     waiting = fleet.server.until("north", lambda run: run.state == admin_pb2.RUN_STATE_WAITING, "it waits")
     assert waiting.reason == "0 of 3 clients are here that could be drawn"

@@ -1,42 +1,46 @@
-"""Tasks that fail or differ, and models whose parts take different ways over the wire."""
+"""Tasks that fail or differ, and models with frozen parts and buffers."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file
+from torch import nn
 
 from algorithms.model_state import read_state
 from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import HERE, command, eventually
-from tests.integration.tiny_task import FROZEN_ROWS, Tiny
+from tests.processes.federation import Coordinator, Daemon, Fleet
+from tests.processes.process import HERE, Workspace, run_fl
+from tests.processes.raw_client import Tensors
+from tests.processes.tiny_task import FROZEN_ROWS, Tiny, tied
 
 PAIR = {"clients_per_round": 2, "min_clients": 2}
 
 
 @pytest.fixture
-def server(place):
-    """A coordinator for daemons that each have a fault of their own."""
-    return Coordinator(place).serve()
+def server(workspace: Workspace) -> Coordinator:
+    """A coordinator for daemons with different faults."""
+    return Coordinator(workspace).serve()
 
 
-def start(place, server, client_id, **settings):
-    """A daemon that attends."""
-    daemon = Daemon(place, server, client_id, **settings).start()
-    eventually(lambda: server.client(client_id).state == PRESENT, f"{client_id} attends")
+def start(workspace: Workspace, server: Coordinator, client_id: str, **settings: Any) -> Daemon:
+    """Start a daemon and wait until it attends."""
+    daemon = Daemon(workspace, server, client_id, **settings).start()
+    server.until_present(client_id)
     return daemon
 
 
-def test_a_task_that_raises_ends_one_clients_work_only(place, server):
-    """The round goes on with the other client; the daemon whose task raised lives on and is asked again."""
-    broken = start(place, server, "edge-broken", options={"fails": "loss"})
-    start(place, server, "edge-well")
+def test_a_task_that_raises_ends_one_clients_work_only(workspace: Workspace, server: Coordinator) -> None:
+    """The round continues with the other client. The daemon with the failed task stays up and is drawn again."""
+    broken = start(workspace, server, "edge-broken", options={"fails": "loss"})
+    start(workspace, server, "edge-well")
     run = server.create("raises", round={**PAIR, "quorum": 1}, stop={"rounds": 2})
     server.completed(run)
     assert [1, 1] == [summary.accepted for summary in server.rounds(run)]
@@ -45,10 +49,10 @@ def test_a_task_that_raises_ends_one_clients_work_only(place, server):
     assert broken.terminate() == 0
 
 
-def test_a_client_whose_model_differs_says_where(place, server):
-    """The first tensor that differs, with both shapes, in its log and for operators; the other client goes on."""
-    other = start(place, server, "edge-wide", options={"model": "wide"})
-    start(place, server, "edge-well")
+def test_a_client_with_another_model_names_the_difference(workspace: Workspace, server: Coordinator) -> None:
+    """Its log and the operators' view have the first different tensor with both shapes. The other client continues."""
+    other = start(workspace, server, "edge-wide", options={"model": "wide"})
+    start(workspace, server, "edge-well")
     run = server.create("differs", round={**PAIR, "quorum": 1}, stop={"rounds": 1})
     server.completed(run)
     text = "the model here against the coordinator's: tensor '0.weight': expected shape (6, 4) float32, got (5, 4)"
@@ -56,24 +60,24 @@ def test_a_client_whose_model_differs_says_where(place, server):
     assert text in server.client("edge-wide").note
 
 
-def test_a_client_with_other_code_is_not_drawn(place, server, tmp_path):
-    """A task of the same name and other source: its client cannot be drawn, and the run says whom it waits for."""
+def test_a_client_with_other_code_is_not_drawn(workspace: Workspace, server: Coordinator, tmp_path: Path) -> None:
+    """A client with a task of the same name and other source is not drawn, and the run's reason names it."""
     (tmp_path / "other").mkdir()
     shutil.copy(HERE / "tiny_task.py", tmp_path / "other")
     with (tmp_path / "other" / "tiny_task.py").open("a") as module:
         module.write("\n# Another version.\n")
-    start(place, server, "edge-other", path=[tmp_path / "other"])
+    start(workspace, server, "edge-other", path=[tmp_path / "other"])
     run = server.create("code", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     waiting = server.until(run, lambda status: status.state == admin_pb2.RUN_STATE_WAITING, "it waits")
     assert "0 of 1 clients are here that could be drawn" in waiting.reason
     assert "; 1 with another version of the task's code, first edge-other: expected version '1' " in waiting.reason
     assert waiting.reason.endswith("; install the same on both sides")
-    start(place, server, "edge-same")
+    start(workspace, server, "edge-same")
     server.completed(run)
 
 
-def test_an_evaluation_that_raises_fails_the_run_in_words(fleet):
-    """The run ends as failed with the task's own words; what was committed can still be exported."""
+def test_an_evaluation_that_raises_fails_the_run_with_its_message(fleet: Fleet) -> None:
+    """The run fails with the task's message; committed models can still be exported."""
     run = fleet.server.create("unmeasured", task={"options": {"fails": "metrics"}})
     failed = fleet.server.ended(run)
     assert failed.state == admin_pb2.RUN_STATE_FAILED
@@ -81,19 +85,19 @@ def test_an_evaluation_that_raises_fails_the_run_in_words(fleet):
     assert failed.rounds_done >= 1
 
 
-def exported(fleet, folder, run, which):
+def exported(fleet: Fleet, folder: Path, run: str, which: str) -> tuple[dict[str, Any], Tensors]:
     """A model as `fl export` writes it: (what the command printed, the tensors)."""
     path = folder / f"{run}-{which}.safetensors"
     address = str(fleet.server.settings["admin_listen"])
-    result = command(
+    result = run_fl(
         "export", run, "--round", which, "--out", str(path), "--json", "--insecure", "--server", address, folder=folder
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), load_file(path)
 
 
-def digest_by_hand(model):
-    """The digest of a model's trainable parameters and buffers, as it is named on the wire."""
+def digest_by_hand(model: nn.Module) -> str:
+    """The digest of a model's trainable parameters and buffers, as on the wire."""
     state = read_state(model)
     sent = {**state.trainable, **state.buffers}
     layout = Layout.of(sent, state.trainable.keys())
@@ -101,8 +105,8 @@ def digest_by_hand(model):
 
 
 @pytest.mark.parametrize("which", ["latest", "best", "2"])
-def test_an_exported_model_is_the_committed_one(fleet, tmp_path, which):
-    """latest, best and a round by number load into the task's model, and have the digest that the round was given."""
+def test_an_exported_model_is_the_committed_one(fleet: Fleet, tmp_path: Path, which: str) -> None:
+    """latest, best and a round by number load into the task's model and have the digest of their round."""
     server = fleet.server
     server.create("export", keep_checkpoints=9) if "export" not in known(server) else None
     server.completed("export")
@@ -116,28 +120,44 @@ def test_an_exported_model_is_the_committed_one(fleet, tmp_path, which):
     assert digest_by_hand(model) == expected.model_digest
 
 
-def known(server):
-    """Ids of the runs there are."""
+def test_an_exported_model_with_tied_weights_loads_strictly(
+    workspace: Workspace, server: Coordinator, tmp_path: Path
+) -> None:
+    """The file has the tied weights under all names of the model's state_dict."""
+    start(workspace, server, "edge-tied", options={"model": "tied"})
+    section = {"clients_per_round": 1, "min_clients": 1}
+    run = server.create("tied", task={"options": {"model": "tied"}}, round=section, stop={"rounds": 1})
+    server.completed(run)
+    path, address = tmp_path / "tied.safetensors", str(server.settings["admin_listen"])
+    result = run_fl("export", run, "--out", str(path), "--insecure", "--server", address, folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    model = tied()
+    model.load_state_dict(load_file(path), strict=True)
+    assert digest_by_hand(model) == server.rounds(run)[0].model_digest
+
+
+def known(server: Coordinator) -> set[str]:
+    """Ids of all runs."""
     with server.admin() as admin:
         return {run.run_id for run in admin.list_runs()}
 
 
-def test_a_round_that_is_not_kept_cannot_be_exported(fleet, tmp_path):
-    """The error names the rounds that are kept; exit code 2, and no file."""
+def test_a_round_that_is_not_kept_cannot_be_exported(fleet: Fleet, tmp_path: Path) -> None:
+    """The error names the kept rounds; exit code 2, and no file."""
     run = fleet.server.create("pruned")
     fleet.server.completed(run)
     address = str(fleet.server.settings["admin_listen"])
     arguments = ("--round", "77", "--out", "x.safetensors", "--insecure", "--server", address)
-    result = command("export", run, *arguments, folder=tmp_path)
+    result = run_fl("export", run, *arguments, folder=tmp_path)
     assert result.returncode == 2
     assert '"latest", "best" or a kept round (' in result.stderr
     assert not (tmp_path / "x.safetensors").exists()
 
 
-def test_a_model_with_batchnorm_goes_over_the_wire(place, server, tmp_path):
-    """Floating buffers are averaged, counts of batches take the largest; a repeat has the same bits."""
+def test_a_model_with_batchnorm_goes_over_the_wire(workspace: Workspace, server: Coordinator, tmp_path: Path) -> None:
+    """Floating buffers are averaged, batch counts take the maximum, and a second run has the same bits."""
     for index in range(2):
-        start(place, server, f"edge-{index}", options={"model": "batchnorm"}, shard=shard(index))
+        start(workspace, server, f"edge-{index}", options={"model": "batchnorm"}, shard=shard(index))
     task = {"options": {"model": "batchnorm"}}
     server.create("norm", task=task, round=PAIR)
     server.create("norm-again", task=task, round=PAIR)
@@ -148,12 +168,12 @@ def test_a_model_with_batchnorm_goes_over_the_wire(place, server, tmp_path):
     assert not model["1.running_mean"].eq(0).any()
 
 
-def shard(index):
+def shard(index: int) -> dict[str, Any]:
     """Half of the examples."""
     return {"partition": {"method": "iid", "clients": 2, "seed": 1}, "index": index}
 
 
-def transferred(server, direction, kind):
+def transferred(server: Coordinator, direction: str, kind: str) -> float:
     """Tensor bytes so far, as /metrics counts them."""
     with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
@@ -162,10 +182,10 @@ def transferred(server, direction, kind):
     return sum(sample.value for sample in samples if sample.labels == wanted)
 
 
-def test_frozen_parts_go_down_once_and_never_up(place, server):
-    """A frozen table of 64 KiB: each of two clients fetches it once in four rounds, and no upload contains it."""
+def test_frozen_parts_are_downloaded_once_and_never_uploaded(workspace: Workspace, server: Coordinator) -> None:
+    """Each of two clients fetches a frozen table of 64 KiB once in four rounds, and no upload contains it."""
     for index in range(2):
-        start(place, server, f"edge-{index}", options={"model": "frozen"}, shard=shard(index))
+        start(workspace, server, f"edge-{index}", options={"model": "frozen"}, shard=shard(index))
     run = server.create("frozen", task={"options": {"model": "frozen"}}, round=PAIR)
     server.completed(run)
     table, trained = FROZEN_ROWS * 4 * 8, 43 * 4

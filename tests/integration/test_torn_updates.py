@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.processes.federation import Fleet
+
 
 def flip(path: Path) -> None:
-    """One bit in the middle is another."""
+    """Flip one bit in the middle."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
 def truncate(path: Path) -> None:
-    """The second half is missing."""
+    """Remove the second half."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 @pytest.mark.parametrize("damage", [flip, truncate])
-def test_a_torn_update_is_sent_again_by_the_daemon_that_kept_it(fleet, undisturbed, damage):
-    """Its line is dropped from the ledger; the daemon has the update until its outcome, and does not train anew."""
+def test_a_damaged_update_is_sent_again_by_its_daemon(
+    fleet: Fleet, undisturbed: list[str], damage: Callable[[Path], None]
+) -> None:
+    """Its row is removed from the ledger. The daemon keeps the update until its outcome and does not train again."""
     run = f"torn-{damage.__name__}"
     quick, slow = fleet.half_delivered(run)
     quick.logged("submitted", run=run, round=0)

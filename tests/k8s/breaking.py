@@ -1,4 +1,4 @@
-"""Good manifests with one thing wrong, for the tests of the checks."""
+"""Valid manifests with one fault, for the tests of the checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.k8s.manifests import EVERYTHING, build
 from tests.k8s.objects import Object, title
 
 GONE = object()
-"""In place of a value: the key goes."""
+"""In place of a value: remove the key."""
 
 SERVER, CLIENT = "StatefulSet/fl-server", "DaemonSet/fl-client"
 POD = "spec template spec"
@@ -23,11 +23,11 @@ SETTINGS, NODES = "ConfigMap/fl-server-settings-", "ConfigMap/fl-client-nodes-"
 NAME = "app.kubernetes.io/name"
 
 Case = tuple[Callable[..., Any], str, str, Any, str]
-"""A check; the object's title, or its beginning; the way to a key; the new value; words of the problem."""
+"""A check; the object's title or its beginning; the path to a key; the new value; a part of the problem's text."""
 
 
 def swap(old: str, new: str) -> Callable[[str], str]:
-    """A change of text."""
+    """A function that replaces text."""
 
     def swapped(text: str) -> str:
         assert old in text
@@ -74,11 +74,11 @@ def _key(at: Any, step: str) -> Any:
 
 
 def assert_sees(check: Callable[..., Any], objects: Sequence[Object], words: str) -> None:
-    """The check has these words to say of broken manifests; that it has none of good ones, test_manifests.py claims."""
+    """Check that the problem of broken manifests has this text. test_manifests.py tests that valid ones have none."""
     found = list(check(objects))
     assert [problem for problem in found if words in problem], found
 
 
 def of_module(module: ModuleType) -> set[Callable[..., Any]]:
-    """The checks that a module has."""
+    """The checks of a module."""
     return {check for check in CHECKS if inspect.getmodule(check) is module}

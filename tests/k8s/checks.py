@@ -1,6 +1,6 @@
-"""What schemas cannot see: whether objects fit each other, and the programs that they run.
+"""Checks beyond schemas: whether objects fit each other and their programs.
 
-Each check is a function of all objects to problems in words; none, if all is well.
+Each check is a function of all objects and yields a message for each problem.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ CHECKS: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     network_checks.services_lead_to_ports,
     network_checks.monitors_find_ports,
     network_checks.routes_lead_to_services,
-    network_checks.the_budget_leaves_room,
+    network_checks.budgets_allow_a_drain,
     network_checks.policies_close_everything,
     network_checks.policies_open_what_is_needed,
     pod_checks.ports_are_the_settings,
     pod_checks.probes_ask_what_is_answered,
     pod_checks.stopping_takes_its_time,
+    pod_checks.a_hung_coordinator_is_killed_soon,
+    pod_checks.probes_leave_time_to_start,
+    pod_checks.the_reason_of_an_exit_is_shown,
     pod_checks.one_coordinator,
     pod_checks.images_are_pinned,
     pod_checks.pods_are_restricted,
@@ -35,5 +38,5 @@ CHECKS: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
 
 
 def problems(objects: Sequence[Object]) -> list[str]:
-    """What any of the checks has to say."""
+    """The problems of all checks."""
     return [problem for check in CHECKS for problem in check(objects)]

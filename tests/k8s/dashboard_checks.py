@@ -1,4 +1,4 @@
-"""What is wrong with a dashboard, as sentences: what Grafana would show in silence, or not show."""
+"""The faults of a dashboard, as messages: faults that Grafana does not report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 from typing import Any
 
-from protos.metrics import Declaration
+from fl_common.metrics import Declaration
 
 COLUMNS = 24
 Model = Mapping[str, Any]
@@ -20,17 +20,17 @@ _SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def faults(model: Model, known: Mapping[str, Declaration]) -> list[str]:
-    """Everything that is wrong. known: the declared metrics by name."""
+    """All faults of a dashboard. known: the declared metrics by name."""
     return [*_panels(model), *_grid(model), *_variables(model), *_metrics(model, known)]
 
 
 def panels(model: Model) -> list[Model]:
-    """Those that show something."""
+    """The panels with queries."""
     return [panel for panel in model["panels"] if panel["type"] != "row"]
 
 
 def expressions(model: Model) -> dict[str, str]:
-    """Every expression by where it stands: of panels, annotations, variables."""
+    """Place -> expression, of panels, annotations and variables."""
     asked = {f"{panel['title']} {each['refId']}": each["expr"] for panel in panels(model) for each in panel["targets"]}
     asked |= {each["name"]: each["expr"] for each in model["annotations"]["list"]}
     for variable in model["templating"]["list"]:
@@ -44,9 +44,9 @@ def _panels(model: Model) -> Iterator[str]:
     yield from (f"{count} panels have the id {id}" for id, count in ids.items() if count > 1)
     for panel in panels(model):
         title = panel.get("title") or f"the panel {panel['id']}"
-        said = {"title": panel.get("title"), "description": panel.get("description")}
-        said["unit"] = panel["fieldConfig"]["defaults"].get("unit")
-        yield from (f"{title} has no {what}" for what, value in said.items() if not value)
+        texts = {"title": panel.get("title"), "description": panel.get("description")}
+        texts["unit"] = panel["fieldConfig"]["defaults"].get("unit")
+        yield from (f"{title} has no {what}" for what, value in texts.items() if not value)
         refs = Counter(target["refId"] for target in panel["targets"])
         yield from (f"{title} has {count} queries {ref}" for ref, count in refs.items() if count > 1)
         if not panel["targets"]:
@@ -62,7 +62,7 @@ def _grid(model: Model) -> Iterator[str]:
     whole = set(product(range(COLUMNS), range(max(y for _, y in covered) + 1)))
     if covered != whole:
         x, y = min((covered ^ whole), key=lambda cell: (cell[1], cell[0]))
-        yield f"the grid has a hole, or something beside it, at column {x} of line {y}"
+        yield f"the grid has a hole, or an overlap, at column {x} of line {y}"
 
 
 def _cells(grid: Mapping[str, int]) -> set[tuple[int, int]]:
@@ -88,7 +88,7 @@ def _links(model: Model) -> Iterator[Model]:
 
 
 def linked(model: Model) -> set[str]:
-    """The uids that its links lead to."""
+    """The uids of its links."""
     return {match[1] for link in _links(model) if (match := re.match(r"/d/([^/]+)/", link["url"]))}
 
 
@@ -97,7 +97,7 @@ def _metrics(model: Model, known: Mapping[str, Declaration]) -> Iterator[str]:
         for name, selectors in _METRIC.findall(text):
             declared = known.get(name) or _histogram(name, known)
             if declared is None:
-                yield f"{where} asks for {name}, which nobody tells"
+                yield f"{where} asks for {name}, which is not exported"
                 continue
             for label, how, value in _SELECTOR.findall(selectors):
                 yield from (f"{where}: {name} has {why}" for why in _selector(declared, label, how, value))

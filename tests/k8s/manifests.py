@@ -29,7 +29,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def _built(folder: str) -> list[dict[str, Any]]:
     done = subprocess.run(["kubectl", "kustomize", folder], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # Kustomize tells what it will not do much longer.
+    # Kustomize warns about deprecated fields.
     assert not done.stderr, done.stderr
     return list(yaml.load_all(done.stdout, _LOADER))
 

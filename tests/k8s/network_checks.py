@@ -1,4 +1,4 @@
-"""Whether everybody is found who is looked for: Services, monitors, routes, budgets; and who may speak to whom."""
+"""Checks of selectors (Services, monitors, routes, budgets) and of network policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Problems = Iterator[str]
 
 
 def selectors_match(objects: Sequence[Object]) -> Problems:
-    """Workloads select their own pods; Services, budgets and monitors select somebody."""
+    """Workloads select their own pods; Services, budgets and monitors select at least one pod."""
     for each in objects:
         spec, kind, where = each.get("spec", {}), each["kind"], namespace(each)
         if kind in {"StatefulSet", "DaemonSet", "Deployment"}:
@@ -26,7 +26,7 @@ def selectors_match(objects: Sequence[Object]) -> Problems:
 
 
 def services_lead_to_ports(objects: Sequence[Object]) -> Problems:
-    """Each targetPort is a port of the pods behind it; what is for the inside alone says nothing of the outside."""
+    """Each targetPort is a port of the selected pods; an internal Service has no external fields."""
     for service in of_kind(objects, "Service"):
         for pod in selected(objects, namespace(service), service["spec"]["selector"]):
             for port in service["spec"]["ports"]:
@@ -36,10 +36,10 @@ def services_lead_to_ports(objects: Sequence[Object]) -> Problems:
             "nodePort" in port for port in service["spec"]["ports"]
         )
         if outside and service["spec"].get("type", "ClusterIP") == "ClusterIP":
-            yield f"{title(service)}: says how it is reached from outside, and is not"
-    for each in of_kind(objects, "StatefulSet"):  # its own Service is headless
-        service = find(objects, "Service", each["spec"]["serviceName"], namespace(each))
-        if service is None or service["spec"].get("clusterIP") != "None":
+            yield f"{title(service)}: sets how it is reached from outside, but is internal"
+    for each in of_kind(objects, "StatefulSet"):  # the workload's own Service is headless
+        found = find(objects, "Service", each["spec"]["serviceName"], namespace(each))
+        if found is None or found["spec"].get("clusterIP") != "None":
             yield f"{title(each)}: {each['spec']['serviceName']} is no headless Service"
 
 
@@ -83,8 +83,8 @@ def routes_lead_to_services(objects: Sequence[Object]) -> Problems:
                 yield f"{title(route)}: {parent['name']}/{parent['sectionName']} is no listener that passes TLS through"
 
 
-def the_budget_leaves_room(objects: Sequence[Object]) -> Problems:
-    """A budget lets at least one of its pods go, so a node can be drained."""
+def budgets_allow_a_drain(objects: Sequence[Object]) -> Problems:
+    """A budget lets at least one of its pods stop, so a node can be drained."""
     for budget in of_kind(objects, "PodDisruptionBudget"):
         spec = budget["spec"]
         for pod in selected(objects, namespace(budget), spec["selector"]["matchLabels"]):
@@ -95,7 +95,7 @@ def the_budget_leaves_room(objects: Sequence[Object]) -> Problems:
 
 
 def policies_close_everything(objects: Sequence[Object]) -> Problems:
-    """Each namespace with pods has a policy for all of them that lets nothing in and nothing out."""
+    """Each namespace with pods has a policy for all of them that denies all traffic in both directions."""
     for where in {pod.namespace for pod in pods(objects)}:
         if not any(
             namespace(policy) == where
@@ -108,7 +108,7 @@ def policies_close_everything(objects: Sequence[Object]) -> Problems:
 
 
 def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
-    """Clients may come; operators, probes and Prometheus by their labels; a pod reaches what its settings name."""
+    """Clients may connect, and by label operators, probes and Prometheus; a pod reaches its settings' addresses."""
     for pod in pods(objects):
         rules = list(_rules(objects, pod, "ingress", "from"))
         scraped = any(selects(each["spec"]["selector"], pod.labels) for each in of_kind(objects, "PodMonitor"))
@@ -116,11 +116,11 @@ def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
         wanted = {"grpc", "admin", "health", "metrics"} if scraped else {"grpc", "admin", "health"}
         for port in sorted(wanted & pod.ports.keys() - {port for _, port in rules}):
             yield f"{pod.title}: no policy lets anybody reach its port {port}"
-        for peers, port in rules:
-            if port not in pod.ports:
-                yield f"{pod.title}: a policy opens {port}, which is none of its ports"
-            if port in {"admin", "metrics", "health"} and not all("podSelector" in peer for peer in peers or [{}]):
-                yield f"{pod.title}: its port {port} is open to whole networks"
+        for peers, opened in rules:
+            if opened not in pod.ports:
+                yield f"{pod.title}: a policy opens {opened}, which is none of its ports"
+            if opened in {"admin", "metrics", "health"} and not all("podSelector" in peer for peer in peers or [{}]):
+                yield f"{pod.title}: its port {opened} is open to whole networks"
         reached = {port for _, port in _rules(objects, pod, "egress", "to")}
         yield from (f"{pod.title}: no policy lets it reach port {port}" for port in sorted(_calls(pod) - reached))
 
@@ -134,7 +134,7 @@ def _rules(objects: Sequence[Object], pod: Pod, direction: str, peers: str) -> I
 
 
 def _calls(pod: Pod) -> set[int]:
-    """Ports that a pod's program calls: DNS and the coordinator, or the database."""
+    """Ports to which a pod's program connects: DNS and the coordinator, or the database."""
     if not is_server(pod):
         return {53, 7070}
     environment = {each["name"] for container in pod.containers for each in container.get("env", [])}

@@ -1,4 +1,4 @@
-"""Kubernetes objects, looked at: who selects whom, which pods there are, and what their programs are told."""
+"""Kubernetes objects: their selectors, pods, and the settings of their programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
 
 
 def namespace(thing: Object) -> str:
-    """Where it lives; "" if it says nothing."""
+    """Its namespace; "" without one."""
     return str(thing["metadata"].get("namespace", ""))
 
 
@@ -49,12 +49,12 @@ class Pod:
 
     @property
     def title(self) -> str:
-        """Whose it is."""
+        """Title of the workload."""
         return title(self.owner)
 
     @property
     def namespace(self) -> str:
-        """Where it lives."""
+        """Namespace of the workload."""
         return namespace(self.owner)
 
     @property
@@ -69,7 +69,7 @@ class Pod:
 
     @property
     def containers(self) -> list[Object]:
-        """Those that run, and those that run before."""
+        """Its containers and init containers."""
         return [*self.spec["containers"], *self.spec.get("initContainers", [])]
 
     @property
@@ -79,12 +79,12 @@ class Pod:
 
     @property
     def claims(self) -> dict[str, Object]:
-        """Templates of volumes that follow it."""
+        """Its volume claim templates."""
         return {each["metadata"]["name"]: each for each in self.owner["spec"].get("volumeClaimTemplates", [])}
 
     @property
     def volumes(self) -> dict[str, Object]:
-        """Its volumes by name, but for its claims."""
+        """Its volumes by name, without the claims."""
         return {each["name"]: each for each in self.spec.get("volumes", [])}
 
     def probes(self) -> Iterator[tuple[str, Object]]:
@@ -104,13 +104,13 @@ def selected(objects: Sequence[Object], where: str, labels: Mapping[str, str]) -
 
 
 def is_server(pod: Pod) -> bool:
-    """Whether a coordinator runs in it."""
+    """Whether it runs a coordinator."""
     return pod.labels["app.kubernetes.io/name"] == "fl-server"
 
 
 def config_files(objects: Sequence[Object], pod: Pod) -> dict[str, str]:
     """Path and text of every file that a pod gets from ConfigMaps among the objects."""
-    files = {}
+    files: dict[str, str] = {}
     for mount in (mount for each in pod.containers for mount in each.get("volumeMounts", [])):
         reference = pod.volumes.get(mount["name"], {}).get("configMap")
         if reference and (found := find(objects, "ConfigMap", reference["name"], pod.namespace)):
@@ -119,7 +119,7 @@ def config_files(objects: Sequence[Object], pod: Pod) -> dict[str, str]:
 
 
 def settings(objects: Sequence[Object], pod: Pod) -> list[Object]:
-    """What the program of a pod is told by its `--config` files, as far as they are ConfigMaps.
+    """Settings of a pod's program from its `--config` files, as far as they are ConfigMaps.
 
     One, or one for each file that a path with a variable may mean.
     """

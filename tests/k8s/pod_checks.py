@@ -1,12 +1,12 @@
-"""Whether pods suit the programs that they run, and the machines that they run on."""
+"""Checks that pods fit their programs and their nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fl_common.settings import split_address
 from fl_server.app import STOP_S
 from fl_server.config import ServerConfig
-from protos.settings import split_address
 from tests.k8s.objects import Object, Pod, find, is_server, pods, settings
 
 Problems = Iterator[str]
@@ -16,27 +16,31 @@ PORTS = {
     "metrics": "metrics_listen",
     "health": "health_listen",
 }
-"""Our names of ports, and the settings that they are."""
-ANYWHERE = "0.0.0.0"  # noqa: S104 - what a container listens on
+"""Name of a port -> the setting with its address."""
+ANYWHERE = "0.0.0.0"  # noqa: S104 - the address of a container's listener
 PROBED = frozenset({"live", "", "fl.v1.Coordinator"})
+START_S = 3.0
+"""Seconds of CPU until a coordinator serves, measured."""
+MOST_HUNG_S = 30
+"""Longest grace of a pod that does not answer its liveness probe."""
 _RESTRICTED = ("configMap", "secret", "projected", "emptyDir", "downwardAPI", "csi", "persistentVolumeClaim")
 """Kinds of volumes that the level "restricted" allows."""
 
 
 def ports_are_the_settings(objects: Sequence[Object]) -> Problems:
-    """A pod's named ports are those that its program is told to listen on, for everybody."""
+    """A pod's named ports are the ports of its program's listeners, on all addresses."""
     for pod in pods(objects):
-        for told in settings(objects, pod):
+        for config in settings(objects, pod):
             for name, key in PORTS.items():
-                host, port = split_address(told[key]) if key in told else (ANYWHERE, None)
+                host, port = split_address(config[key]) if key in config else (ANYWHERE, None)
                 if pod.ports.get(name) != port:
-                    yield f"{pod.title}: its port {name} is {pod.ports.get(name)}, {key} says {port}"
+                    yield f"{pod.title}: its port {name} is {pod.ports.get(name)}, {key} is {port}"
                 if host != ANYWHERE:
-                    yield f"{pod.title}: {key} says {host}, which nobody reaches from outside the pod"
+                    yield f"{pod.title}: {key} is {host}, which is not reachable from outside the pod"
 
 
 def probes_ask_what_is_answered(objects: Sequence[Object]) -> Problems:
-    """gRPC probes go to the port without TLS and ask for what it serves; others go to a port that there is."""
+    """gRPC probes use the port without TLS and one of its services; other probes use an existing port."""
     for pod in pods(objects):
         for name, probe in pod.probes():
             if grpc := probe.get("grpc"):
@@ -54,10 +58,10 @@ def probes_ask_what_is_answered(objects: Sequence[Object]) -> Problems:
 
 
 def stopping_takes_its_time(objects: Sequence[Object]) -> Problems:
-    """The grace is longer than preStop, the drain and the program's own end."""
+    """The grace period is longer than preStop, the drain and the program's exit together."""
     for pod in filter(is_server, pods(objects)):
-        for told in settings(objects, pod):
-            drain = told.get("drain_grace_s", ServerConfig.model_fields["drain_grace_s"].default)
+        for config in settings(objects, pod):
+            drain = config.get("drain_grace_s", ServerConfig.model_fields["drain_grace_s"].default)
             sleep = pod.containers[0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
             wanted, given = sleep + drain + STOP_S, pod.spec.get("terminationGracePeriodSeconds", 30)
             if given <= wanted:
@@ -66,8 +70,33 @@ def stopping_takes_its_time(objects: Sequence[Object]) -> Problems:
                 yield f"{pod.title}: no preStop sleep, so it stops listening before load balancers know"
 
 
+def a_hung_coordinator_is_killed_soon(objects: Sequence[Object]) -> Problems:
+    """The liveness probe has its own grace: a program that does not answer does not drain either."""
+    for pod in filter(is_server, pods(objects)):
+        grace = dict(pod.probes()).get("livenessProbe", {}).get("terminationGracePeriodSeconds")
+        if grace is None or grace > MOST_HUNG_S:
+            yield f"{pod.title}: a hung program is killed after {grace or 'the pod grace'}, expected {MOST_HUNG_S} s"
+
+
+def probes_leave_time_to_start(objects: Sequence[Object]) -> Problems:
+    """The first probe comes after a normal start, which would otherwise end in the event Unhealthy."""
+    for pod in pods(objects):
+        probes = dict(pod.probes())
+        name = "startupProbe" if "startupProbe" in probes else "readinessProbe"
+        if (delay := probes.get(name, {}).get("initialDelaySeconds", 0)) <= START_S:
+            yield f"{pod.title}: {name} begins after {delay} s, a start takes {START_S} s of CPU"
+
+
+def the_reason_of_an_exit_is_shown(objects: Sequence[Object]) -> Problems:
+    """`kubectl describe pod` shows the last lines of a program that could not start."""
+    for pod in pods(objects):
+        for each in pod.containers:
+            if each.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+                yield f"{pod.title}/{each['name']}: the reason of an exit is only in its log"
+
+
 def one_coordinator(objects: Sequence[Object]) -> Problems:
-    """Never two on a state directory, and the directory outlives the pod."""
+    """A state directory never has two coordinators, and it outlives the pod."""
     for pod in pods(objects):
         spec = pod.owner["spec"]
         if is_server(pod):
@@ -83,7 +112,7 @@ def one_coordinator(objects: Sequence[Object]) -> Problems:
 
 
 def images_are_pinned(objects: Sequence[Object]) -> Problems:
-    """By a tag that is not latest, or by digest."""
+    """Images have a tag other than latest, or a digest."""
     for pod in pods(objects):
         for image in (each["image"] for each in pod.containers):
             tag = image.rpartition("/")[2].partition(":")[2]
@@ -92,7 +121,7 @@ def images_are_pinned(objects: Sequence[Object]) -> Problems:
 
 
 def pods_are_restricted(objects: Sequence[Object]) -> Problems:
-    """As Pod Security's level "restricted" wants, and more: a read-only root, and no token of the API."""
+    """Pods fit Pod Security's level "restricted" and also have a read-only root and no API token."""
     for pod in pods(objects):
         yield from (f"{pod.title}: {problem}" for problem in _of_pod(pod))
         open_to_paths = find(objects, "Namespace", pod.namespace, "") or {"metadata": {}}
@@ -139,7 +168,7 @@ def _of_container(container: Object) -> Problems:
 
 
 def gpus_come_with_all_they_need(objects: Sequence[Object]) -> Problems:
-    """Who asks for a GPU tolerates its nodes, chooses them, and runs in NVIDIA's runtime."""
+    """A pod that requests a GPU tolerates and selects GPU nodes and uses NVIDIA's runtime."""
     for pod in pods(objects):
         limits = [each.get("resources", {}).get("limits", {}) for each in pod.containers]
         if not any("nvidia.com/gpu" in each for each in limits):
@@ -153,17 +182,17 @@ def gpus_come_with_all_they_need(objects: Sequence[Object]) -> Problems:
 
 
 def shards_are_distinct(objects: Sequence[Object]) -> Problems:
-    """No two nodes of a set train on the same part, or are the same client, and every index is one of the partition."""
+    """No two nodes of a set have the same shard or client id, and every index is in the partition."""
     for pod in pods(objects):
-        told = [each for each in settings(objects, pod) if "shard" in each]
-        indices = [each["shard"]["index"] for each in told if "index" in each["shard"]]
+        configs = [each for each in settings(objects, pod) if "shard" in each]
+        indices = [each["shard"]["index"] for each in configs if "index" in each["shard"]]
         if len(set(indices)) < len(indices):
             yield f"{pod.title}: two nodes have the same shard, of {indices}"
         yield from (
             f"{pod.title}: the shard {each['shard']['index']} is none of {each['shard']['partition']['clients']}"
-            for each in told
+            for each in configs
             if "partition" in each["shard"] and each["shard"]["index"] >= each["shard"]["partition"]["clients"]
         )
-        certificates = [each["tls"]["cert"] for each in told]
+        certificates = [each["tls"]["cert"] for each in configs]
         if len(set(certificates)) < len(certificates):
             yield f"{pod.title}: two nodes have the same certificate, of {certificates}"

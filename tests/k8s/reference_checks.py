@@ -1,4 +1,4 @@
-"""Whether what is named is there: namespaces, volumes, ConfigMaps, Secrets, files, issuers."""
+"""Checks that all references exist: namespaces, volumes, ConfigMaps, Secrets, files, issuers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLUSTER_WIDE = ("Namespace",)
 
 
 def namespaces_are_guarded(objects: Sequence[Object]) -> Problems:
-    """Each object says its namespace, the namespace is made here, and has a level of Pod Security."""
+    """Each object has a namespace, which is created here and has a Pod Security level."""
     made = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in of_kind(objects, "Namespace")}
     for each in objects:
         if each["kind"] not in _CLUSTER_WIDE and namespace(each) not in made:
@@ -26,12 +26,12 @@ def namespaces_are_guarded(objects: Sequence[Object]) -> Problems:
 
 
 def volumes_are_there(objects: Sequence[Object]) -> Problems:
-    """Each mount has its volume, each volume is mounted."""
+    """Each mount has its volume, and each volume is mounted."""
     for pod in pods(objects):
         mounted = {mount["name"] for each in pod.containers for mount in each.get("volumeMounts", [])}
         volumes = {*pod.volumes, *pod.claims}
         yield from (f"{pod.title}: there is no volume {name} to mount" for name in sorted(mounted - volumes))
-        yield from (f"{pod.title}: nobody mounts the volume {name}" for name in sorted(volumes - mounted))
+        yield from (f"{pod.title}: no container mounts the volume {name}" for name in sorted(volumes - mounted))
 
 
 def references_are_there(objects: Sequence[Object]) -> Problems:
@@ -49,12 +49,12 @@ def references_are_there(objects: Sequence[Object]) -> Problems:
 
 
 def secrets_that_are_missing(objects: Sequence[Object], documented: Keys) -> Problems:
-    """Secrets that are named, but neither made by a Certificate nor told of in the documentation, with their keys."""
+    """Secrets that are used, but neither made by a Certificate nor documented, with their keys."""
     made = {(namespace(each), each["spec"]["secretName"]): {*TLS_KEYS} for each in of_kind(objects, "Certificate")}
     for holder, where, name, keys in _wanted(objects):
         missing = keys - documented.get((where, name), set()) - made.get((where, name), set())
         if missing:
-            yield f"{holder}: nobody says how the Secret {name} comes by {', '.join(sorted(missing))}"
+            yield f"{holder}: the Secret {name} has no source of {', '.join(sorted(missing))}"
 
 
 def _wanted(objects: Sequence[Object]) -> Iterator[tuple[str, str, str, set[str]]]:
@@ -80,19 +80,19 @@ def _in_the_environment(pod: Pod) -> Iterator[tuple[str, set[str]]]:
 
 
 def files_are_there(objects: Sequence[Object]) -> Problems:
-    """What a program is told to read is mounted where it is told; what it is told to write lasts."""
+    """Files that a program reads are mounted at their paths; paths that it writes are persistent."""
     for pod in pods(objects):
         files = _files(objects, pod)
         paths = [path for path in pod.containers[0]["args"] if path.startswith("/") and "$" not in path]
-        for told in settings(objects, pod):
-            paths += told.get("tls", {}).values()
-            if (state := told.get("state_dir")) not in _lasting(pod):
+        for config in settings(objects, pod):
+            paths += config.get("tls", {}).values()
+            if (state := config.get("state_dir")) not in _lasting(pod):
                 yield f"{pod.title}: state_dir {state} does not outlive the pod"
-        yield from (f"{pod.title}: {path} is mounted by nobody" for path in sorted({*paths} - files))
+        yield from (f"{pod.title}: {path} is not mounted" for path in sorted({*paths} - files))
 
 
 def _files(objects: Sequence[Object], pod: Pod) -> set[str]:
-    """Paths of all files that a pod gets from ConfigMaps and Secrets."""
+    """Paths of all files of a pod from ConfigMaps and Secrets."""
     files = set(config_files(objects, pod))
     for mount in (mount for each in pod.containers for mount in each.get("volumeMounts", [])):
         volume = pod.volumes.get(mount["name"], {})
@@ -104,7 +104,7 @@ def _files(objects: Sequence[Object], pod: Pod) -> set[str]:
 
 
 def _lasting(pod: Pod) -> set[str]:
-    """Where a pod may write what is to outlive it."""
+    """Paths at which a pod writes persistent files."""
     lasting = {*pod.claims, *(name for name, volume in pod.volumes.items() if "hostPath" in volume)}
     mounts = [mount for each in pod.containers for mount in each.get("volumeMounts", [])]
     return {mount["mountPath"] for mount in mounts if mount["name"] in lasting and not mount.get("readOnly")}

@@ -1,23 +1,27 @@
-"""A backup by the commands of k8s/README.md, and what a coordinator makes of it: real processes, and the page's tar."""
+"""A backup and its restore by the commands of k8s/README.md, with real processes and the page's tar."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.docs.pages import read_page
-from tests.integration.harness import Fleet
-from tests.integration.processes import Place
+from tests.processes.federation import Fleet
+from tests.processes.process import Workspace
 
 EXEC = re.compile(r"^\$ kubectl exec (?:--stdin )?fl-state --namespace impetus -- (.*)$", re.MULTILINE)
 
 
 def in_the_pod(section: str) -> list[str]:
-    """What the page runs in the pod that has the volume, under a heading."""
+    """The commands under a heading that run in the pod with the volume."""
     page = read_page("k8s/README.md")
     begin = page.index(f"\n## {section}\n")
     return EXEC.findall(page[begin : page.index("\n## ", begin + 1)])
@@ -33,13 +37,13 @@ def do(commands: list[str], state: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_backup_goes_on_where_it_was_made(tmp_path):
-    """Made with one update in and one missing; the run ends; the volume is lost. The restored one does it all again.
+def test_a_run_continues_from_a_backup(tmp_path: Path) -> None:
+    """The backup is made with one of two updates. The run ends, the volume is lost, and the restored run repeats.
 
-    Daemons are rounds ahead of the restored coordinator then, and the models that come out are the same.
+    The daemons are then rounds ahead of the restored coordinator, and the models are the same.
     """
-    with Place(tmp_path) as place:
-        fleet = Fleet(place, 3)
+    with Workspace(tmp_path) as workspace:
+        fleet = Fleet(workspace, 3)
         server, state = fleet.server, Path(fleet.server.settings["state_dir"])
         fleet.half_delivered("kept", stop={"rounds": 3})
         server.signal(signal.SIGTERM)
@@ -57,3 +61,60 @@ def test_a_backup_goes_on_where_it_was_made(tmp_path):
         fleet.release()
         assert server.digests("kept") == digests
         assert len(digests) == 3
+
+
+USER = 10001
+"""User and group of the pods."""
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A volume as the kubelet makes it: its directory belongs to root, and the pod's group may write in it."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root, for files of two owners, and setpriv")
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)  # the pod's user must reach the volume
+        folder = Path(name, "volume")
+        folder.mkdir()
+        os.chown(folder, 0, USER)
+        folder.chmod(0o2775)
+        yield folder
+
+
+def as_the_pod(commands: list[str], state: Path, folder: Path) -> list[tuple[int, bytes]]:
+    """Run commands of the page on a volume as the pod's user, with the backup in a folder of root.
+
+    Returns exit code and errors of each.
+    """
+    assert commands
+    return [_as_the_pod(command.replace("/var/lib/impetus", str(state)), folder) for command in commands]
+
+
+def _as_the_pod(command: str, folder: Path) -> tuple[int, bytes]:
+    pod = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "bash", "-c"]
+    inside, _, backup = command.partition(" < ")
+    if backup:
+        with (folder / backup).open("rb") as file:
+            done = subprocess.run([*pod, inside], check=False, stdin=file, capture_output=True)
+        return done.returncode, done.stderr
+    inside, _, backup = command.partition(" > ")
+    done = subprocess.run([*pod, inside], check=False, capture_output=True)
+    if backup:
+        (folder / backup).write_bytes(done.stdout)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("has_entry", [False, True], ids=["the page's archive", "one with an entry for the directory"])
+def test_a_backup_is_restored_into_a_volume_of_root(volume: Path, tmp_path: Path, has_entry: bool) -> None:
+    """No command fails, the files are back, and owner and mode of the directory stay."""
+    as_the_pod(["cd /var/lib/impetus && mkdir -m 0700 spool && echo kept >spool/update"], volume, tmp_path)
+    backup, restore = in_the_pod("Back up"), in_the_pod("Restore")
+    if has_entry:
+        [other] = re.findall(r"restored by `(.*?)`", read_page("k8s/README.md"))
+        backup, restore = ["tar -C /var/lib/impetus -cf - . > state.tar"], [restore[0], f"{other} < state.tar"]
+    before = (volume.stat().st_uid, volume.stat().st_gid, volume.stat().st_mode)
+    done = as_the_pod([*backup, *restore], volume, tmp_path)
+    assert done == [(0, b"")] * 3
+    assert (volume / "spool" / "update").read_text() == "kept\n"
+    assert (volume / "spool").stat().st_mode & 0o777 == 0o700
+    assert (volume.stat().st_uid, volume.stat().st_gid, volume.stat().st_mode) == before

@@ -1,4 +1,4 @@
-"""The dashboards: what is committed is what the Python makes, and nothing is wrong with it that can be seen here."""
+"""The committed dashboards are those that the Python generates, and they have no visible fault."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-import fl_client.metrics
+import fl_client.monitoring.metrics
 import fl_server.metrics
+from fl_common.metrics import Declaration
 from k8s.dashboards.files import committed, texts
 from k8s.dashboards.frame import OVERVIEW, RUN_DETAIL, WINDOWS
 from k8s.dashboards.layout import Row
 from k8s.dashboards.panels import What, number
-from protos.metrics import Declaration
 from tests.k8s.dashboard_checks import expressions, faults, linked, panels
 from tests.monitoring.programs import needed
 
@@ -29,41 +29,41 @@ MODELS = committed()
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Declaration]:
-    """Every metric that a coordinator or a daemon tells of."""
+    """Every metric of a coordinator or a daemon."""
     loop = asyncio.new_event_loop()
     server = fl_server.metrics.Metrics(CollectorRegistry())
     server.watch(loop, tmp_path_factory.mktemp("state"))
     loop.close()
-    client = fl_client.metrics.Metrics()
-    return {each.name: each for each in [*server.kit.declared, *client.kit.declared]}
+    client = fl_client.monitoring.metrics.Metrics()
+    return {each.name: each for each in [*server.factory.declared, *client.factory.declared]}
 
 
 @pytest.mark.parametrize("path", texts(), ids=lambda path: path.name)
-def test_what_is_committed_is_what_the_python_makes(path):
-    """Run `python -m k8s.dashboards` after a change, and look at what it changed."""
+def test_the_committed_dashboards_are_up_to_date(path: Path) -> None:
+    """Run `python -m k8s.dashboards` after a change and check the difference."""
     assert path.read_text(encoding="utf-8") == texts()[path]
 
 
-def test_no_dashboard_is_left_over():
-    """Every JSON file in the folder is one that the Python makes, with a uid of its own."""
+def test_no_dashboard_is_left_over() -> None:
+    """Every JSON file in the folder is generated and has its own uid."""
     folder = next(iter(texts())).parent
     assert set(folder.glob("*.json")) == set(texts())
     assert sorted(MODELS) == sorted([OVERVIEW, RUN_DETAIL])
 
 
 @pytest.mark.parametrize("uid", MODELS)
-def test_nothing_is_wrong_with_a_dashboard(uid, known):
+def test_nothing_is_wrong_with_a_dashboard(uid: str, known: Any) -> None:
     """Ids, titles, units, descriptions, grid, variables, and each metric with its labels and their values."""
     assert faults(MODELS[uid], known) == []
 
 
 @pytest.mark.parametrize(("uid", "other"), [(OVERVIEW, RUN_DETAIL), (RUN_DETAIL, OVERVIEW)])
-def test_the_dashboards_lead_to_each_other(uid, other):
+def test_the_dashboards_link_to_each_other(uid: str, other: str) -> None:
     """The overview by a click on a run too; with the Prometheus, the window and the time that were chosen."""
     assert linked(MODELS[uid]) == {other}
 
 
-def test_a_run_leads_to_its_details():
+def test_a_run_leads_to_its_details() -> None:
     """From its row of the table by the cell's value, from its line by the series' label."""
     by_type = {
         kind: [panel for panel in panels(MODELS[OVERVIEW]) if panel["type"] == kind] for kind in ("table", "timeseries")
@@ -74,7 +74,7 @@ def test_a_run_leads_to_its_details():
 
 
 @pytest.mark.parametrize("uid", MODELS)
-def test_a_run_is_chosen_by_its_words_and_asked_for_by_its_id(uid):
+def test_a_run_is_chosen_by_name_and_queried_by_id(uid: str) -> None:
     """Grafana looks for both groups in every series of the variable's query, as it writes them."""
     (variable,) = [each for each in MODELS[uid]["templating"]["list"] if each["name"] == "run"]
     pattern, flags = variable["regex"].removeprefix("/").rsplit("/", 1)
@@ -85,7 +85,7 @@ def test_a_run_is_chosen_by_its_words_and_asked_for_by_its_id(uid):
 
 
 @pytest.mark.parametrize("uid", MODELS)
-def test_commits_abandoned_rounds_and_starts_are_marked(uid):
+def test_commits_abandoned_rounds_and_starts_are_marked(uid: str) -> None:
     """Commits and starts at the time that is the series' value, which Grafana takes in milliseconds."""
     marks = {each["name"]: each for each in MODELS[uid]["annotations"]["list"]}
     assert list(marks) == ["Commits", "Abandoned rounds", "Coordinator starts"]
@@ -93,7 +93,7 @@ def test_commits_abandoned_rounds_and_starts_are_marked(uid):
     assert all(("1000 * " in each["expr"]) == each["useValueForTime"] for each in marks.values())
 
 
-def test_a_row_that_would_leave_a_hole_is_refused():
+def test_a_row_that_would_leave_a_hole_is_refused() -> None:
     """24 columns are not shared evenly by five panels."""
     with pytest.raises(ValueError, match="share 24 columns evenly, got 5 in a row"):
         _ = Row(4, [number(What("a", "none", "b"), "c")] * 5).width
@@ -115,7 +115,7 @@ def promtool(tmp_path: Path, asked: dict[str, str]) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("window", [WINDOWS[0], WINDOWS[-1]])
 @pytest.mark.parametrize("uid", MODELS)
-def test_prometheus_reads_every_expression(uid, window, tmp_path):
+def test_prometheus_reads_every_expression(uid: str, window: str, tmp_path: Path) -> None:
     """Of panels, annotations and variables, with each variable's value in its place."""
     needed("promtool")
     asked = {where: filled(text, window) for where, text in expressions(MODELS[uid]).items()}
@@ -124,19 +124,19 @@ def test_prometheus_reads_every_expression(uid, window, tmp_path):
     assert f"{len(asked)} rules found" in found.stdout
 
 
-def test_prometheus_refuses_what_is_no_expression(tmp_path):
-    """The check above can fail."""
+def test_prometheus_refuses_what_is_no_expression(tmp_path: Path) -> None:
+    """The check above finds an invalid expression."""
     needed("promtool")
     assert promtool(tmp_path, {"bad": "sum by run (fl_round)"}).returncode != 0
 
 
 def stat(model: Any) -> Any:
-    """The first panel that shows something."""
+    """The first panel with data."""
     return next(panel for panel in model["panels"] if panel["type"] != "row")
 
 
 def ask(expression: str) -> Callable[[Any], None]:
-    """A dashboard's first panel asks this."""
+    """Set the query of a dashboard's first panel."""
 
     def spoil(model: Any) -> None:
         stat(model)["targets"][0]["expr"] = expression
@@ -152,19 +152,19 @@ BAD: dict[str, Callable[[Any], object]] = {
     "State has 2 queries A": lambda model: stat(model)["targets"].append(stat(model)["targets"][0]),
     "State asks nothing": lambda model: stat(model)["targets"].clear(),
     "State and Rounds committed overlap": lambda model: stat(model)["gridPos"].update(w=4),
-    "a hole, or something beside it, at column 0 of line 1": lambda model: model["panels"].remove(stat(model)),
-    "a hole, or something beside it, at column 24": lambda model: model["panels"][-1]["gridPos"].update(w=9),
+    "a hole, or an overlap, at column 0 of line 1": lambda model: model["panels"].remove(stat(model)),
+    "a hole, or an overlap, at column 24": lambda model: model["panels"][-1]["gridPos"].update(w=9),
     "which is no variable": ask('fl_round{run="$runs"}'),
-    "fl_rounds_lost_total, which nobody tells": ask("fl_rounds_lost_total"),
-    "fl_round_bucket, which nobody tells": ask("fl_round_bucket"),
+    "fl_rounds_lost_total, which is not exported": ask("fl_rounds_lost_total"),
+    "fl_round_bucket, which is not exported": ask("fl_round_bucket"),
     "fl_round has no label client": ask('fl_round{client="a"}'),
     "fl_assignments_total has no state gone": ask('fl_assignments_total{state=~"lost|gone"}'),
 }
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_dashboard_is_seen_to_be_bad(fault, known):
-    """Every check finds what it is for."""
+def test_a_bad_dashboard_is_found(fault: str, known: Any) -> None:
+    """Every check finds its fault."""
     model = copy.deepcopy(MODELS[RUN_DETAIL])
     BAD[fault](model)
     if "no title" in fault:

@@ -1,4 +1,4 @@
-"""Every overlay and component is built, and each object is one that Kubernetes takes as it stands."""
+"""Every overlay and component builds, and each object is valid for Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -18,7 +19,7 @@ from tests.k8s.objects import namespace, of_kind, pods, settings, title
 from tests.k8s.pod_checks import pods_are_restricted
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it says which of its own dependencies are old
+    warnings.simplefilter("ignore")  # the package warns about its old dependencies
     import kubernetes_validate
 
 pytestmark = needs_kubectl
@@ -30,54 +31,55 @@ SCHEMAS = {
 
 
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version().rpartition(".")[0]
-"""Of Kubernetes: what README.md says, and the newest whose schemas are at hand."""
+"""Versions of Kubernetes: the oldest one of README.md, and the newest one with schemas here."""
 
 
 @functools.cache
-def _refusal(text, version):
+def _refusal(text: str, version: str) -> str | None:
     thing = json.loads(text)
     if schema := SCHEMAS.get((thing["apiVersion"], thing["kind"])):
-        return jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(thing))
+        found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(thing))
+        return found and str(found)
     try:
         kubernetes_validate.validate(thing, version, strict=True)
     except kubernetes_validate.ValidationError as error:
-        return error
+        return str(error)
     return None
 
 
-def refusal(thing, version=NEWEST):
-    """What a schema says against an object; None if nothing. Most objects are in several kustomizations."""
+def refusal(thing: dict[str, Any], version: str = NEWEST) -> str | None:
+    """A schema's objection to an object; None if it is valid. Most objects are in several kustomizations."""
     return _refusal(json.dumps(thing), version)
 
 
-def first(folder, kind):
+def first(folder: str, kind: str) -> dict[str, Any]:
     """An object of a kind from a kustomization."""
     return of_kind(build(folder), kind)[0]
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("folder", EVERY)
-def test_every_object_is_as_its_schema_wants_it(folder, version):
+def test_every_object_fits_its_schema(folder: str, version: str) -> None:
     """No unknown field, none missing, none of another type."""
     refusals = {title(each): refusal(each, version) for each in build(folder)}
     assert {name: error for name, error in refusals.items() if error is not None} == {}
 
 
 @pytest.mark.parametrize("folder", EVERY)
-def test_objects_fit_each_other_and_their_programs(folder):
-    """No check has anything to say."""
+def test_objects_fit_each_other_and_their_programs(folder: str) -> None:
+    """No check finds a problem."""
     assert problems(build(folder)) == []
 
 
 @pytest.mark.parametrize("folder", EVERY)
-def test_no_object_is_there_twice(folder):
-    """Kind, namespace and name are one object's."""
+def test_no_object_is_defined_twice(folder: str) -> None:
+    """Kind, namespace and name are unique."""
     names = [(each["kind"], namespace(each), each["metadata"]["name"]) for each in build(folder)]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("folder", EVERY)
-def test_every_object_says_that_it_is_ours(folder):
+def test_every_object_has_our_labels(folder: str) -> None:
     """`kubectl get all -l app.kubernetes.io/part-of=impetus` finds it."""
     assert [
         title(each)
@@ -87,19 +89,19 @@ def test_every_object_says_that_it_is_ours(folder):
 
 
 @pytest.mark.parametrize("folder", EVERY)
-def test_nobody_has_rights_and_no_secret_is_written_down(folder):
-    """No role, no binding, and no Secret with anything in it: those that are named are made elsewhere."""
+def test_no_api_rights_and_no_secret_in_the_manifests(folder: str) -> None:
+    """There is no role, no binding, and no Secret with content."""
     kinds = {each["kind"] for each in build(folder)}
     assert kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Secret"} == set()
 
 
 @pytest.mark.parametrize("folder", EVERY)
-def test_every_object_can_be_applied(folder):
+def test_every_object_can_be_applied(folder: str) -> None:
     """`kubectl apply` writes an object into an annotation of itself, and annotations end at 256 KiB."""
     assert {title(each): size for each in build(folder) if (size := len(json.dumps(each))) > 200 << 10} == {}
 
 
-def test_every_component_is_built_by_a_test():
+def test_every_component_is_built_by_a_test() -> None:
     """A folder with a kustomization is an overlay of the product, or part of an overlay here."""
     written = "".join(path.read_text() for path in (ROOT / "tests/k8s/overlays").glob("*/kustomization.yaml"))
     written += "".join(path.read_text() for path in (ROOT / "k8s").glob("overlays/*/kustomization.yaml"))
@@ -130,7 +132,7 @@ def test_every_component_is_built_by_a_test():
         ("TLSRoute", lambda spec: spec.update(hostname="fl.example.org")),
     ],
 )
-def test_a_wrong_field_is_seen(kind, change):
+def test_a_wrong_field_is_found(kind: str, change: Any) -> None:
     """Unknown, missing, of another type, or not one of the values that there are."""
     thing = first(EVERYTHING, kind)
     assert refusal(thing) is None
@@ -138,8 +140,8 @@ def test_a_wrong_field_is_seen(kind, change):
     assert refusal(thing) is not None
 
 
-def test_the_pod_for_backups_is_as_good_as_the_coordinators():
-    """Its volume is the coordinator's, and so are its user and all that it may not."""
+def test_the_backup_pod_has_the_coordinators_restrictions() -> None:
+    """It has the coordinator's volume, user and restrictions."""
     shell = yaml.safe_load((ROOT / "k8s/tools/state.yaml").read_text())
     assert refusal(shell) is None
     [pod] = pods(build("k8s/base"))
@@ -152,8 +154,8 @@ def test_the_pod_for_backups_is_as_good_as_the_coordinators():
     assert volume["persistentVolumeClaim"]["claimName"] == f"{claim}-{pod.owner['metadata']['name']}-0"
 
 
-def test_readme_names_the_versions_that_were_checked():
-    """Of Kubernetes the newest and the oldest, of the others those whose schemas are here."""
+def test_readme_names_the_versions_that_were_checked() -> None:
+    """They are the newest and the oldest of Kubernetes, and those of the other projects' schemas."""
     page = (ROOT / "k8s/README.md").read_text()
     assert f"the schemas of Kubernetes {NEWEST}," in page
     assert f"Kubernetes {OLDEST} is the oldest" in page
@@ -164,15 +166,15 @@ def test_readme_names_the_versions_that_were_checked():
         assert f"{words} {found[1]}" in page
 
 
-def test_production_asks_for_more_than_the_base():
+def test_production_asks_for_more_than_the_base() -> None:
     """Threads and durability come on top of the base's settings, in the order of the arguments."""
     [pod] = pods(build("k8s/overlays/production"))
-    [told] = settings(build("k8s/overlays/production"), pod)
-    assert (told["threads"], told["durability"], told["listen"]) == (4, "power", "0.0.0.0:7070")
-    assert pod.containers[0]["resources"]["requests"]["cpu"] == str(told["threads"])
+    [config] = settings(build("k8s/overlays/production"), pod)
+    assert (config["threads"], config["durability"], config["listen"]) == (4, "power", "0.0.0.0:7070")
+    assert pod.containers[0]["resources"]["requests"]["cpu"] == str(config["threads"])
 
 
-def test_a_changed_setting_rolls_the_pod():
+def test_a_changed_setting_rolls_the_pod() -> None:
     """The name of a ConfigMap with settings follows its content, and the pod names it."""
     names = []
     for folder in ("k8s/base", "k8s/overlays/production"):
@@ -182,8 +184,8 @@ def test_a_changed_setting_rolls_the_pod():
     assert all(name.startswith("fl-server-settings-") for name in names)
 
 
-def test_the_gateway_is_the_only_way_in():
-    """With it the coordinator's Service has no load balancer, whatever the overlay says."""
+def test_the_gateway_is_the_only_way_in() -> None:
+    """With it the coordinator's Service has no load balancer in any overlay."""
     kinds = {
         folder: next(each["spec"]["type"] for each in of_kind(build(folder), "Service") if "type" in each["spec"])
         for folder in (EVERYTHING, "k8s/overlays/production", "k8s/overlays/dev")

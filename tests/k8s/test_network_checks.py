@@ -1,6 +1,8 @@
-"""Who could not be found, or could be reached by all, is told."""
+"""The checks find pods that are not selected or that are open to all."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tests.k8s import network_checks as checks
 from tests.k8s.breaking import GONE, NAME, SERVER, assert_sees, broken, cases, of_module
@@ -31,8 +33,8 @@ BAD = [
         checks.services_lead_to_ports, SERVER, "spec serviceName", "fl-server",
         "fl-server is no headless Service",
     ),
-    (checks.services_lead_to_ports, "Service/fl-server", "spec externalTrafficPolicy", "Local", "says how"),
-    (checks.services_lead_to_ports, "Service/fl-server", "spec ports 0 nodePort", 30070, "says how it is reached"),
+    (checks.services_lead_to_ports, "Service/fl-server", "spec externalTrafficPolicy", "Local", "sets how"),
+    (checks.services_lead_to_ports, "Service/fl-server", "spec ports 0 nodePort", 30070, "sets how it is reached"),
     (checks.monitors_find_ports, "ServiceMonitor/", "spec endpoints 0 port", "http", "no Service has the port http"),
     (checks.monitors_find_ports, "ServiceMonitor/", "spec jobLabel", "job", "no Service has its labels and the label"),
     (checks.monitors_find_ports, "PodMonitor/", "spec podMetricsEndpoints 0 port", "http", "has no port http"),
@@ -48,10 +50,10 @@ BAD = [
         checks.routes_lead_to_services, "Gateway/", "spec listeners 0 tls mode", "Terminate",
         "impetus/clients is no listener that passes TLS through",
     ),
-    (checks.the_budget_leaves_room, "PodDisruptionBudget/", "spec maxUnavailable", 0, "none of 1 may go"),
-    (checks.the_budget_leaves_room, "PodDisruptionBudget/", "spec maxUnavailable", "0%", "none of 1 may go"),
+    (checks.budgets_allow_a_drain, "PodDisruptionBudget/", "spec maxUnavailable", 0, "none of 1 may go"),
+    (checks.budgets_allow_a_drain, "PodDisruptionBudget/", "spec maxUnavailable", "0%", "none of 1 may go"),
     (
-        checks.the_budget_leaves_room, "PodDisruptionBudget/", "spec",
+        checks.budgets_allow_a_drain, "PodDisruptionBudget/", "spec",
         {"minAvailable": 1, "selector": {"matchLabels": {NAME: "fl-server"}}}, "none of 1 may go",
     ),
     (
@@ -94,11 +96,11 @@ BAD = [
 
 
 @cases(BAD)
-def test_a_check_sees_what_is_wrong(check, name, path, value, words):
-    """It says so in words that name the thing."""
+def test_a_check_finds_the_problem(check: Any, name: str, path: Any, value: Any, words: str) -> None:
+    """The problem names the object."""
     assert_sees(check, broken(name, path, value), words)
 
 
-def test_every_check_is_seen_to_fail():
-    """A check that could never say anything would be no check."""
+def test_every_check_has_a_failing_case() -> None:
+    """A check without a failing case would be useless."""
     assert {check for check, *_ in BAD} == of_module(checks)

@@ -1,6 +1,8 @@
-"""A pod that does not suit its program, or would be too much for its node, is told."""
+"""The checks find pods that do not fit their program or their node."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tests.k8s import pod_checks as checks
 from tests.k8s.breaking import (
@@ -25,15 +27,15 @@ BAD = [
     (checks.ports_are_the_settings, SERVER, f"{CONTAINER} ports =grpc containerPort", 7079, "its port grpc is 7079"),
     (
         checks.ports_are_the_settings, SETTINGS, "data server.toml", swap("0.0.0.0:7073", "0.0.0.0:7079"),
-        "health_listen says 7079",
+        "health_listen is 7079",
     ),
     (
         checks.ports_are_the_settings, SETTINGS, "data server.toml", swap("0.0.0.0:7071", "127.0.0.1:7071"),
-        "admin_listen says 127.0.0.1",
+        "admin_listen is 127.0.0.1",
     ),
     (
         checks.ports_are_the_settings, SETTINGS, "data production.toml", lambda text: 'listen = "0.0.0.0:70"\n' + text,
-        "listen says 70",
+        "listen is 70",
     ),
     (checks.ports_are_the_settings, CLIENT, f"{CONTAINER} ports", [], "its port metrics is None"),
     (checks.probes_ask_what_is_answered, SERVER, f"{CONTAINER} readinessProbe grpc port", 7070, "asks port 7070"),
@@ -55,6 +57,17 @@ BAD = [
         "expected more than 607 s",
     ),
     (checks.stopping_takes_its_time, SERVER, f"{CONTAINER} lifecycle", GONE, "no preStop sleep"),
+    (
+        checks.a_hung_coordinator_is_killed_soon, SERVER,
+        f"{CONTAINER} livenessProbe terminationGracePeriodSeconds", GONE, "after the pod grace",
+    ),
+    (
+        checks.a_hung_coordinator_is_killed_soon, SERVER,
+        f"{CONTAINER} livenessProbe terminationGracePeriodSeconds", 140, "killed after 140",
+    ),
+    (checks.probes_leave_time_to_start, SERVER, f"{CONTAINER} startupProbe initialDelaySeconds", GONE, "after 0 s"),
+    (checks.probes_leave_time_to_start, CLIENT, f"{CONTAINER} readinessProbe initialDelaySeconds", 2, "after 2 s"),
+    (checks.the_reason_of_an_exit_is_shown, CLIENT, f"{CONTAINER} terminationMessagePolicy", GONE, "only in its log"),
     (checks.one_coordinator, SERVER, "spec replicas", 2, "expected a StatefulSet with one replica"),
     (
         checks.one_coordinator, SERVER, "spec volumeClaimTemplates 0 spec accessModes", ["ReadWriteMany"],
@@ -116,11 +129,11 @@ BAD = [
 
 
 @cases(BAD)
-def test_a_check_sees_what_is_wrong(check, name, path, value, words):
-    """It says so in words that name the thing."""
+def test_a_check_finds_the_problem(check: Any, name: str, path: Any, value: Any, words: str) -> None:
+    """The problem names the object."""
     assert_sees(check, broken(name, path, value), words)
 
 
-def test_every_check_is_seen_to_fail():
-    """A check that could never say anything would be no check."""
+def test_every_check_has_a_failing_case() -> None:
+    """A check without a failing case would be useless."""
     assert {check for check, *_ in BAD} == of_module(checks)

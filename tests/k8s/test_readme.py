@@ -1,4 +1,4 @@
-"""k8s/README.md: what it tells to type exists, what can be done without a cluster is done, and its claims agree."""
+"""k8s/README.md: its commands exist, those that need no cluster are run, and its claims are checked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from contextlib import chdir
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fl_ops.cli import app
+from fl_common.settings import read_settings
+from fl_ops.commands.cli import app
 from fl_server.config import ServerConfig
-from protos.settings import read_settings
 from tests.docs.pages import Command, File, check_fl_command, follow, on_free_ports, read_page, steps
 from tests.k8s.checks import problems
 from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
@@ -29,15 +32,15 @@ IN_PROSE = re.findall(r"`((?:kubectl|fl) [^`]+)`", PAGE)
 EVERY_COMMAND = list(dict.fromkeys([*COMMANDS, *IN_PROSE]))
 FILES = {step.name: step.text for step in steps(PAGE) if isinstance(step, File)}
 SITE = "k8s/overlays/site"
-"""The reader's own overlay, which is on the page and nowhere else."""
+"""The reader's own overlay, which is only on the page."""
 
 
-def words(command, program):
+def words(command: Any, program: str) -> Iterator[list[str]]:
     """The arguments of every call of a program in a command."""
     for part in re.split(r"\s\|\s|\s&$|\s[<>]\s\S+", command):
-        told = shlex.split(part)
-        if told[:1] == [program]:
-            yield told[1:]
+        call = shlex.split(part)
+        if call[:1] == [program]:
+            yield call[1:]
 
 
 CALLS_OF_FL = [call for command in EVERY_COMMAND for call in words(command, "fl")]
@@ -45,31 +48,31 @@ CALLS_OF_KUBECTL = [call for command in EVERY_COMMAND for call in words(command,
 
 
 @pytest.mark.parametrize("arguments", CALLS_OF_FL, ids=" ".join)
-def test_every_fl_command_is_one(arguments):
-    """The command and each of its options exist, and it is given what it wants."""
+def test_every_fl_command_exists(arguments: str) -> None:
+    """The command and each of its options exist, and it has its required arguments."""
     check_fl_command(arguments)
 
 
 @needs_kubectl
 @pytest.mark.parametrize("arguments", CALLS_OF_KUBECTL, ids=" ".join)
-def test_every_kubectl_command_is_one(arguments):
-    """The verb exists and knows the options; what is applied is there."""
+def test_every_kubectl_command_exists(arguments: str) -> None:
+    """The verb and its options exist, and applied paths exist."""
     verb = [word for word in arguments[:3] if re.fullmatch("[a-z-]+", word)]
     verb = verb[: {"create": 3, "rollout": 2}.get(verb[0], 1)]
-    told = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     known = "".join(
         subprocess.run(["kubectl", *of], capture_output=True, text=True, check=True).stdout
         for of in ([*verb, "--help"], ["options"])
     )
-    options = [word.partition("=")[0] for word in told if re.match(r"--\w|-[a-z]$", word)]
+    options = [word.partition("=")[0] for word in own if re.match(r"--\w|-[a-z]$", word)]
     assert [option for option in options if not re.search(rf"(^|\s){option}[\s=,]", known)] == []
-    for option, path in pairwise(told):
+    for option, path in pairwise(own):
         if option in {"-f", "-k"} and path not in {"-", SITE}:
             assert (ROOT / path / "kustomization.yaml" if option == "-k" else ROOT / path).is_file()
 
 
 @pytest.mark.skipif(not (ROOT / "k8s/images").exists(), reason="the images' part of the tree is not here")
-def test_files_that_are_built_from_are_there():
+def test_files_that_are_built_from_are_there() -> None:
     """Containerfiles, and every path in the tables and the text."""
     for path in re.findall(r"^\| `([\w/.-]+)` \|", PAGE, re.MULTILINE):
         assert (ROOT / "k8s" / path).exists(), path
@@ -82,8 +85,8 @@ def test_files_that_are_built_from_are_there():
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory):
-    """The page's Secrets, as kubectl would send them, of certificates made by the page's commands."""
+def typed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The Secrets that kubectl creates from certificates of the page's commands."""
     folder = tmp_path_factory.mktemp("typed")
     (folder / "ledger.toml").write_text(FILES["ledger.toml"])
     for name in ("postgres-ca.crt", "postgres-password"):
@@ -96,14 +99,14 @@ def typed(tmp_path_factory):
         return [yaml.safe_load(_printed(["kubectl", *call])) for call in asked]
 
 
-def _printed(command):
+def _printed(command: Any) -> str:
     dry = ["--dry-run=client", "--output", "yaml"]
     return subprocess.run([*command, *dry], capture_output=True, text=True, check=True).stdout
 
 
 @needs_kubectl
 @pytest.mark.parametrize("folder", EVERY)
-def test_every_secret_is_made_by_a_command_of_the_page(folder, typed):
+def test_every_secret_is_made_by_a_command_of_the_page(folder: str, typed: Any) -> None:
     """With all the keys that the objects ask for, in their namespace."""
     documented: Keys = {}
     for secret in typed:
@@ -113,8 +116,8 @@ def test_every_secret_is_made_by_a_command_of_the_page(folder, typed):
 
 
 @needs_kubectl
-def test_the_authoritys_key_is_in_no_namespace_of_daemons(typed):
-    """Neither a command of the page nor an Issuer puts it there; and nobody signs for all namespaces."""
+def test_the_authoritys_key_is_in_no_namespace_of_daemons(typed: Any) -> None:
+    """No command of the page and no Issuer puts it there, and no issuer signs for all namespaces."""
     objects = build(EVERYTHING)
     daemons = {pod.namespace for pod in pods(objects) if "fl-client" in pod.title}
     assert daemons == {"impetus-clients"}
@@ -125,7 +128,7 @@ def test_the_authoritys_key_is_in_no_namespace_of_daemons(typed):
 
 
 @needs_kubectl
-def test_a_secret_of_certificates_has_the_type_that_cert_manager_gives_it():
+def test_a_secret_of_certificates_has_the_type_that_cert_manager_gives_it() -> None:
     """A Secret's type never changes, so one made by hand can be handed over to cert-manager."""
     made = [command for command in COMMANDS if "secret generic" in command and "tls.crt" in command]
     assert made
@@ -133,7 +136,7 @@ def test_a_secret_of_certificates_has_the_type_that_cert_manager_gives_it():
 
 
 @needs_kubectl
-def test_the_certificate_has_every_name_that_cert_managers_has():
+def test_the_certificate_has_every_name_that_cert_managers_has() -> None:
     """By hand or by cert-manager: the coordinator answers to the same names."""
     certificate = find(build(EVERYTHING), "Certificate", "fl-server", "impetus")
     assert certificate is not None
@@ -145,7 +148,7 @@ def test_the_certificate_has_every_name_that_cert_managers_has():
 
 
 @needs_kubectl
-def test_the_numbers_on_the_page_are_the_manifests():
+def test_the_numbers_on_the_page_are_the_manifests() -> None:
     """Drain, preStop and grace."""
     [pod] = pods(build("k8s/base"))
     sleep = pod.containers[0]["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -155,8 +158,8 @@ def test_the_numbers_on_the_page_are_the_manifests():
 
 
 @needs_kubectl
-def test_the_overlay_of_ones_own_is_built(tmp_path):
-    """As it stands on the page, beside the others; all checks are content, and it says what it was made for."""
+def test_the_overlay_of_ones_own_is_built(tmp_path: Path) -> None:
+    """With the page's text and the other overlays all checks pass, and it has its own settings."""
     [text] = re.findall(r"```yaml\n(# k8s/overlays/site/kustomization.yaml\n.*?)```", PAGE, re.DOTALL)
     shutil.copytree(ROOT / "k8s", tmp_path / "k8s", ignore=shutil.ignore_patterns("images", "*.py"))
     (tmp_path / SITE).mkdir()
@@ -171,7 +174,7 @@ def test_the_overlay_of_ones_own_is_built(tmp_path):
     assert certificate["spec"]["dnsNames"][-1] == "fl.mine.example.org"
 
 
-def test_the_ledger_on_the_page_is_one(tmp_path):
+def test_the_documented_ledger_setting_is_valid(tmp_path: Path) -> None:
     """On top of the base it is read, and it holds no password."""
     (tmp_path / "ledger.toml").write_text(FILES["ledger.toml"])
     config = read_settings(ROOT / "k8s/base/server.toml", ServerConfig, [tmp_path / "ledger.toml"])
@@ -183,8 +186,8 @@ def test_the_ledger_on_the_page_is_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_federation_runs_as_on_the_page(tmp_path):
-    """All but the cluster: its certificates, its devices, its run, and a coordinator with the base's own settings."""
+def test_a_federation_runs_as_on_the_page(tmp_path: Path) -> None:
+    """The page's certificates, devices and run work with a coordinator with the base's settings, without a cluster."""
     begin = PAGE[PAGE.index("## From an empty") : PAGE.index("## In production")]
     page, ports = on_free_ports(begin)
     todo = [
@@ -201,7 +204,7 @@ cert = "pki/server-coordinator.crt"
 key = "pki/server-coordinator.key"
 client_ca = "pki/ca.crt"
 """
-    pod = [
+    pod: list[File | Command] = [
         File("here.toml", here),
         Command(f"fl-server --config {ROOT}/k8s/base/server.toml --config here.toml > server.log &"),
         Command("grep serving server.log", ('"event": "serving"',)),

@@ -1,6 +1,8 @@
-"""What is named and is not there, is missed."""
+"""The checks find references to missing objects."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -35,7 +37,7 @@ BAD = [
         checks.volumes_are_there, SERVER, f"{CONTAINER} volumeMounts =settings name", "setting",
         "there is no volume setting",
     ),
-    (checks.volumes_are_there, SERVER, f"{CONTAINER} volumeMounts =tls", GONE, "nobody mounts the volume tls"),
+    (checks.volumes_are_there, SERVER, f"{CONTAINER} volumeMounts =tls", GONE, "no container mounts the volume tls"),
     (checks.volumes_are_there, SERVER, "spec volumeClaimTemplates", [], "there is no volume state"),
     (
         checks.references_are_there, SERVER, f"{POD} volumes =settings configMap name", "fl-server",
@@ -48,19 +50,19 @@ BAD = [
     ),
     (
         checks.files_are_there, SETTINGS, "data server.toml", swap("tls/tls.crt", "tls/server.crt"),
-        "/etc/impetus/tls/server.crt is mounted by nobody",
+        "/etc/impetus/tls/server.crt is not mounted",
     ),
     (
         checks.files_are_there, SERVER, f"{CONTAINER} args 1", "/etc/impetus.toml",
-        "/etc/impetus.toml is mounted by nobody",
+        "/etc/impetus.toml is not mounted",
     ),
     (
         checks.files_are_there, NODES, "data gpu-1.toml", swap("tls/gpu-1", "tls/gpu-7"),
-        "/etc/impetus/tls/gpu-7/tls.crt is mounted by nobody",
+        "/etc/impetus/tls/gpu-7/tls.crt is not mounted",
     ),
     (
         checks.files_are_there, CLIENT, f"{POD} volumes =tls projected sources 0 secret items 2 path", "gpu-0.key",
-        "/etc/impetus/tls/gpu-0/tls.key is mounted by nobody",
+        "/etc/impetus/tls/gpu-0/tls.key is not mounted",
     ),
     (
         checks.files_are_there, SETTINGS, "data server.toml", swap('"/var/lib/impetus"', '"/tmp"'),
@@ -76,26 +78,32 @@ BAD = [
 
 
 @cases(BAD)
-def test_a_check_sees_what_is_wrong(check, name, path, value, words):
-    """It says so in words that name the thing."""
+def test_a_check_finds_the_problem(check: Any, name: str, path: Any, value: Any, words: str) -> None:
+    """The problem names the object."""
     assert_sees(check, broken(name, path, value), words)
 
 
-def test_every_check_is_seen_to_fail():
-    """A check that could never say anything would be no check."""
+def test_every_check_has_a_failing_case() -> None:
+    """A check without a failing case would be useless."""
     assert {check for check, *_ in BAD} == of_module(checks)
 
 
 @pytest.mark.parametrize(
     ("documented", "missing"),
     [
-        ({}, "fl-server-ledger comes by password"),
-        ({("impetus", "fl-server-ledger"): {"password"}}, "fl-server-ledger comes by ca.crt, ledger.toml"),
-        ({("impetus", "fl-server-ledger"): {"password", "ca.crt", "ledger.toml"}}, "impetus-ca comes by tls.crt"),
+        ({}, "fl-server-ledger has no source of password"),
+        (
+            {("impetus", "fl-server-ledger"): {"password"}},
+            "fl-server-ledger has no source of ca.crt, ledger.toml",
+        ),
+        (
+            {("impetus", "fl-server-ledger"): {"password", "ca.crt", "ledger.toml"}},
+            "impetus-ca has no source of tls.crt",
+        ),
     ],
 )
-def test_a_secret_that_nobody_makes_is_missed(documented, missing):
-    """By its name and its keys; those that cert-manager makes are there."""
+def test_an_undocumented_secret_is_found(documented: Any, missing: str) -> None:
+    """It is found by name and keys. Those that cert-manager creates count as existing."""
     found = " ".join(checks.secrets_that_are_missing(build(EVERYTHING), documented))
     assert missing in found
     assert "fl-server-tls" not in found

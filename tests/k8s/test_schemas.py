@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -14,7 +15,7 @@ FILES = sorted(Path(__file__).parent.glob("schemas/*.json"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_schema_names_its_source_and_is_one(path):
+def test_a_schema_is_valid_and_names_its_source(path: Path) -> None:
     """Project, version and path; closed at the top."""
     schema = json.loads(path.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -24,7 +25,7 @@ def test_a_schema_names_its_source_and_is_one(path):
     assert schema["properties"]["kind"]["const"].lower() == path.stem
 
 
-def test_words_go_and_names_stay():
+def test_descriptions_are_removed_from_schemas() -> None:
     """A description is left out, a field that is called description is not."""
     schema = {"description": "d", "properties": {"description": {"type": "string", "description": "d"}}}
     assert strict(schema) == {"properties": {"description": {"type": "string"}}, "additionalProperties": False}
@@ -40,12 +41,12 @@ def test_words_go_and_names_stay():
     ],
     ids=["asked-for", "nothing-listed", "a-choice", "a-map"],
 )
-def test_what_is_open_stays_open(schema):
+def test_a_schema_stays_open_where_it_is_open(schema: Any) -> None:
     """Unknown fields are refused only where fields are listed, and all of them."""
     jsonschema.Draft202012Validator(strict(schema)).validate({"a": "x", "c": "y"})
 
 
-def test_a_version_of_a_definition_is_taken():
+def test_a_version_of_a_definition_is_taken() -> None:
     """Group, version and kind are fixed, and the status of a version that is not served is none."""
     version = {"name": "v1", "served": True, "schema": {"openAPIV3Schema": {"properties": {"spec": {}}}}}
     crd = {"spec": {"group": "g.io", "names": {"kind": "Thing"}, "versions": [version]}}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fl_client.config import load_config
-from fl_client.data import _partition_spec
+from fl_client.settings.config import load_config
+from fl_client.training.data import _partition_spec
+from fl_common.settings import read_settings
 from fl_server.config import ServerConfig
-from protos.settings import read_settings
 from tests.k8s.manifests import ROOT
 
 BASE = ROOT / "k8s/base/server.toml"
@@ -18,8 +19,8 @@ CLIENTS = ROOT / "k8s/components/gpu-clients"
 NODES = sorted((CLIENTS / "nodes").glob("*.toml"))
 
 
-def test_the_base_is_read_by_the_coordinator():
-    """Ports and paths are those of the images, and TLS asks everybody for a certificate."""
+def test_the_base_is_read_by_the_coordinator() -> None:
+    """Ports and paths are those of the images, and TLS requires client certificates."""
     config = read_settings(BASE, ServerConfig)
     assert (config.listen, config.admin_listen, config.metrics_listen, config.health_listen) == tuple(
         f"0.0.0.0:{port}" for port in (7070, 7071, 7072, 7073)
@@ -29,22 +30,22 @@ def test_the_base_is_read_by_the_coordinator():
     assert config.state_dir == Path("/var/lib/impetus")
 
 
-def test_the_drain_lasts_as_long_as_the_longest_upload():
+def test_the_drain_lasts_as_long_as_the_longest_upload() -> None:
     """256 MiB at 20 Mbit/s take 256 * 1.048576 * 8 / 20 = 107 s; 5 s and more are left for a commit."""
     config = read_settings(BASE, ServerConfig)
     longest_s = config.limits.max_update_mib * 1.048576 * 8 / 20
     assert config.drain_grace_s > longest_s + 5
 
 
-def test_production_lies_on_top_of_the_base():
-    """What it says is taken, and what it leaves out is the base's."""
+def test_production_lies_on_top_of_the_base() -> None:
+    """Its keys are used, and missing ones are the base's."""
     base, config = read_settings(BASE, ServerConfig), read_settings(BASE, ServerConfig, [PRODUCTION])
     assert (config.durability, config.threads) == ("power", 4)
     assert config.model_copy(update={"durability": base.durability, "threads": base.threads}) == base
 
 
-def test_a_ledger_lies_on_top_of_all(tmp_path):
-    """As in the Secret of the component postgres: one key, beside which all others stand."""
+def test_an_overlay_with_postgresql_builds_on_all_others(tmp_path: Path) -> None:
+    """The Secret of the component postgres sets one key, and all others apply too."""
     (tmp_path / "ledger.toml").write_text('ledger = "postgresql://impetus@db:5432/impetus?sslmode=verify-full"\n')
     config = read_settings(BASE, ServerConfig, [PRODUCTION, tmp_path / "ledger.toml"])
     assert config.ledger is not None
@@ -53,7 +54,7 @@ def test_a_ledger_lies_on_top_of_all(tmp_path):
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda path: path.stem)
-def test_a_node_of_the_fleet_is_read_by_the_daemon(node):
+def test_a_node_of_the_fleet_is_read_by_the_daemon(node: Any) -> None:
     """Its own file on top of the common one: its certificate, and one part of a partition that can be made."""
     config = load_config(CLIENTS / "client.toml", [node])
     assert config.tls is not None
@@ -63,7 +64,7 @@ def test_a_node_of_the_fleet_is_read_by_the_daemon(node):
     assert len(NODES) == _partition_spec(config.shard.partition).clients
 
 
-def test_the_common_file_alone_is_no_configuration():
-    """A node without a file of its own is refused in words, not given somebody's shard."""
+def test_the_common_file_alone_is_no_configuration() -> None:
+    """A node without its own file is refused with a message, and gets no other node's shard."""
     with pytest.raises(Exception, match="shard: partition needs an index"):
         load_config(CLIENTS / "client.toml")

@@ -1,4 +1,4 @@
-"""The rules as they are deployed, and the cases that promtool judges them by."""
+"""The deployed alert rules, and promtool's test cases for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rule = dict[str, Any]
 
 
 def groups() -> list[dict[str, Any]]:
-    """The rule groups, as Prometheus itself takes them."""
+    """The rule groups in Prometheus' own format."""
     return list(yaml.safe_load(RULES.read_text())["spec"]["groups"])
 
 
@@ -28,7 +28,7 @@ def rules() -> Iterator[Rule]:
 
 
 def alerts() -> list[Rule]:
-    """Every alerting rule; an alert of two severities is two."""
+    """Every alerting rule; an alert with two severities has two."""
     return [rule for rule in rules() if "alert" in rule]
 
 
@@ -38,12 +38,12 @@ def names() -> list[str]:
 
 
 def cases(alert: str) -> dict[str, Any]:
-    """What is known of an alert's behaviour, as promtool's test file has it."""
+    """The test cases of an alert, in the format of promtool's test file."""
     return dict(yaml.safe_load((CASES / f"{alert}.yaml").read_text()))
 
 
 def expectations(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each (alert, time) that a test file asks for."""
+    """Each expected (alert, time) of a test file."""
     return (each for test in content["tests"] for each in test.get("alert_rule_test", ()))
 
 
@@ -54,16 +54,16 @@ def promtool(folder: Path, what: str, content: dict[str, Any]) -> subprocess.Com
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def judge(folder: Path, alert: str, expression: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Let promtool play the alert's cases against it and the recorded rules, or against another expression.
+def run_cases(folder: Path, alert: str, expression: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the alert's cases with promtool on the alert and the recorded rules, or on another expression.
 
-    The cases leave the link to the runbook out, for another test looks at all of them.
+    The cases omit the link to the runbook, because another test checks all links.
     """
-    content, judged = cases(alert), groups()
-    for group in judged:
+    content, rule_groups = cases(alert), groups()
+    for group in rule_groups:
         group["rules"] = [rule for rule in group["rules"] if rule.get("alert", alert) == alert]
         for rule in (rule for rule in group["rules"] if "alert" in rule):
             rule["expr"] = expression or rule["expr"]
             del rule["annotations"]["runbook_url"]
-    (folder / "rules.json").write_text(json.dumps({"groups": judged}))
+    (folder / "rules.json").write_text(json.dumps({"groups": rule_groups}))
     return promtool(folder, "test", {"evaluation_interval": "1m", **content, "rule_files": ["rules.json"]})

@@ -1,4 +1,4 @@
-"""A real Alertmanager for a test, and somebody who is told by it."""
+"""A real Alertmanager for a test, and a webhook that receives its alerts."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.monitoring.programs import eventually, listening, needed
+from tests.monitoring.programs import listening, needed
+from tests.processes.process import eventually
 
 
 @dataclass
 class Alertmanager:
-    """A running Alertmanager, and the notifications that its webhook got."""
+    """A running Alertmanager and the notifications of its webhook."""
 
     address: str
     notifications: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the webhook's requests, the oldest first."""
 
     def delivered(self, alert: str, status: str = "firing", since: float = 0.0) -> dict[str, Any]:
-        """The first alert of this name and status that was delivered and began after a unix time, once it is there."""
+        """Wait for the first delivered alert of this name and status that began after a unix time."""
 
         def probe() -> dict[str, Any] | None:
-            told = [each for body in list(self.notifications) for each in body["alerts"]]
-            named = (each for each in told if each["labels"]["alertname"] == alert and each["status"] == status)
+            delivered = [each for body in list(self.notifications) for each in body["alerts"]]
+            named = (each for each in delivered if each["labels"]["alertname"] == alert and each["status"] == status)
             return next((each for each in named if datetime.fromisoformat(each["startsAt"]).timestamp() > since), None)
 
-        return eventually(probe, f"the webhook is told that {alert} is {status}")
+        return eventually(probe, f"the webhook receives {alert} as {status}")
 
 
 @contextmanager
 def alertmanager(folder: Path) -> Iterator[Alertmanager]:
-    """An Alertmanager that tells a webhook on loopback about everything at once; both end with the block.
+    """An Alertmanager that sends everything to a webhook on loopback at once; both end with the block.
 
-    Skips the test where none is installed.
+    Skips the test if none is installed.
     """
     needed("prometheus-alertmanager")
     notifications: list[dict[str, Any]] = []
@@ -59,7 +60,7 @@ def alertmanager(folder: Path) -> Iterator[Alertmanager]:
 
 @contextmanager
 def _webhook(notifications: list[dict[str, Any]]) -> Iterator[str]:
-    """Whoever posts to the URL has its body kept."""
+    """A web server that keeps the body of each POST request; yields its URL."""
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -68,7 +69,7 @@ def _webhook(notifications: list[dict[str, Any]]) -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """What it was told is what the test looks at."""
+            """Write no log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
         thread = threading.Thread(target=server.serve_forever)

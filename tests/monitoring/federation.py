@@ -1,4 +1,4 @@
-"""A federation that real faults happen to while a real Prometheus looks on."""
+"""A federation with real faults, scraped by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -9,124 +9,79 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
-from typer.testing import CliRunner
 
-from fl_ops.admin_client import AdminClient
-from fl_ops.cli import app
-from fl_ops.settings import Certificates
-from tests.integration.harness import Coordinator, Daemon, Fleet
-from tests.integration.processes import Place, write_toml
-from tests.integration.raw_client import RawClient, Update
+from fl_ops.admin.client import AdminClient
 from tests.monitoring.alert_files import groups
-from tests.monitoring.programs import eventually
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
+from tests.processes.certificates import Pki, credentials, section
+from tests.processes.federation import Daemon, Fleet, SecureCoordinator
+from tests.processes.process import Workspace, eventually, write_toml
+from tests.processes.raw_client import RawClient, Update
 
-SIZE, RAW = 3, 3
-"""Daemons, and clients by hand."""
+SIZE = 3
+"""Daemons."""
 KEPT = 16
-"""Examples of each shard that stay for evaluation on the device."""
+"""Examples of each shard kept for evaluation on the device."""
 PLANT = {"site": "plant"}
-"""Label of the daemons, so that no client by hand is drawn with them."""
-RUNS = ("undisturbed", "bent", "diverged", "faulted")
+"""Label of the daemons, so that their runs draw no raw client."""
+RUNS = ("undisturbed", "misshapen", "diverged", "faulted")
 
 
-class Pki:
-    """An authority made by `fl ca`, and the files of those for whom it issued."""
+class ScrapedFleet(Fleet):
+    """Daemons that keep a part of their shard for evaluation and serve their metrics, each at its own address."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "pki"
-        clients = [f"edge-{index}" for index in range(SIZE)] + [f"raw-{index}" for index in range(RAW)]
-        for arguments in (
-            ("init",),
-            ("issue", "server", "--host", "127.0.0.1"),
-            ("issue", "admin", "alice"),
-            *(("issue", "client", name) for name in clients),
-        ):
-            made = CliRunner().invoke(app, ["ca", *arguments, "--dir", str(self.folder)])
-            assert made.exit_code == 0, made.output
-
-    def files(self, stem: str) -> dict[str, str]:
-        """Authority, certificate and key of one holder, as in a daemon's [tls] section."""
-        names = {"ca": "ca.crt", "cert": f"{stem}.crt", "key": f"{stem}.key"}
-        return {what: str(self.folder / name) for what, name in names.items()}
-
-    def credentials(self, client: str) -> grpc.ChannelCredentials:
-        """For a client by hand."""
-        files = {what: Path(file).read_bytes() for what, file in self.files(f"client-{client}").items()}
-        return grpc.ssl_channel_credentials(files["ca"], files["key"], files["cert"])
-
-
-class SecureCoordinator(Coordinator):
-    """A coordinator that wants certificates, and whose operator is alice."""
-
-    def __init__(self, place: Place, pki: Pki) -> None:
-        ours = pki.files("server-coordinator")
-        tls = {"cert": ours["cert"], "key": ours["key"], "client_ca": ours["ca"]}
-        settings = {"insecure": False, "tls": tls, "limits": {"reattach_grace_s": 0.5}}
-        super().__init__(place, settings=settings)
-        self._operator = Certificates(**{what: Path(file) for what, file in pki.files("admin-alice").items()})
-
-    def admin(self, certificates: Certificates | None = None) -> AdminClient:
-        """As alice."""
-        return super().admin(certificates or self._operator)
-
-
-class WatchedFleet(Fleet):
-    """Daemons that keep a part of their shard for evaluation and tell their metrics, each at an address of its own."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
         self.metrics = _free_addresses(SIZE)
-        self.pki = Pki(place.folder)
-        self.server = SecureCoordinator(place, self.pki).serve()
+        self.pki = Pki(workspace.folder / "pki")
+        self.server = SecureCoordinator(workspace, self.pki, {"limits": {"reattach_grace_s": 0.5}}).serve()
         self.daemons = {f"edge-{index}": self.daemon(index, SIZE).start() for index in range(SIZE)}
-        self.attend()
+        self.until_all_present()
 
     def daemon(self, index: int, size: int) -> Daemon:
-        """A daemon that is not started yet."""
-        settings = {
+        """Create a daemon without starting it."""
+        settings: dict[str, Any] = {
             "shard": {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index},
             "options": {"kept": KEPT},
             "metrics_listen": self.metrics[index],
             "labels": PLANT,
             "insecure": False,
-            "tls": self.pki.files(f"client-edge-{index}"),
+            "tls": section(self.pki.issue("client", f"edge-{index}")),
         }
-        return Daemon(self.place, self.server, f"edge-{index}", **settings)
+        return Daemon(self.workspace, self.server, f"edge-{index}", **settings)
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """What is to be scraped."""
+        """Scrape job -> addresses of its targets."""
         return {"fl-server": [str(self.server.settings["metrics_listen"])], "fl-client": self.metrics}
 
 
-class Story:
-    """What happened: four runs, one after the other, and what Prometheus saw of them."""
+class MonitoredRuns:
+    """Four runs, one after the other, and their metrics in Prometheus."""
 
-    def __init__(self, fleet: WatchedFleet, seen: Prometheus) -> None:
-        self.fleet, self.server, self.seen = fleet, fleet.server, seen
+    def __init__(self, fleet: ScrapedFleet, prometheus: Prometheus) -> None:
+        self.fleet, self.server, self.prometheus = fleet, fleet.server, prometheus
         self.began = time.time()
         self.undisturbed_at = self.killed_at = 0.0
-        """When all was scraped of the first run; and of the last one before the coordinator was killed."""
+        """Unix times at which the first run, and the last one before the kill, were completely scraped."""
 
-    def play(self) -> None:
-        """All of it."""
+    def execute(self) -> None:
+        """Execute all four runs."""
         self._undisturbed()
-        self._bent()
+        self._misshapen()
         self._diverged()
         self._faulted()
 
     def sees(self, expression: str, value: float) -> None:
         """Wait until Prometheus has scraped a value."""
-        eventually(lambda: self.seen.value(expression) == value, f"{expression} is {value}")
+        eventually(lambda: self.prometheus.value(expression) == value, f"{expression} is {value}")
 
     def scraped(self) -> float:
-        """Wait until every target was scraped once more; the time after that."""
+        """Wait until every target was scraped once more; returns the time afterwards."""
         asked = f"count(timestamp(up) > {time.time():.3f} and up == 1)"
         targets = sum(map(len, self.fleet.jobs.values()))
-        eventually(lambda: self.seen.value(asked) == targets, "all are scraped again")
+        eventually(lambda: self.prometheus.value(asked) == targets, "all are scraped again")
         return time.time()
 
     def _undisturbed(self) -> None:
@@ -136,16 +91,16 @@ class Story:
         eventually(lambda: "clients_evaluated" in self.server.rounds(run)[-1].metrics, "clients have evaluated")
         self.undisturbed_at = self.scraped()
 
-    def _bent(self) -> None:
-        """Of two updates one has a wrong shape; the round is closed by the other."""
+    def _misshapen(self) -> None:
+        """One of two updates has a wrong shape. The other one completes the round."""
         site = {"site": "lab"}
         two = {"clients_per_round": 2, "min_clients": 2, "quorum": 1}
         with self._client("raw-0", site) as bad, self._client("raw-1", site) as good:
-            self.server.create("bent", round=two, stop={"rounds": 1}, labels=site)
+            self.server.create("misshapen", round=two, stop={"rounds": 1}, labels=site)
             self.scraped()
             assert not bad.submit(bad.transposed()).admitted
             assert good.submit(good.proper()).admitted
-            self.server.completed("bent")
+            self.server.completed("misshapen")
 
     def _diverged(self) -> None:
         """The only client sends NaN, and the run fails."""
@@ -158,7 +113,7 @@ class Story:
             self.server.ended("diverged")
 
     def _faulted(self) -> None:
-        """A daemon is killed in mid-round, the run is paused, and the coordinator is killed in the next round."""
+        """A daemon is killed during a round, the run is paused, and the coordinator is killed in the next round."""
         server, fleet = self.server, self.fleet
         fleet.hold()
         server.create("faulted", round={**ALL, "quorum": 2}, labels=PLANT)
@@ -170,25 +125,25 @@ class Story:
         server.until("faulted", lambda run: run.rounds_done == 1, "the round is closed without it")
         self.sees('fl_run_state{run="faulted", state="paused"}', 1)
         fleet["edge-2"].start()
-        fleet.attend()
+        fleet.until_all_present()
         fleet.hold()
         self._steer("resume_run")
         server.until("faulted", lambda run: run.cohort and run.rounds_done == 1, "the next one is under way")
         self.killed_at = self.scraped()
         server.kill()
-        eventually(lambda: self.seen.value('up{job="fl-server"}') == 0, "it is seen down")
-        # However busy the machine is, this time everybody is waited for.
+        eventually(lambda: self.prometheus.value('up{job="fl-server"}') == 0, "it is seen down")
+        # On a busy machine daemons reconnect late: wait for all of them.
         server.settings["limits"]["reattach_grace_s"] = 60.0
         write_toml(server.config, server.settings)
         server.serve()
-        fleet.attend()
+        fleet.until_all_present()
         fleet.release()
         server.completed("faulted")
         self.scraped()
 
     @contextmanager
     def _client(self, name: str, labels: dict[str, str]) -> Iterator[Worker]:
-        with Worker(self.server.address, name, self.fleet.pki.credentials(name)) as client:
+        with Worker(self.server.address, name, credentials(self.fleet.pki.issue("client", name))) as client:
             client.begin(labels)
             yield client
 
@@ -202,7 +157,7 @@ ALL = {"clients_per_round": SIZE, "min_clients": SIZE}
 
 
 class Worker(RawClient):
-    """A client by hand with the assignment that it got."""
+    """A raw client with its assignment."""
 
     def begin(self, labels: dict[str, str]) -> None:
         """Register and wait for work."""
@@ -210,17 +165,17 @@ class Worker(RawClient):
         self._events = self.attend()
 
     def proper(self) -> Update:
-        """What was asked for."""
+        """A correct update."""
         self._assignment = getattr(self, "_assignment", None) or next(self._events).assignment
         return self.update(self._assignment)
 
     def transposed(self) -> Update:
-        """The first tensor has its axes in the wrong order."""
+        """An update with the first tensor transposed."""
         first, *rest = self._ones()
         return self.update_of(self._assignment, dict([(first[0], first[1].T.contiguous()), *rest]))
 
     def not_finite(self) -> Update:
-        """One value is NaN."""
+        """An update with one NaN."""
         tensors = dict(self._ones())
         next(iter(tensors.values())).view(-1)[0] = float("nan")
         return self.update_of(self._assignment, tensors)
@@ -231,12 +186,12 @@ class Worker(RawClient):
 
 
 @contextmanager
-def watched(folder: Path) -> Iterator[Story]:
-    """A fleet, and a Prometheus with the deployed rules that scrapes it twice a second."""
-    with Place(folder) as place:
-        fleet = WatchedFleet(place)
+def scraped_federation(folder: Path) -> Iterator[MonitoredRuns]:
+    """A fleet, scraped twice a second by a Prometheus with the deployed rules."""
+    with Workspace(folder) as workspace:
+        fleet = ScrapedFleet(workspace)
         with prometheus(folder, Setup(jobs=fleet.jobs, rules=groups(), interval="500ms")) as seen:
-            yield Story(fleet, seen)
+            yield MonitoredRuns(fleet, seen)
 
 
 def _free_addresses(count: int) -> list[str]:

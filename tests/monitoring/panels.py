@@ -1,4 +1,4 @@
-"""The dashboards' queries as Grafana would send them."""
+"""The dashboards' queries as Grafana sends them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FILLED = {
     "__interval": "1s",
     "__interval_ms": "1000",
 }
-"""What Grafana puts in the place of its variables; `run` is the test's own."""
+"""Values of Grafana's variables; the test sets `run`."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel, or a dashboard's annotations, asks for."""
+    """The queries of one panel, or of a dashboard's annotations."""
 
     dashboard: str
     title: str
@@ -36,12 +36,12 @@ class Panel:
 
 
 def panels() -> list[Panel]:
-    """Every panel that asks for something, of every dashboard in the folder."""
+    """Every panel with queries, of every dashboard in the folder."""
     return [panel for path in sorted(FOLDER.glob("*.json")) for panel in _of(path.stem, json.loads(path.read_text()))]
 
 
-def annotations() -> list[Panel]:
-    """What every dashboard marks on its panels."""
+def annotation_queries() -> list[Panel]:
+    """The annotation queries of every dashboard."""
     return [
         Panel(path.stem, f"annotation {mark['name']}", (mark["expr"],))
         for path in sorted(FOLDER.glob("*.json"))
@@ -51,7 +51,7 @@ def annotations() -> list[Panel]:
 
 
 def filled(query: str, run: str) -> str:
-    """The query with every variable replaced; one that is not known is a KeyError."""
+    """The query with every variable replaced. Raises KeyError for an unknown variable."""
     known = {**FILLED, "run": run}
     return re.sub(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))", lambda match: known[match[1] or match[2]], query)
 

@@ -1,4 +1,4 @@
-"""The monitoring's own programs, started for a test: each on a free port of loopback, and gone when the test is."""
+"""Monitoring programs for a test: each on a free port of loopback, ended with the test."""
 
 from __future__ import annotations
 
@@ -6,47 +6,35 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-PATIENCE_S = 60.0
-"""Until a test gives up: for a machine that is busy with others, never a claim about speed."""
-UNTIL_WE_ARE_GONE = 'exec 3<&0; (read -r ended <&3 || kill $$) & exec "$@" 3<&-'
-"""The program ends when its stdin does, so also when the tests are killed. A line on stdin says that it has ended."""
+from tests.processes.process import TIMEOUT_S, eventually
 
-T = TypeVar("T")
+UNTIL_WE_ARE_GONE = 'exec 3<&0; (read -r ended <&3 || kill $$) & exec "$@" 3<&-'
+"""The program ends when its stdin closes, also if the tests are killed. A line on stdin means that it has ended."""
 
 
 def needed(*programs: str) -> None:
-    """Skip the test where one of the programs is not installed, and say which package has it."""
+    """Skip the test if one of the programs is not installed; the reason names its package."""
     for program in programs:
         if shutil.which(program) is None:
             package = "prometheus-alertmanager" if program in ("prometheus-alertmanager", "amtool") else "prometheus"
             pytest.skip(f"{program} is not installed: it comes with Debian's package {package}")
 
 
-def eventually(probe: Callable[[], T | None], what: str, within_s: float = PATIENCE_S) -> T:
-    """The first true value of `probe`, asked again and again; fails with `what` when none came in time."""
-    ends = time.monotonic() + within_s
-    while not (value := probe()):
-        assert time.monotonic() < ends, f"not within {within_s:g} s: {what}"
-        time.sleep(0.05)
-    return value
-
-
 @contextmanager
 def listening(command: Sequence[str], log: Path) -> Iterator[str]:
-    """Run a program that was told to listen on 127.0.0.1:0; its address, and its end with the block.
+    """Run a program that listens on 127.0.0.1:0; yields its address. It ends with the block.
 
-    It says its port in its log, so no other program can have taken the port meanwhile.
+    The port is read from its log, so no other program can have taken it.
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -55,24 +43,24 @@ def listening(command: Sequence[str], log: Path) -> Iterator[str]:
         )  # fmt: skip
     try:
 
-        def told() -> re.Match[str] | None:
+        def listens() -> re.Match[str] | None:
             assert process.poll() is None, f"{command[0]} ended with {process.returncode}:\n{log.read_text()}"
             return re.search(r'msg="Listening on" address=(\S+)', log.read_text())
 
-        address = eventually(told, f"{command[0]} listens")[1]
+        address = eventually(listens, f"{command[0]} listens")[1]
         eventually(lambda: answers(address), f"{command[0]} is ready")
         yield address
     finally:
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
         process.communicate(b"ended\n")
 
 
 def api(address: str, path: str, parameters: Mapping[str, str | Sequence[str]] | None = None) -> Any:
-    """The `data` of an answer of the HTTP API; what it refuses is an AssertionError with its own words."""
+    """The `data` of a response of the HTTP API. Raises AssertionError with the message of a refusal."""
     query = urlencode(parameters or {}, doseq=True)
     try:
-        with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{query}", timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{query}", timeout=TIMEOUT_S) as answer:
             content = json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -82,9 +70,9 @@ def api(address: str, path: str, parameters: Mapping[str, str | Sequence[str]] |
 
 
 def answers(address: str) -> bool:
-    """Whether somebody is there who is ready."""
+    """Whether the program at an address is ready."""
     try:
-        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=PATIENCE_S):
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=TIMEOUT_S):
             return True
     except (urllib.error.URLError, ConnectionError):
         return False

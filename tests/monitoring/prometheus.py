@@ -1,4 +1,4 @@
-"""A real Prometheus for a test: it scrapes what it is told, knows the rules it is given, and answers by HTTP."""
+"""A real Prometheus for a test, with the given targets and rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.monitoring.programs import api, eventually, listening, needed
+from tests.monitoring.programs import api, listening, needed
+from tests.processes.process import eventually
 
 Labels = Mapping[str, str]
 
@@ -32,9 +33,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a Prometheus is to do.
+    """The settings of a Prometheus.
 
-    jobs: job -> addresses ("127.0.0.1:7072") whose /metrics it scrapes. rules: groups as in a PrometheusRule's spec.
+    jobs: job -> addresses ("127.0.0.1:7072") to scrape. rules: groups as in a PrometheusRule's spec.
     interval: between two scrapes, and between two evaluations of a rule. alertmanagers: addresses.
     lookback: how long a sample counts as the latest one. More of prometheus.yml's own keys go into `more`.
     """
@@ -47,7 +48,7 @@ class Setup:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
-        """prometheus.yml; it names rules.yml beside it."""
+        """The content of prometheus.yml, which names rules.yml in the same folder."""
         alerting = {"alertmanagers": [{"static_configs": [{"targets": [*self.alertmanagers]}]}]}
         return {
             "global": {
@@ -72,7 +73,7 @@ class Prometheus:
         self.url = f"http://{address}"
 
     def query(self, expression: str, at: float | None = None) -> list[Sample]:
-        """The instant vector of an expression, now or at a unix time. A refused expression is an AssertionError."""
+        """The instant vector of an expression, now or at a unix time. Raises AssertionError for an invalid one."""
         found = api(self.address, "query", {"query": expression, **({} if at is None else {"time": f"{at:.3f}"})})
         if found["resultType"] == "scalar":
             return [Sample({}, float(found["result"][1]))]
@@ -80,7 +81,7 @@ class Prometheus:
         return [Sample(each["metric"], float(each["value"][1])) for each in found["result"]]
 
     def value(self, expression: str, at: float | None = None) -> float | None:
-        """The value of an expression that gives one element at most; None for an empty answer."""
+        """The value of an expression with at most one element; None for an empty answer."""
         found = self.query(expression, at)
         assert len(found) < 2, f"{expression}: expected one element, got {found}"
         return found[0].value if found else None
@@ -92,11 +93,11 @@ class Prometheus:
         return [Series(each["metric"], tuple((at, float(value)) for at, value in each["values"])) for each in found]
 
     def rules(self) -> list[dict[str, Any]]:
-        """Every rule with its state and health, as the API tells it."""
+        """Every rule with its state and health, from the API."""
         return [rule for group in api(self.address, "rules")["groups"] for rule in group["rules"]]
 
     def alerts(self) -> list[dict[str, Any]]:
-        """The alerts that are pending or firing now."""
+        """The pending and firing alerts."""
         return list(api(self.address, "alerts")["alerts"])
 
     def targets(self) -> dict[str, str]:
@@ -105,19 +106,22 @@ class Prometheus:
         return {each["labels"]["instance"]: each["health"] for each in active}
 
     def all_up(self, *targets: str) -> None:
-        """Wait until each of these addresses has been scraped well, and its sample can be asked for."""
+        """Wait until each of these addresses was scraped without error and its sample can be queried."""
         for target in targets:
-            eventually(lambda target=target: self.value(f'up{{instance="{target}"}}') == 1, f"{target} is up")
+            self._up(target)
+
+    def _up(self, target: str) -> None:
+        eventually(lambda: self.value(f'up{{instance="{target}"}}') == 1, f"{target} is up")
 
 
 @contextmanager
 def prometheus(folder: Path, setup: Setup) -> Iterator[Prometheus]:
     """A Prometheus with its data in a folder of the test, ready and with every target up; it ends with the block.
 
-    Skips the test where none is installed.
+    Skips the test if none is installed.
     """
     needed("prometheus")
-    # JSON is YAML, too.
+    # JSON is valid YAML.
     (folder / "rules.yml").write_text(json.dumps({"groups": [*setup.rules]}))
     (folder / "prometheus.yml").write_text(json.dumps(setup.config()))
     options = {
@@ -125,7 +129,7 @@ def prometheus(folder: Path, setup: Setup) -> Iterator[Prometheus]:
         "storage.tsdb.path": folder / "tsdb",
         "storage.tsdb.retention.time": "1d",
         "query.lookback-delta": setup.lookback,
-        # An Alertmanager is found some seconds after the first alerts were sent: to nobody.
+        # Prometheus finds an Alertmanager after some seconds. Earlier alerts are lost.
         "rules.alert.resend-delay": "1s",
         "web.listen-address": "127.0.0.1:0",
     }

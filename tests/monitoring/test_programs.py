@@ -1,4 +1,4 @@
-"""The programs that the monitoring is tested with: they are real, they answer, and they end."""
+"""The monitoring programs of the tests: they start, answer and end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.monitoring.alertmanager import alertmanager
-from tests.monitoring.programs import answers, eventually, needed
+from tests.monitoring.programs import answers, needed
 from tests.monitoring.prometheus import Sample, Setup, prometheus
+from tests.processes.process import eventually
 
 ROOT = Path(__file__).parents[2]
 STARTER = """
@@ -28,8 +29,8 @@ ALWAYS = {
 }
 
 
-def test_prometheus_is_asked_by_its_api(tmp_path):
-    """Rules are evaluated, expressions answer for an instant and over a range, and a bad one is refused in words."""
+def test_prometheus_answers_queries(tmp_path: Path) -> None:
+    """Rules are evaluated, instant and range queries are answered, and an invalid expression is refused."""
     with prometheus(tmp_path, Setup(rules=[ALWAYS], interval="200ms")) as server:
         eventually(server.alerts, "the alert is there")
         assert server.query("one + 1") == [Sample({}, 2.0)]
@@ -41,24 +42,25 @@ def test_prometheus_is_asked_by_its_api(tmp_path):
             server.query("sum(")
 
 
-def test_a_target_that_is_away_is_seen_down(tmp_path):
-    """Prometheus scrapes an Alertmanager until that has ended, says so then, and ends itself with its block."""
-    with ExitStack() as away:
-        manager = away.enter_context(alertmanager(tmp_path))
+def test_a_missing_target_is_down(tmp_path: Path) -> None:
+    """Prometheus reports a stopped Alertmanager as down, and ends with its block."""
+    with ExitStack() as stack:
+        manager = stack.enter_context(alertmanager(tmp_path))
         with prometheus(tmp_path, Setup(jobs={"manager": [manager.address]}, interval="200ms")) as server:
             assert server.value('up{job="manager"}') == 1
-            away.close()
-            eventually(lambda: server.targets() == {manager.address: "down"}, "the target is seen down")
-            eventually(lambda: server.value('up{job="manager"}') == 0, "the sample says so too")
+            stack.close()
+            eventually(lambda: server.targets() == {manager.address: "down"}, "the target is down")
+            eventually(lambda: server.value('up{job="manager"}') == 0, "the sample is 0")
             assert server.value("nothing_of_this_name") is None
     assert not answers(server.address)
 
 
-def test_a_program_ends_with_the_tests(tmp_path):
-    """Whoever started a program and was killed closes its stdin, and with that the program ends."""
+def test_a_program_ends_with_the_tests(tmp_path: Path) -> None:
+    """The kill of the starting process closes the program's stdin, and the program ends."""
     needed("prometheus-alertmanager")
     command = [sys.executable, "-c", STARTER.format(str(tmp_path))]
     starter = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
     address = starter.stdout.readline().strip()
     assert answers(address)
     starter.kill()

@@ -1,12 +1,12 @@
-"""What a drive may have kept when the power was cut, and a folder made of it.
+"""The possible contents of a drive after a power cut, and a folder with such a content.
 
-A drive has for certain what it said it had: content of files and names of folders as they were when they were synced,
-and the transactions up to the last one that was synced. Of the rest it may have kept anything, in these bounds:
+A drive keeps everything that it confirmed: content of files and names in folders as of their last sync, and the
+transactions up to the last synced one. It may keep any part of the rest, within these bounds:
 
-- A name's changes come back in their order, and so do those of one file or folder; names apart from another in any.
-- Content not synced is what it was before, nothing, or torn: blocks of it are old, new or zero, and its end is missing.
-- The database comes back between two transactions, as SQLite's checksums see to, and none is there without those
-  before it.
+- The changes of one name, and those of one file or folder, are kept in their order. Independent names have no order.
+- Content that was not synced is old, empty or torn: its blocks are old, new or zero, and its end may be missing.
+- The database is in a state between two transactions, because SQLite checks its checksums. A kept transaction implies
+  all earlier ones.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.power.recorder import LEDGER, ROOT, Ended, Named, Node, Operation, Synced, Told, Written
+from tests.power.recorder import LEDGER, ROOT, Committed, Named, Node, Operation, Reported, Synced, Written
 
 BLOCK = 64
-"""Bytes that are kept or lost together: small, so that files of a test have several."""
+"""Bytes that are kept or lost together; small, so that the files of a test have several blocks."""
 
 Tree = dict[str, bytes | None]
 """Path -> content; None for a folder."""
 
 
-class Rest(Enum):
-    """What becomes of that which no sync had covered."""
+class Unsynced(Enum):
+    """What happens to changes that were not synced."""
 
     LOST = auto()
     KEPT = auto()
@@ -37,33 +37,33 @@ class Rest(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a drive loses what it need not have."""
+    """How a power cut loses changes that were not synced."""
 
-    names: Rest = Rest.LOST
-    content: Rest = Rest.LOST
-    transactions: Rest = Rest.LOST
+    names: Unsynced = Unsynced.LOST
+    content: Unsynced = Unsynced.LOST
+    transactions: Unsynced = Unsynced.LOST
     seed: int = 0
 
 
-ALL = Cut(Rest.KEPT, Rest.KEPT, Rest.KEPT)
-"""What a process that is killed leaves: the system goes on and writes all of it."""
+ALL = Cut(Unsynced.KEPT, Unsynced.KEPT, Unsynced.KEPT)
+"""The content after a kill of the process: the system continues and writes everything."""
 
 
 @dataclass
 class Drive:
-    """Told one operation after the other."""
+    """A drive that receives one operation after the other."""
 
-    told: Any = None
-    """What was told last."""
+    reported: Any = None
+    """The last reported message."""
     _names: dict[Node, dict[str, Node | None]] = field(default_factory=dict)
     _waiting: dict[Node, list[dict[str, Node | None]]] = field(default_factory=dict)
     _content: dict[Node, bytes] = field(default_factory=dict)
     _written: dict[Node, bytes] = field(default_factory=dict)
     _images: list[bytes] = field(default_factory=lambda: [b""])
-    """The last one that is there for certain, and those after it."""
+    """The last certain image of the database, and the later ones."""
 
-    def hear(self, operation: Operation) -> None:
-        """One operation more."""
+    def apply(self, operation: Operation) -> None:
+        """Apply an operation."""
         match operation:
             case Named(folder, changes):
                 self._waiting.setdefault(folder, []).append(changes)
@@ -74,22 +74,22 @@ class Drive:
                     self._names.setdefault(node, {}).update(changes)
             case Synced(node):
                 self._content[node] = self._written.get(node, b"")
-            case Ended(image, synced):
+            case Committed(image, synced):
                 self._images = [image] if synced else [*self._images, image]
-            case Told(what):
-                self.told = what
+            case Reported(what):
+                self.reported = what
 
     def cut(self, how: Cut) -> Tree:
-        """What is there when the power is back."""
+        """The content of the drive after a power cut."""
         return _Loss(self, how).below(ROOT, "")
 
     def paths(self) -> dict[str, Node]:
-        """What has a name now, as a program sees it: folders before what is in them."""
+        """Path -> node as a program sees it now; folders precede their content."""
         return _Loss(self, ALL).paths(ROOT, "")
 
 
 class _Loss:
-    """One cut of the power; draws as its seed says."""
+    """One power cut; its random choices depend on its seed."""
 
     def __init__(self, drive: Drive, how: Cut) -> None:
         self._drive, self._how, self._chance = drive, how, Random(how.seed)
@@ -121,14 +121,14 @@ class _Loss:
                 names |= changes
         return {name: node for name, node in names.items() if node is not None}
 
-    def _keeps(self, rest: Rest) -> bool:
-        return rest is Rest.KEPT or (rest is Rest.DRAWN and self._chance.random() < 0.5)
+    def _keeps(self, rest: Unsynced) -> bool:
+        return rest is Unsynced.KEPT or (rest is Unsynced.DRAWN and self._chance.random() < 0.5)
 
     def _content_of(self, file: Node) -> bytes:
         old, new = self._drive._content.get(file, b""), self._drive._written.get(file, b"")
-        if self._how.content is Rest.DRAWN and old != new:
+        if self._how.content is Unsynced.DRAWN and old != new:
             return self._torn(old, new)
-        return new if self._how.content is Rest.KEPT else old
+        return new if self._how.content is Unsynced.KEPT else old
 
     def _torn(self, old: bytes, new: bytes) -> bytes:
         size = self._chance.choice((len(old), len(new), self._chance.randint(0, len(new))))
@@ -138,22 +138,22 @@ class _Loss:
 
     def _image(self) -> bytes:
         images = self._drive._images
-        if self._how.transactions is Rest.DRAWN:
+        if self._how.transactions is Unsynced.DRAWN:
             return self._chance.choice(images)
-        return images[-1 if self._how.transactions is Rest.KEPT else 0]
+        return images[-1 if self._how.transactions is Unsynced.KEPT else 0]
 
 
 def after_each(record: Iterable[Operation]) -> Iterable[Drive]:
-    """The same drive after each operation; look at it before going on."""
+    """Yield the same drive after each operation. Use it before the next step."""
     drive = Drive()
     yield drive
     for operation in record:
-        drive.hear(operation)
+        drive.apply(operation)
         yield drive
 
 
 def put(tree: Tree, folder: Path) -> None:
-    """Make a folder of what a drive kept."""
+    """Write the kept content of a drive to a folder."""
     folder.mkdir(parents=True)
     for path, content in tree.items():
         if content is None:

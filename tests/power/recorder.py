@@ -1,10 +1,10 @@
-"""Writes down what a program does to a folder, call by call, as a drive would hear it.
+"""Records the operations of a program on a folder, call by call, as a drive receives them.
 
-Calls of `os` and `open` on something in the folder are passed on; before and after each the folder is looked at, and
-what differs from the last look is written down. So also what other code wrote, such as a library in another language,
-is there, at the latest with the next call. Files are told by their inode, so a rename is one change of two names.
-The ledger's database is not looked into: each transaction's end is written down, with a copy and with whether SQLite
-was to sync it (`PRAGMA synchronous` of the connection that ended it).
+Calls of `os` and `open` on a path in the folder are passed on. Before and after each call the folder is compared with
+its last recorded state, and the differences are recorded. So changes by other code, such as a library in another
+language, are recorded with the next call at the latest. Files are identified by their inode, so a rename is one change
+of two names. The ledger's database is not compared: each commit is recorded, with a copy and with whether SQLite syncs
+it (`PRAGMA synchronous` of the committing connection).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _OS_CALLS = (
 )  # fmt: skip
 _SYNCS = ("fsync", "fdatasync")
 _FULL = 2
-"""Of `PRAGMA synchronous`: the log is synced at the end of each transaction."""
+"""Value of `PRAGMA synchronous`: the log is synced at the end of each transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A file or a folder, whatever it is called."""
+    """A file or a folder, independent of its name."""
 
     number: int
     is_folder: bool
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Names of a folder changed, all at once: to another node, or to None where a name is gone."""
+    """Names of a folder changed at once: to another node, or to None for a removed name."""
 
     folder: Node
     changes: dict[str, Node | None]
@@ -50,7 +50,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file's whole content, as reading it would show."""
+    """A file's complete new content, as a reader sees it."""
 
     file: Node
     content: bytes
@@ -58,27 +58,27 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The drive said that it has a file's content, or a folder's names."""
+    """The drive has confirmed a file's content or a folder's names."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A transaction of the database came to its end."""
+class Committed:
+    """A transaction of the database was committed."""
 
     image: bytes
     synced: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Somebody elsewhere was told something that a power cut must not make untrue."""
+class Reported:
+    """A message that a power cut must not contradict."""
 
     what: Any
 
 
-Operation = Named | Written | Synced | Ended | Told
+Operation = Named | Written | Synced | Committed | Reported
 ROOT = Node(0, is_folder=True)
 
 
@@ -89,7 +89,7 @@ def renames(record: Sequence[Operation]) -> list[int]:
 
 
 class Recorder:
-    """The record of one folder, which is empty at first and whose own name is taken for durable."""
+    """The record of one folder. It is empty at the start, and its own name counts as durable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,7 +102,7 @@ class Recorder:
         self._made = 0
 
     def adopt(self, paths: Mapping[str, Node], record: Sequence[Operation]) -> None:
-        """Go on with the record of a process that was killed, in a copy of what it left: by path, which node it was."""
+        """Continue the record of a killed process in a copy of its files. paths: path -> node."""
         self.record = list(record)
         nodes = {"": ROOT, **paths}
         for path, node in paths.items():
@@ -115,45 +115,45 @@ class Recorder:
                 self._content[node] = file.read_bytes()
         changes = [each.changes for each in record if isinstance(each, Named)]
         self._made = max((node.number for each in changes for node in each.values() if node), default=0)
-        self._image = next((each.image for each in reversed(record) if isinstance(each, Ended)), b"")
+        self._image = next((each.image for each in reversed(record) if isinstance(each, Committed)), b"")
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Write down what is done in the body; a last look ends it."""
+        """Record the operations of the body, with a last comparison at its end."""
         with pytest.MonkeyPatch.context() as patch:
             for name in _OS_CALLS:
-                patch.setattr(os, name, self._watched(name, getattr(os, name)))
+                patch.setattr(os, name, self._recording(name, getattr(os, name)))
             for module in (io, builtins):
-                patch.setattr(module, "open", self._watched("open", module.open))
-            patch.setattr(DefaultDialect, "do_commit", self._ending(DefaultDialect.do_commit))
+                patch.setattr(module, "open", self._recording("open", module.open))
+            patch.setattr(DefaultDialect, "do_commit", self._recording_commit(DefaultDialect.do_commit))
             yield
             with self._lock:
-                self._look()
+                self._compare()
 
-    def tell(self, what: Any) -> None:
-        """Something was told, after all that has been written down."""
+    def report(self, what: Any) -> None:
+        """Add a message after all recorded operations."""
         with self._lock:
-            self._look()
-            self.record.append(Told(what))
+            self._compare()
+            self.record.append(Reported(what))
 
-    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
+    def _recording(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def recording(*args: Any, **kwargs: Any) -> Any:
             path = self._path_of(args[0] if kwargs.get("dir_fd") is None else kwargs["dir_fd"])
             if path is None:
                 return call(*args, **kwargs)
             with self._lock:
-                self._look()
+                self._compare()
                 result = call(*args, **kwargs)
                 if name in _SYNCS:
                     self._sync(path)
                 else:
-                    self._look()
+                    self._compare()
                 return result
 
-        return watched
+        return recording
 
     def _path_of(self, target: Any) -> Path | None:
-        """Where in the folder a path or an open descriptor leads; None for elsewhere."""
+        """The path of a path or an open descriptor in the folder; None if it is outside."""
         if isinstance(target, int):
             try:
                 target = Path(f"/proc/self/fd/{target}").readlink()
@@ -166,38 +166,38 @@ class Recorder:
         node: Node | None = ROOT
         for name in path.relative_to(self.folder).parts:
             node = self._names.get(node, {}).get(name) if node else None
-        if node is not None:  # it has no name any more where it was removed while it was open
+        if node is not None:  # None if it was removed while it was open
             self.record.append(Synced(node))
 
-    def _ending(self, commit: Callable[..., None]) -> Callable[..., None]:
+    def _recording_commit(self, commit: Callable[..., None]) -> Callable[..., None]:
         def ending(dialect: DefaultDialect, connection: Any) -> None:
             files = [row[2] for row in connection.execute("PRAGMA database_list")]
             if not any(map(self._path_of, filter(None, files))):
                 commit(dialect, connection)
                 return
             with self._lock:
-                self._look()
+                self._compare()
                 commit(dialect, connection)
                 image = connection.serialize()
                 if image != self._image:
                     synced = connection.execute("PRAGMA synchronous").fetchone()[0] >= _FULL
                     self._image = image
-                    self.record.append(Ended(image, synced))
+                    self.record.append(Committed(image, synced))
 
         return ending
 
-    def _look(self) -> None:
-        """Write down how the folder differs from the last look."""
-        self._look_into(self.folder, ROOT)
+    def _compare(self) -> None:
+        """Record how the folder differs from its last recorded state."""
+        self._compare_folder(self.folder, ROOT)
 
-    def _look_into(self, path: Path, folder: Node) -> None:
+    def _compare_folder(self, path: Path, folder: Node) -> None:
         with os.scandir(path) as entries:
             found = {each.name: each for each in entries if not each.name.startswith(f"{LEDGER}-")}
         before = self._names[folder]
         here = {each.inode() for each in found.values()}
         for inode in [number for number, node in self._inodes.items() if node in before.values()]:
             if inode not in here:
-                del self._inodes[inode]  # free for the next file, which is another node
+                del self._inodes[inode]  # the next file with this inode is another node
         now = {name: self._node(entry) for name, entry in found.items()}
         changes = {name: now.get(name) for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
         if changes:
@@ -205,7 +205,7 @@ class Recorder:
             self._names[folder] = now
         for name, node in now.items():
             if node.is_folder:
-                self._look_into(path / name, node)
+                self._compare_folder(path / name, node)
             elif name != LEDGER:
                 self._read(path / name, node)
 
@@ -224,7 +224,7 @@ class Recorder:
         try:
             with io.FileIO(path) as file:
                 content = file.readall()
-        except FileNotFoundError:  # other code has just renamed it, and the next look will tell
+        except FileNotFoundError:  # other code has just renamed it; the next comparison records that
             return
         if content != self._content[node]:
             self._content[node] = content

@@ -1,24 +1,24 @@
-"""A coordinator that loses its power after any operation on its state directory, and goes on with what the drive kept.
+"""A coordinator that loses power after any operation on its state directory and continues with the kept files.
 
-It starts, knows of every commit that somebody was told of, and ends the run with the models, lists and counters of the
-run that nothing happened to. With durability "power" no update is sent again that there was a receipt for; with
-"process" one may be, and nothing torn is counted.
+It starts, knows every reported commit, and ends the run with the models, lists and counters of the run without faults.
+With durability "power" no update with a receipt is sent again. With "process" one may be, and no torn update counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from fl_server.store.base import StoreError
-from tests.power.drives import Cut, Rest
-from tests.power.lives import Job, Life, Wreck
-from tests.power.recorder import Ended, Named, Operation, Synced, renames
+from fl_server.store.errors import StoreError
+from tests.power.drives import Cut, Unsynced
+from tests.power.recorded_runs import CrashImage, Job, RecordedRun
+from tests.power.recorder import Committed, Named, Operation, Synced, renames
 
 METHODS = {
     "fedcm": Job("process"),
@@ -31,87 +31,102 @@ JOBS = {
     for durability in ("process", "power")
 }
 NOTHING_MORE = Cut()
-HOWS = {
+CUTS = {
     "nothing-more": NOTHING_MORE,
-    "names-without-content": Cut(names=Rest.KEPT),
-    "files-ahead-of-the-ledger": Cut(Rest.KEPT, Rest.KEPT, Rest.LOST),
-    "ledger-ahead-of-the-files": Cut(Rest.LOST, Rest.LOST, Rest.KEPT),
-    **{f"drawn-{seed}": Cut(Rest.DRAWN, Rest.DRAWN, Rest.DRAWN, seed) for seed in (1, 2)},
+    "names-without-content": Cut(names=Unsynced.KEPT),
+    "files-ahead-of-the-ledger": Cut(Unsynced.KEPT, Unsynced.KEPT, Unsynced.LOST),
+    "ledger-ahead-of-the-files": Cut(Unsynced.LOST, Unsynced.LOST, Unsynced.KEPT),
+    **{f"drawn-{seed}": Cut(Unsynced.DRAWN, Unsynced.DRAWN, Unsynced.DRAWN, seed) for seed in (1, 2)},
 }
 SPREAD = 2
-"""Cuts of each kind and job that are always tried; all the others are slow."""
+"""Number of cuts of each kind and job in the fast tests. The slow tests try all."""
 
 
 @pytest.fixture(scope="session")
-def lives(tmp_path_factory):
-    """Each job's run, undisturbed and written down; made when it is asked for."""
-    return functools.cache(lambda name: Life.of(JOBS[name], tmp_path_factory.mktemp("life")))
+def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RecordedRun]:
+    """The recorded run of each job without faults, executed on the first call."""
+    return functools.cache(lambda name: RecordedRun.of(JOBS[name], tmp_path_factory.mktemp("run")))
 
 
-def recover_all(wrecks: Sequence[Wreck], folder) -> None:
-    """Each in a folder of its own; a failure says which one it was."""
-    for wreck in wrecks:
+def recover_all(crash_images: Sequence[CrashImage], folder: Path) -> None:
+    """Recover each image in its own folder; a failure names the image."""
+    for image in crash_images:
         try:
-            asyncio.run(wreck.recover(folder / f"{wreck.at}"))
+            asyncio.run(image.recover(folder / f"{image.at}"))
         except BaseException as error:
-            error.add_note(str(wreck))
+            error.add_note(str(image))
             raise
 
 
 @pytest.mark.parametrize(
     ("job", "how"),
-    [*(("power-fedcm", how) for how in HOWS), *(("process-scaffold", how) for how in ("nothing-more", "drawn-1"))],
+    [*(("power-fedcm", how) for how in CUTS), *(("process-scaffold", how) for how in ("nothing-more", "drawn-1"))],
 )
-def test_a_cut_of_the_power_changes_nothing(tmp_path, lives, job, how):
-    """A drawn few of the cuts, other ones for each kind."""
-    wrecks = lives(job).wrecks(HOWS[how])
-    recover_all(Random(how).sample(wrecks, min(SPREAD, len(wrecks))), tmp_path)
+def test_a_cut_of_the_power_changes_nothing(
+    tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], job: str, how: str
+) -> None:
+    """A random few of the cuts, different for each kind."""
+    crash_images = recorded_runs(job).crash_images(CUTS[how])
+    recover_all(Random(how).sample(crash_images, min(SPREAD, len(crash_images))), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", CUTS)
 @pytest.mark.parametrize("job", JOBS)
-def test_a_cut_of_the_power_after_any_operation_changes_nothing(tmp_path, lives, job, how):
-    """All of them."""
-    recover_all(lives(job).wrecks(HOWS[how]), tmp_path)
+def test_a_cut_of_the_power_after_any_operation_changes_nothing(
+    tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], job: str, how: str
+) -> None:
+    """All cuts."""
+    recover_all(recorded_runs(job).crash_images(CUTS[how]), tmp_path)
 
 
-def cut_after_kill(life: Life, at: int, cuts: int, folder) -> None:
-    """Kill the coordinator after an operation, start another, and cut that one's power at its first chances."""
-    wrecks = life.killed(at, folder / f"killed-{at}").wrecks(NOTHING_MORE)
-    recover_all(wrecks[:cuts], folder / f"after-{at}")
+def cut_after_kill(run: RecordedRun, at: int, cuts: int, folder: Path) -> None:
+    """Kill the coordinator after an operation, start another, and cut its power after its first operations."""
+    crash_images = run.killed(at, folder / f"killed-{at}").crash_images(NOTHING_MORE)
+    recover_all(crash_images[:cuts], folder / f"after-{at}")
+
+
+def renamed(run: RecordedRun, at: int) -> Iterable[str]:
+    """The names that operation `at` changes."""
+    operation = run.record[at]
+    assert isinstance(operation, Named)
+    return operation.changes
 
 
 @pytest.mark.parametrize("name", [".update", "round-000000"])
-def test_what_a_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, name):
-    """It was killed between a rename and its sync: the next one believes the name, and so the name must last."""
-    life = lives("power-fedcm")
-    at = next(at for at in renames(life.record) if any(each.endswith(name) for each in life.record[at - 1].changes))
-    cut_after_kill(life, at, 6, tmp_path)
+def test_unsynced_names_of_a_killed_coordinator_are_synced_by_the_next(
+    tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], name: str
+) -> None:
+    """The coordinator was killed between a rename and its sync. The next one uses the name, so it must be durable."""
+    run = recorded_runs("power-fedcm")
+    at = next(at for at in renames(run.record) if any(each.endswith(name) for each in renamed(run, at - 1)))
+    cut_after_kill(run, at, 6, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("job", ["power-fedcm", "process-scaffold"])
-def test_what_any_killed_coordinator_left_unsynced_is_synced_by_the_next(tmp_path, lives, job):
+def test_unsynced_names_of_any_killed_coordinator_are_synced_by_the_next(
+    tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], job: str
+) -> None:
     """After every change of a name."""
-    life = lives(job)
-    for at in [at for at, each in enumerate(life.record, 1) if isinstance(each, Named)]:
-        cut_after_kill(life, at, 6, tmp_path)
+    run = recorded_runs(job)
+    for at in [at for at, each in enumerate(run.record, 1) if isinstance(each, Named)]:
+        cut_after_kill(run, at, 6, tmp_path)
 
 
 def without(record: Sequence[Operation], what: str) -> list[Operation]:
-    """The same record of a program that syncs less."""
+    """The record of the same program without some syncs."""
     if what == "ledger":
-        return [replace(each, synced=False) if isinstance(each, Ended) else each for each in record]
+        return [replace(each, synced=False) if isinstance(each, Committed) else each for each in record]
     return [each for each in record if not (isinstance(each, Synced) and each.node.is_folder is (what == "folders"))]
 
 
 @pytest.mark.parametrize("missing", ["folders", "files", "ledger"])
-def test_a_sync_that_is_missing_is_found_out(tmp_path, lives, missing):
-    """The same run, but no folder is synced, or no file, or no transaction: at its end something promised is gone."""
-    life = lives("power-fedcm")
-    wrecks = replace(life, record=without(life.record, missing)).wrecks(NOTHING_MORE)
+def test_a_missing_sync_is_found(tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], missing: str) -> None:
+    """Without syncs of folders, files or transactions, promised data is lost at the end of the run."""
+    run = recorded_runs("power-fedcm")
+    crash_images = replace(run, record=without(run.record, missing)).crash_images(NOTHING_MORE)
     with pytest.raises((AssertionError, StoreError)):
-        recover_all(wrecks[-1:], tmp_path)
+        recover_all(crash_images[-1:], tmp_path)

@@ -1,4 +1,4 @@
-"""Chunks: pieces that are checked one by one, and encoded as protobuf would."""
+"""Chunks are checked one by one, and their encoding equals protobuf's."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_the_crc_is_castagnoli() -> None:
 
 
 def test_a_good_chunk_gives_its_data() -> None:
-    """At the offset expected, within the limits, undamaged."""
+    """A chunk at the expected offset, within the limits and undamaged, gives its data."""
     assert check_chunk(make_chunk(DATA, 40, 10), expected_offset=40, max_bytes=10, total=50) == DATA[40:50]
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_wrong_chunk_is_refused_in_words(damage: Callable[[Chunk], object], words: str) -> None:
-    """The sentence says which of its properties is wrong."""
+def test_a_wrong_chunk_is_refused_with_a_message(damage: Callable[[Chunk], object], words: str) -> None:
+    """The message names the wrong property."""
     chunk = make_chunk(DATA, 40, 10)
     damage(chunk)
     with pytest.raises(ChunkError, match=words):
@@ -49,7 +49,7 @@ def test_a_wrong_chunk_is_refused_in_words(damage: Callable[[Chunk], object], wo
 
 @given(st.integers(0, 200), st.integers(1, 50), st.data())
 def test_spans_cover_the_rest_without_gap_or_overlap(size: int, chunk_bytes: int, data: st.DataObject) -> None:
-    """Laid one behind the other they are [start, size), and only the last may be short."""
+    """Concatenated they are [start, size), and only the last may be short."""
     start = data.draw(st.integers(0, size))
     spans = list(chunk_spans(size, chunk_bytes, start))
     assert [byte for offset, length in spans for byte in range(offset, offset + length)] == list(range(start, size))
@@ -57,8 +57,8 @@ def test_spans_cover_the_rest_without_gap_or_overlap(size: int, chunk_bytes: int
 
 
 @pytest.mark.parametrize(("chunk_bytes", "start"), [(0, 0), (-1, 0), (1, -1), (1, 11)])
-def test_spans_that_make_no_sense_are_refused(chunk_bytes: int, start: int) -> None:
-    """No endless loop and no start behind the end."""
+def test_invalid_spans_are_refused(chunk_bytes: int, start: int) -> None:
+    """An endless loop and a start behind the end are refused."""
     with pytest.raises(ValueError, match="expected"):
         list(chunk_spans(10, chunk_bytes, start))
 
@@ -80,8 +80,8 @@ def test_the_fast_encoding_is_protobufs_own(message: Callable[..., Message], off
     assert encode_piece(data[offset : offset + length], offset) == expected
 
 
-def test_a_known_checksum_is_not_made_again() -> None:
-    """It stands in the message as it was given."""
+def test_a_known_checksum_is_not_computed_again() -> None:
+    """The message has the given checksum."""
     assert FetchModelResponse.FromString(encode_chunk(DATA, 0, 5, 77)).chunk.crc32c == 77
 
 
@@ -101,8 +101,8 @@ CHUNKS = st.builds(
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 2**40))
-def test_what_a_client_sends_is_read_where_it_lies(data: bytes, offset: int) -> None:
-    """The chunk's data is a view on the message itself, whatever offset and length are."""
+def test_a_received_chunk_is_read_without_a_copy(data: bytes, offset: int) -> None:
+    """The chunk's data is a view on the message itself, for any offset and length."""
     message = make_message(data, offset)
     chunk = read_chunk(message)
     assert chunk is not None
@@ -113,7 +113,7 @@ def test_what_a_client_sends_is_read_where_it_lies(data: bytes, offset: int) -> 
 
 @given(CHUNKS, st.data())
 def test_a_chunk_that_is_read_is_what_protobuf_reads(chunk: Chunk, draw: st.DataObject) -> None:
-    """Also where bytes were changed, lost, doubled or put behind: it is the same chunk, or left to protobuf."""
+    """For changed, lost, doubled or appended bytes it is the same chunk, or the message is left to protobuf."""
     message = bytearray(SubmitUpdateRequest(chunk=chunk).SerializeToString())
     for _ in range(draw.draw(st.integers(0, 3))):
         at, end = draw.draw(st.integers(0, len(message))), draw.draw(st.integers(0, len(message)))
@@ -151,7 +151,7 @@ def test_a_chunk_that_is_read_is_what_protobuf_reads(chunk: Chunk, draw: st.Data
     ],
 )
 def test_everything_else_is_left_to_protobuf(message: bytes) -> None:
-    """Another part, another order of fields, and what is no message at all."""
+    """Another part, another order of fields, and invalid messages are left to protobuf."""
     assert read_chunk(message) is None
 
 
@@ -163,7 +163,7 @@ def make_message(data: bytes, offset: int) -> bytes:
 
 
 def protobufs(message: bytes) -> Chunk | None:
-    """The chunk that protobuf reads; None where it refuses."""
+    """The chunk that protobuf reads; None if it refuses."""
     try:
         return SubmitUpdateRequest.FromString(message).chunk
     except DecodeError:

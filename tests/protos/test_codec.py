@@ -49,7 +49,7 @@ tensors = st.dictionaries(
 
 @given(tensors)
 def test_tensors_come_back_bit_for_bit(named: dict[str, Tensor]) -> None:
-    """Whatever the names, shapes and dtypes: unpack undoes pack, in order."""
+    """For any names, shapes and dtypes unpack reverses pack, in order."""
     layout = Layout.of(named)
     back = unpack(bytes(pack(named, layout)), layout)
     assert list(back) == list(named)
@@ -58,7 +58,7 @@ def test_tensors_come_back_bit_for_bit(named: dict[str, Tensor]) -> None:
 
 @given(tensors)
 def test_pieces_are_the_bytes_that_are_packed(named: dict[str, Tensor]) -> None:
-    """One behind the other, with the zeros between tensors."""
+    """Concatenated they are the packed bytes, with the zeros between tensors."""
     layout = Layout.of(named)
     assert b"".join(pieces_of(named, layout)) == pack(named, layout)
 
@@ -92,7 +92,7 @@ def test_parameters_that_require_grad_are_packed() -> None:
 
 
 def test_unpack_copies_nothing() -> None:
-    """What is written through a tensor is in the buffer, and the other way round."""
+    """Writes to a tensor change the buffer, and writes to the buffer change the tensor."""
     layout = Layout.of({"x": torch.zeros(2)})
     buffer = bytearray(layout.size_bytes)
     unpack(buffer, layout)["x"][1] = 1.0
@@ -100,12 +100,12 @@ def test_unpack_copies_nothing() -> None:
 
 
 def test_views_keep_their_buffer_alive() -> None:
-    """The caller may forget the bytes: under a freed buffer, these would be another one's."""
+    """The caller may release the bytes: the views keep the buffer."""
     layout = Layout.of({"x": torch.zeros(1 << 16)})
     x = unpack(bytes(pack({"x": torch.ones(1 << 16)}, layout)), layout)["x"]
     others = [b"\xff" * layout.size_bytes for _ in range(8)]
     assert torch.equal(x, torch.ones(1 << 16))
-    del others  # until here they hold what memory was free
+    del others  # until here the views use freed memory
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -145,7 +145,7 @@ def test_only_the_tensors_of_the_layout_are_packed(named: dict[str, Tensor], wor
 
 
 def test_a_big_endian_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Better no training than numbers with their bytes the wrong way round."""
+    """Its numbers would have reversed bytes."""
     monkeypatch.setattr("sys.byteorder", "big")
     with pytest.raises(RuntimeError, match="expected a little-endian machine"):
         unpack(b"", Layout.of({}))
@@ -162,6 +162,6 @@ def test_pieces_are_not_copied_and_keep_their_tensor_alive() -> None:
 
 
 def test_pieces_of_other_tensors_are_refused() -> None:
-    """As when they are packed."""
+    """The same tensors are refused by pack."""
     with pytest.raises(LayoutError, match="missing"):
         list(pieces_of({}, Layout.of({"w": torch.zeros(1)})))

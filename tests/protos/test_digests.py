@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from protos.codec import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
-from protos.fl.v1.tensor_pb2 import DIGEST_ALGORITHM_BLAKE3_256, Digest
+from protos.fl.v1.tensor_pb2 import DIGEST_ALGORITHM_BLAKE3_256, Digest, DigestAlgorithm
 
-# Of no bytes at all; the first of the reference's published test vectors.
+# Digest of no bytes: the first published test vector of the reference.
 EMPTY = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 
 
@@ -29,7 +31,7 @@ def test_a_digest_comes_back_from_message_and_text() -> None:
 
 
 def test_the_text_names_the_algorithm() -> None:
-    """A digest in a table or a file name says what it is."""
+    """A digest in a table or a file name includes its algorithm."""
     assert digest_text(digest_of()) == f"blake3:{EMPTY}"
 
 
@@ -37,7 +39,7 @@ def test_the_text_names_the_algorithm() -> None:
     ("digest", "words"),
     [
         (Digest(value=bytes(32)), "expected digest algorithm BLAKE3_256, got number 0"),
-        (Digest(algorithm=9, value=bytes(32)), "got number 9"),
+        (Digest(algorithm=cast(DigestAlgorithm, 9), value=bytes(32)), "got number 9"),
         (Digest(algorithm=DIGEST_ALGORITHM_BLAKE3_256, value=bytes(31)), "expected a digest of 32 bytes, got 31"),
         (Digest(algorithm=DIGEST_ALGORITHM_BLAKE3_256), "got 0"),
     ],

@@ -54,8 +54,8 @@ def declarations(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ..
             yield f"{service.name}.{rpc.name}", (FILE_SERVICES, s, SERVICE_METHODS, r)
 
 
-def test_generated_code_is_what_the_contract_makes(tmp_path: Path) -> None:
-    """Running generate.sh again writes the committed files, byte for byte: nobody edited them or forgot to run it."""
+def test_generated_code_matches_the_contract(tmp_path: Path) -> None:
+    """generate.sh writes the committed files byte for byte: they were neither edited nor forgotten."""
     subprocess.run([ROOT / "protos/generate.sh", tmp_path], check=True, env={**os.environ, "PYTHON": sys.executable})
     made = {path.name: path.read_bytes() for path in (tmp_path / "protos/fl/v1").iterdir()}
     committed = {path.name: path.read_bytes() for path in (ROOT / "protos/fl/v1").glob("*_pb2*.py*")}
@@ -64,7 +64,7 @@ def test_generated_code_is_what_the_contract_makes(tmp_path: Path) -> None:
 
 
 def test_every_field_and_rpc_has_a_comment(files: list[FileDescriptorProto]) -> None:
-    """The comments are the contract: unit, who sets it, what empty means."""
+    """The comments define the contract: unit, sender, meaning of an empty value."""
     bare = [name for file in files for name, path in declarations(file) if path not in commented_paths(file)]
     assert bare == []
 

@@ -1,4 +1,4 @@
-"""Layouts: manifests that anybody may have sent, and differences told in words."""
+"""Layouts: untrusted manifests, and descriptions of differences."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_the_offsets_are_aligned_to_the_element() -> None:
 
 
 @pytest.mark.parametrize(("corrupt", "words"), CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
-def test_a_corrupt_manifest_is_refused_in_words(corrupt: Corruption, words: str) -> None:
-    """Each wrong field has its own sentence, and none needs memory for the tensors it promises."""
+def test_a_corrupt_manifest_is_refused_with_a_message(corrupt: Corruption, words: str) -> None:
+    """Each wrong field has its own message, and none needs memory for the announced tensors."""
     broken = manifest()
     corrupt(broken)
     with pytest.raises(LayoutError, match=words):
@@ -98,7 +98,7 @@ manifests = st.builds(
 
 
 @given(manifests)
-def test_what_is_accepted_is_what_we_would_have_written(sent: Manifest) -> None:
+def test_an_accepted_manifest_is_canonical(sent: Manifest) -> None:
     """Any manifest is either refused with LayoutError or read into a layout that writes the very same manifest."""
     try:
         layout = Layout.from_manifest(sent, MAX_BYTES)
@@ -109,14 +109,14 @@ def test_what_is_accepted_is_what_we_would_have_written(sent: Manifest) -> None:
 
 
 def test_a_dtype_without_a_name_on_the_wire_is_refused() -> None:
-    """Complex numbers cannot travel; the sentence says what can."""
+    """Complex numbers are not supported; the message lists the supported dtypes."""
     with pytest.raises(LayoutError, match=r"tensor 'z': expected a dtype of float32, .*got torch\.complex64"):
         Layout.of({"z": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_a_trainable_name_must_be_a_tensor() -> None:
     """A misspelt name would silently freeze a parameter."""
-    with pytest.raises(LayoutError, match="got 'fc\\.wieght' besides"):
+    with pytest.raises(LayoutError, match="got the unknown name 'fc\\.wieght'"):
         Layout.of(EXPECTED, trainable=["fc.wieght"])
 
 
@@ -147,7 +147,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize(("came", "words"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
-def test_the_first_difference_is_told_in_words(came: dict[str, torch.Tensor], words: str) -> None:
+def test_the_first_difference_is_described(came: dict[str, torch.Tensor], words: str) -> None:
     """A device owner must see which tensor is wrong, and how."""
     assert Layout.of(EXPECTED).difference(Layout.of(came)) == words
 
@@ -166,6 +166,6 @@ def test_bundles_of_the_same_bytes_and_other_tensors_have_other_names() -> None:
 
 
 def test_a_bundle_is_named_by_its_table_and_its_bytes() -> None:
-    """The table is written as the contract says, so that a client in any language can check a name."""
+    """The table has the contract's format, so that a client in any language can check a name."""
     layout = Layout.of({"fc.bias": torch.zeros(2, 3)}, ["fc.bias"])
     assert layout.digest(b"x" * 24) == digest_of(b"7:fc.bias float32 2,3 1\n" + b"x" * 24)

@@ -1,4 +1,4 @@
-"""Error details travel in trailing metadata, and strangers' details are passed over."""
+"""Error details are sent in trailing metadata, and unknown details are ignored."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ABORTED = 10
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_error_comes_back(name: str) -> None:
-    """Whichever message of errors.proto was sent is the one that arrives."""
+    """Every message of errors.proto arrives as it was sent."""
     detail = getattr(errors_pb2, name)()
     assert detail_of(status_metadata(ABORTED, "", detail)) == detail
 
 
 def test_the_status_holds_code_message_and_detail() -> None:
-    """What other languages' grpc libraries read is there: google.rpc.Status under the reserved key."""
+    """The metadata has google.rpc.Status under the reserved key, which grpc libraries of other languages read."""
     detail = errors_pb2.RetryLater(wait=Duration(seconds=3))
     ((key, value),) = status_metadata(ABORTED, "wait 3 s", detail)
     status = Status.FromString(value)
@@ -61,19 +61,19 @@ def with_detail(message: Message) -> list[tuple[str, bytes]]:
     ids=["none", "empty", "other key", "no detail", "not ours", "ours, no error", "garbage", "garbage inside"],
 )
 def test_without_a_known_detail_there_is_none(metadata: list[tuple[str, str | bytes]] | None) -> None:
-    """A reader falls back on the status code, whatever came."""
+    """A reader falls back on the status code."""
     assert detail_of(metadata) is None
 
 
 def test_a_detail_with_broken_bytes_is_none() -> None:
-    """A known type whose bytes are not a message of it counts as no detail."""
+    """A known type with invalid bytes counts as no detail."""
     status = Status()
     status.details.add(type_url="type.googleapis.com/fl.v1.UnknownRun", value=b"\x0a\xff")
     assert detail_of([(STATUS_DETAILS_KEY, status.SerializeToString())]) is None
 
 
 @pytest.mark.parametrize("name", ["fl.v1.RetryLater\0", "fl.v1.\0", "\0", "fl.v1.RetryLater.Wait", ""])
-def test_a_name_that_is_none_of_ours_is_no_detail(name):
-    """Whatever stands in it, a NUL too."""
+def test_an_unknown_name_is_no_detail(name: str) -> None:
+    """This holds for any content, also a NUL."""
     status = Status(code=14, details=[Any(type_url=f"type.googleapis.com/{name}")])
     assert detail_of(((STATUS_DETAILS_KEY, status.SerializeToString()),)) is None

@@ -1,25 +1,30 @@
-"""Work for the daemons: a run that is never done, short ones one after another, and an operator who looks in."""
+"""Work for the daemons: one endless run, a sequence of short runs, and an operator's calls."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
 from random import Random
+from typing import Any
 
 from fl_ops.errors import OpsError
 from protos.fl.v1 import admin_pb2
-from tests.integration.harness import Coordinator
+from tests.processes.federation import Coordinator
 from tests.soak.plan import TASK, Plan
 
 LONG = "long"
-_METHODS = ({"name": "fedcm", "parameters": {"alpha": 0.2}}, {"name": "fedrobust"}, {"name": "fedavg"})
-"""The second keeps state on the devices, which must go with its run."""
+_METHODS: tuple[Mapping[str, Any], ...] = (
+    {"name": "fedcm", "parameters": {"alpha": 0.2}},
+    {"name": "fedrobust"},
+    {"name": "fedavg"},
+)
+"""The second keeps client states, which must be removed with its run."""
 
 
 class Jobs:
-    """All runs of a soak."""
+    """The runs of a soak."""
 
     def __init__(self, server: Coordinator, plan: Plan) -> None:
         self._server, self._plan = server, plan
@@ -29,11 +34,11 @@ class Jobs:
         self.faults: list[str] = []
 
     def begin(self) -> None:
-        """The long run, beside which the short ones go."""
+        """Start the long run, which continues during the short ones."""
         self._create(LONG, 10_000_000, _METHODS[0])
 
-    def keep_going(self) -> None:
-        """A new short run when the last one is over."""
+    def start_next_run(self) -> None:
+        """Start a short run if the last one is over."""
         with self._server.admin() as admin:
             runs = {run.run_id: run for run in admin.list_runs()}
         self.rounds = sum(run.rounds_done for run in runs.values())
@@ -44,13 +49,13 @@ class Jobs:
         self.short()
 
     def short(self) -> str:
-        """One more short run; its id."""
+        """Start a short run; returns its id."""
         number = self.counts["created"]
         self._short = f"short-{number}"
         self._create(self._short, self._plan.rounds, _METHODS[number % len(_METHODS)])
         return self._short
 
-    def _create(self, name: str, rounds: int, algorithm: dict[str, object]) -> None:
+    def _create(self, name: str, rounds: int, algorithm: Mapping[str, Any]) -> None:
         self.counts["created"] += 1
         self._server.create(
             name,
@@ -69,11 +74,11 @@ class Jobs:
             self.faults.append(f"{run.run_id} ended otherwise: {run.reason}")
 
     def stop(self) -> None:
-        """No run is left; a run that failed is a fault."""
+        """Stop all runs; a failed run is a fault."""
         with self._server.admin() as admin:
             for run in admin.list_runs():
                 if not run.HasField("ended"):
-                    with suppress(OpsError):  # it came to its end in between
+                    with suppress(OpsError):  # it ended in between
                         admin.stop_run(run.run_id, "the soak is over")
             runs = admin.list_runs()
         self.rounds = sum(run.rounds_done for run in runs)
@@ -84,25 +89,25 @@ _FAILED = admin_pb2.RUN_STATE_FAILED
 
 
 class Operator:
-    """Somebody who looks at this and that, and watches a run without saying when he is gone."""
+    """An operator that reads, and that watches a run without ending the watch properly."""
 
     def __init__(self, server: Coordinator, seed: int) -> None:
         self._server = server
-        self._chance = Random(seed)
+        self._random = Random(seed)
         self._watching = ExitStack()
         self._events: Iterator[object] = iter(())
         self.calls = 0
 
-    def look_in(self, gone: list[str]) -> None:
-        """One call. gone: clients that can be forgotten."""
+    def call(self, stopped: list[str]) -> None:
+        """Make one random call. stopped: clients that can be forgotten."""
         self.calls += 1
-        looks: list[Callable[[], object]] = [self._show, self._list, self._history, self._export, self._watch]
-        if gone:
-            looks.append(lambda: self._forget(self._chance.choice(gone)))
-        self._chance.choice(looks)()
+        calls: list[Callable[[], object]] = [self._show, self._list, self._history, self._export, self._watch]
+        if stopped:
+            calls.append(lambda: self._forget(self._random.choice(stopped)))
+        self._random.choice(calls)()
 
     def leave(self) -> None:
-        """Hang up."""
+        """Cancel the watch."""
         self._watching.close()
 
     def _show(self) -> None:
@@ -117,17 +122,17 @@ class Operator:
         self._server.history(LONG)
 
     def _export(self) -> None:
-        """A model of which only the beginning is taken."""
+        """Read only the beginning of a model."""
         with self._server.admin() as admin:
             list(islice(admin.export_model(LONG, "latest"), 1))
 
     def _watch(self) -> None:
-        """The watcher before this one hangs up, and this one watches until the next."""
+        """Cancel the last watch and start another."""
         self._watching.close()
         admin = self._watching.enter_context(self._server.admin())
         self._events = admin.watch_run(LONG)
         next(self._events)
 
     def _forget(self, client: str) -> None:
-        with self._server.admin() as admin, suppress(OpsError):  # it may have been forgotten before
+        with self._server.admin() as admin, suppress(OpsError):  # it may already be forgotten
             admin.forget_client(client)

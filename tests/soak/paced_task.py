@@ -1,4 +1,4 @@
-"""The task of the soak: the integration tests' own, with a pause in each step so that rounds leave the machine air."""
+"""The task of the soak: `Tiny` with a pause in each step, so that rounds leave the machine idle time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.integration.tiny_task import Tiny
+from tests.processes.tiny_task import Tiny
 
 
 class Paced(Tiny):
-    """pause_s: how long a training step waits. Other options as Tiny has them."""
+    """pause_s: the pause in each training step, in seconds. Other options: see Tiny."""
 
     def __init__(self, pause_s: float = 0.0, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""The soak itself: a first wave to warm up by, then everybody, then nobody again."""
+"""The soak: a first wave of daemons as warm-up, then all daemons, then none."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import Coordinator, Daemon
-from tests.integration.processes import Place, eventually
-from tests.soak import look
-from tests.soak.crowd import Crowd
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace, eventually
+from tests.soak import resources
+from tests.soak.daemon_pool import DaemonPool
 from tests.soak.jobs import Jobs, Operator
-from tests.soak.look import Held, Sample
 from tests.soak.plan import GRACE_S, TASK, Plan
+from tests.soak.resources import Resources, Sample
 from tests.soak.verdict import Observed, compared, faults, over_time, slope_mb_per_hour
 
 SETTLE_S = 90.0
-"""Until what the last clients held is let go of: longer than keepalive and the grace together."""
+"""Longest wait until the resources of the last clients are released: longer than keepalive and grace together."""
 _REST_S = 6.0
 """Longer than any sleep of the coordinator's own tasks."""
 _TICK_S = 0.5
@@ -28,56 +28,56 @@ _TICK_S = 0.5
 class Soak:
     """One coordinator, its daemons and its runs."""
 
-    place: Place
+    workspace: Workspace
     plan: Plan
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     samples: list[Sample] = field(default_factory=list)
-    steady: list[Held] = field(default_factory=list)
+    steady: list[Resources] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.server = Coordinator(self.place, settings={"tasks": [TASK], "limits": {"reattach_grace_s": GRACE_S}})
-        self.crowd = Crowd(self.place, self.server, self.plan)
+        self.server = Coordinator(self.workspace, settings={"tasks": [TASK], "limits": {"reattach_grace_s": GRACE_S}})
+        self.daemons = DaemonPool(self.workspace, self.server, self.plan)
         self.jobs = Jobs(self.server, self.plan)
         self.operator = Operator(self.server, self.plan.seed)
         self._began = time.monotonic()
 
     def run(self) -> Observed:
-        """Soak; what was seen."""
+        """Run the soak; returns the measurements."""
         self.server.serve()
         base = self._first_wave()
         self._began = time.monotonic()
-        steady = self.crowd.begin()
+        steady = self.daemons.start_steady()
         self.jobs.begin()
-        self._go_on(steady)
+        self._loop(steady)
         self.jobs.stop()
         self.operator.leave()
-        self.crowd.send_home()
+        self.daemons.stop_all()
         return self._observed(base, self._settled(base))
 
     def _first_wave(self) -> Sample:
-        """Three daemons, one run, and all gone: what the coordinator holds from then on is its base."""
-        wave = [self.crowd.join() for _ in range(3)]
-        self.say(f"first wave: {', '.join(wave)}")
+        """Run three daemons with one run and stop them. The coordinator's resources afterwards are the base."""
+        wave = [self.daemons.start_one() for _ in range(3)]
+        self.log(f"first wave: {', '.join(wave)}")
         run = self.jobs.short()
         self.server.completed(run)
-        self.crowd.send_home()
-        return eventually(self._at_rest, "the first wave is gone", SETTLE_S)
+        self.daemons.stop_all()
+        return eventually(self._at_rest, "the resources of the first wave are released", SETTLE_S)
 
     def _at_rest(self) -> Sample | None:
-        """The coordinator with nobody there, once it lets go of nothing more."""
+        """A sample of the coordinator without clients; None while it still releases resources."""
         first = self._sample()
         time.sleep(_REST_S)
         second = self._sample()
         same = all(before == now for _, before, now, _ in compared(first, second))
         return second if same and not second.present else None
 
-    def _go_on(self, steady: Daemon) -> None:
-        """Comings, goings, runs and operators until the time is over."""
-        every = {
+    def _loop(self, steady: Daemon) -> None:
+        """Start and stop daemons, runs and operator calls until the time is over."""
+        every: dict[Callable[[], None], float] = {
             self._act: self.plan.act_s,
-            self.jobs.keep_going: 2.0,
-            self._look_in: 7.0,
-            lambda: self._look(steady): self.plan.every_s,
+            self.jobs.start_next_run: 2.0,
+            self._call: 7.0,
+            lambda: self._measure(steady): self.plan.every_s,
         }
         due = dict.fromkeys(every, 0.0)
         while (now := self._now) < self.plan.seconds:
@@ -91,31 +91,31 @@ class Soak:
         return time.monotonic() - self._began
 
     def _act(self) -> None:
-        self.crowd.act(self._now)
+        self.daemons.act(self._now)
 
-    def _look_in(self) -> None:
+    def _call(self) -> None:
         if self._now > self.plan.act_s:
-            self.operator.look_in(self.crowd.gone)
+            self.operator.call(self.daemons.stopped)
 
-    def _look(self, steady: Daemon) -> None:
+    def _measure(self, steady: Daemon) -> None:
         sample = self._sample()
-        self.say(self._line(sample))
+        self.log(self._line(sample))
         self.samples.append(sample)
         if steady.exit_code is None:
-            self.steady.append(look.held(steady.pid, self._state_dir(steady), self._now))
+            self.steady.append(resources.of_process(steady.pid, self._state_dir(steady), self._now))
 
     def _sample(self) -> Sample:
         state_dir = self._state_dir(self.server)
-        # First what it holds: asking for its metrics opens a socket there.
-        held = look.held(self.server.pid, state_dir, self._now)
-        says = look.metrics(str(self.server.settings["metrics_listen"]))
+        # Read the resources first: a request for metrics opens a socket in the process.
+        held = resources.of_process(self.server.pid, state_dir, self._now)
+        values = resources.metrics(str(self.server.settings["metrics_listen"]))
         return Sample(
             held=held,
-            tasks=int(says["fl_event_loop_tasks"]),
-            sessions=int(says["fl_sessions"]),
-            present=int(says.get('fl_clients{state="present"}', 0)),
-            series=len(says),
-            disk_mb=look.disk_mb(state_dir),
+            tasks=int(values["fl_event_loop_tasks"]),
+            sessions=int(values["fl_sessions"]),
+            present=int(values.get('fl_clients{state="present"}', 0)),
+            series=len(values),
+            disk_mb=resources.disk_mb(state_dir),
         )
 
     @staticmethod
@@ -126,18 +126,18 @@ class Soak:
         held, disk = sample.held, sample.disk_mb
         return (
             f"{held.at_s:5.0f} s  rss {held.rss_mb:.1f} MB  files {held.files}  sockets {held.sockets}  "
-            f"threads {held.threads}  tasks {sample.tasks}  sessions {sample.sessions}  here {len(self.crowd)}  "
+            f"threads {held.threads}  tasks {sample.tasks}  sessions {sample.sessions}  here {len(self.daemons)}  "
             f"rounds {self.jobs.rounds}  spool {disk['spool']:.2f}  checkpoints {disk['checkpoints']:.2f}  "
             f"ledger {disk['ledger']:.2f}  log {disk['log']:.2f} MB"
         )
 
     def _settled(self, base: Sample) -> Sample:
-        """Once nothing is held that was not held before, or when that takes too long."""
+        """Wait until everything is released, or until the time limit; returns the last sample."""
         ends = time.monotonic() + SETTLE_S
         while True:
             sample = self._sample()
             if time.monotonic() > ends or all(now <= before + more for _, before, now, more in compared(base, sample)):
-                self.say(self._line(sample))
+                self.log(self._line(sample))
                 return sample
             time.sleep(1.0)
 
@@ -152,26 +152,30 @@ class Soak:
             after=after,
             checkpoints=checkpoints,
             keep=self.plan.keep,
-            spool=sorted(str(path.relative_to(state_dir)) for path in look.paths(state_dir / "spool")),
-            faults=[*self.crowd.faults, *self.jobs.faults],
+            spool=sorted(
+                str(path.relative_to(state_dir))
+                for path in resources.paths(state_dir / "spool")
+                if path != state_dir / "spool/spare"  # the folder of spare files; it may be empty, and stays
+            ),
+            faults=[*self.daemons.faults, *self.jobs.faults],
         )
 
 
 def summary(soak: Soak, seen: Observed) -> dict[str, Any]:
-    """All that a soak found, for JSON."""
+    """The results of a soak, for JSON."""
     held, steady = [sample.held for sample in seen.samples], seen.steady
     found = faults(seen)
     return {
         "plan": asdict(soak.plan),
         "rounds": soak.jobs.rounds,
         "runs": dict(soak.jobs.counts),
-        "daemons": dict(soak.crowd.counts),
+        "daemons": dict(soak.daemons.counts),
         "operator_calls": soak.operator.calls,
         "coordinator": {**_memory(held), "most": _most(held)},
         "steady_daemon": {**_memory(steady), "most": _most(steady)},
         "tasks": {"base": seen.base.tasks, "most": max(sample.tasks for sample in seen.samples)},
         "metric_lines": {"base": seen.base.series, "after": seen.after.series},
-        "with_nobody_there": {what: {"before": a, "after": b} for what, a, b, _ in compared(seen.base, seen.after)},
+        "without_clients": {what: {"before": a, "after": b} for what, a, b, _ in compared(seen.base, seen.after)},
         "disk_mb": {"base": seen.base.disk_mb, "after": seen.after.disk_mb},
         "checkpoints": dict(seen.checkpoints),
         "spool_left": list(seen.spool),
@@ -180,12 +184,12 @@ def summary(soak: Soak, seen: Observed) -> dict[str, Any]:
     }
 
 
-def _memory(held: Sequence[Held]) -> dict[str, Any]:
+def _memory(held: Sequence[Resources]) -> dict[str, Any]:
     start, middle, end = over_time([each.rss_mb for each in held])
     slope = slope_mb_per_hour(held)
     return {"rss_mb": {"start": start, "middle": middle, "end": end}, "slope_mb_per_hour": round(slope, 2)}
 
 
-def _most(held: Sequence[Held]) -> dict[str, int]:
+def _most(held: Sequence[Resources]) -> dict[str, int]:
     names = ("files", "sockets", "others", "threads", "state_files")
     return {name: max(getattr(each, name) for each in held) for name in names}

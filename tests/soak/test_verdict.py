@@ -1,33 +1,34 @@
-"""The verdict: each kind of leak is found, and what only breathes is none."""
+"""The verdict: each kind of leak is found, and normal variation is none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.soak.look import Held, Sample
+from tests.soak.resources import Resources, Sample
 from tests.soak.verdict import Observed, allowed_mb, faults, over_time, slope_mb_per_hour
 
 
-def held(number: int = 0, **more: float) -> Held:
-    """What a process holds at the `number`th sample, 15 s apart, with so much more of something."""
-    usual = {"rss_mb": 300.0, "files": 7, "sockets": 8, "others": 5, "threads": 17, "state_files": 9}
-    return Held(at_s=15.0 * number, **{name: value + more.get(name, 0) for name, value in usual.items()})
+def held(number: int = 0, **more: float) -> Resources:
+    """Resources of a process at sample `number`, 15 s apart, with these amounts added."""
+    usual: dict[str, Any] = {"rss_mb": 300.0, "files": 7, "sockets": 8, "others": 5, "threads": 17, "state_files": 9}
+    return Resources(at_s=15.0 * number, **{name: value + more.get(name, 0) for name, value in usual.items()})
 
 
 def sample(number: int = 0, **more: float) -> Sample:
-    """A coordinator with nobody there, with so much more of something."""
-    usual = {"tasks": 30, "sessions": 0, "present": 0, "series": 200}
+    """A coordinator without clients, with these amounts added."""
+    usual: dict[str, Any] = {"tasks": 30, "sessions": 0, "present": 0, "series": 200}
     log = {"log": 4.2 + more.get("log", 0)}
     return Sample(
         held(number, **more), **{name: value + more.get(name, 0) for name, value in usual.items()}, disk_mb=log
     )
 
 
-def observed(**changes: object) -> Observed:
-    """A soak of 40 samples in which nothing leaked, but for the changes."""
+def observed(**changes: Any) -> Observed:
+    """A soak of 40 samples without leaks except for the changes."""
     numbers = range(40)
     flat = Observed(
         base=sample(),
@@ -40,21 +41,21 @@ def observed(**changes: object) -> Observed:
     return replace(flat, **changes)
 
 
-def test_a_soak_without_leaks_has_no_faults():
-    """Memory that goes up and down, a few state files that come and go, and three checkpoints with keep = 2."""
+def test_a_soak_without_leaks_has_no_faults() -> None:
+    """Memory and the number of state files vary, and three checkpoints remain with keep = 2."""
     assert faults(observed()) == []
 
 
-LEAKS: dict[str, tuple[Callable[[], dict[str, object]], str]] = {
+LEAKS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "coordinator memory": (lambda: {"samples": [sample(n, rss_mb=n) for n in range(40)]}, "coordinator: 338.0 MB"),
     "daemon memory": (lambda: {"steady": [held(n, rss_mb=n) for n in range(40)]}, "steady daemon: 338.0 MB"),
     "daemon files": (lambda: {"steady": [held(n, files=n) for n in range(40)]}, "files grew from 26 to 46"),
     "daemon state": (lambda: {"steady": [held(n, state_files=n) for n in range(40)]}, "state_files grew"),
-    "file": (lambda: {"after": sample(files=1)}, "8 open files when all had left, 7 before"),
+    "file": (lambda: {"after": sample(files=1)}, "8 open files without clients at the end, 7 at the start"),
     "socket": (lambda: {"after": sample(sockets=1)}, "9 sockets"),
     "pipe": (lambda: {"after": sample(others=1)}, "6 other descriptors"),
     "threads": (lambda: {"after": sample(threads=5)}, "22 threads"),
-    "task": (lambda: {"after": sample(tasks=1)}, "31 tasks when all had left, 30 before"),
+    "task": (lambda: {"after": sample(tasks=1)}, "31 tasks without clients at the end, 30 at the start"),
     "session": (lambda: {"after": sample(sessions=1)}, "1 sessions"),
     "client": (lambda: {"after": sample(present=1)}, "1 attached clients"),
     "spool": (lambda: {"spool": ["spool/run-a"]}, "1 left in the spool, first spool/run-a"),
@@ -65,33 +66,33 @@ LEAKS: dict[str, tuple[Callable[[], dict[str, object]], str]] = {
 }
 
 
-@pytest.mark.parametrize(("changes", "words"), LEAKS.values(), ids=LEAKS.keys())
-def test_a_leak_of_each_kind_is_found_and_named(changes, words):
-    """One thing wrong, one fault, which says what."""
+@pytest.mark.parametrize(("changes", "text"), LEAKS.values(), ids=LEAKS.keys())
+def test_a_leak_of_each_kind_is_found_and_named(changes: Callable[[], dict[str, Any]], text: str) -> None:
+    """One leak gives one fault that names it."""
     (fault,) = faults(observed(**changes()))
-    assert words in fault
+    assert text in fault
 
 
-def test_threads_may_breathe():
-    """grpc's own pool has a few more threads at one time than at another."""
+def test_the_number_of_threads_may_vary() -> None:
+    """The size of grpc's own thread pool varies by a few."""
     assert faults(observed(after=sample(threads=4))) == []
 
 
-def test_memory_is_allowed_two_percent_and_four_megabytes():
-    """300 MB in the middle: 306 + 4 at the end are none too many, and a bit more is."""
+def test_memory_is_allowed_two_percent_and_four_megabytes() -> None:
+    """300 MB in the middle allow 306 + 4 at the end, and no more."""
     assert allowed_mb(300.0) == pytest.approx(310.0)
     rise = [sample(number, rss_mb=0 if number < 30 else 10.1) for number in range(40)]
     assert len(faults(observed(samples=rise))) == 1
     assert faults(observed(samples=[replace(each, held=replace(each.held, rss_mb=300.0)) for each in rise])) == []
 
 
-def test_start_middle_and_end_are_medians_of_three():
-    """Of 9, 1, 2 | 3, 90, 5 | 6, 7, 0: the middle ones are 2, 5 and 6, whatever one sample says."""
+def test_start_middle_and_end_are_medians_of_three() -> None:
+    """Of 9, 1, 2 | 3, 90, 5 | 6, 7, 0: the medians are 2, 5 and 6."""
     assert over_time([9, 1, 2, 3, 90, 5, 6, 7, 0]) == (2, 5, 6)
 
 
-def test_the_slope_is_that_of_the_second_half():
-    """A jump in the first half is none; then 1 MB in each 15 s is 240 MB an hour."""
+def test_the_slope_is_that_of_the_second_half() -> None:
+    """A jump in the first half does not count. Then 1 MB in each 15 s is 240 MB an hour."""
     jump = [held(number, rss_mb=100 if number < 20 else number) for number in range(40)]
     assert slope_mb_per_hour(jump) == pytest.approx(240.0)
     assert slope_mb_per_hour(jump[:1]) == 0.0

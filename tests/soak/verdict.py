@@ -1,4 +1,4 @@
-"""What a soak found, in numbers, and whether that is a leak: plain functions."""
+"""Whether the measurements of a soak show a leak: pure functions."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression, median
 
-from tests.soak.look import Held, Sample
+from tests.soak.resources import Resources, Sample
 
 RSS_SHARE, RSS_MB = 0.02, 4.0
-"""Resident memory at the end may be above the middle's by this share of it and so many megabytes."""
+"""Resident memory at the end may exceed that of the middle by this share and this many megabytes."""
 LOG_MB = 16.0
 """The ledger's log is written back at 4 MB; a transaction may be long."""
 THREADS = 4
-"""grpc's own pool breathes by a few."""
+"""The size of grpc's own thread pool varies by a few."""
 BEST = 1
-"""Checkpoints beside the latest few: the best one."""
+"""Checkpoints in addition to the latest ones: the best one."""
 WINDOW = 3
-"""Samples whose median is called the start, the middle or the end."""
+"""Number of samples in the medians of the start, the middle and the end."""
 
 
 @dataclass
 class Observed:
-    """All that is judged."""
+    """The measurements of a soak."""
 
     base: Sample
-    """Before the soak, after a first wave of daemons had come and gone."""
+    """Before the soak, after the first wave of daemons had stopped."""
     samples: Sequence[Sample]
     """The coordinator since the end of the warm-up."""
-    steady: Sequence[Held]
-    """The daemon that was there all the time, likewise."""
+    steady: Sequence[Resources]
+    """The daemon that ran all the time, also since the end of the warm-up."""
     after: Sample
-    """When everybody had gone and the runs were over."""
+    """After the last daemon's exit and the end of all runs."""
     checkpoints: Mapping[str, int]
-    """How many each run has left."""
+    """Run -> number of its remaining checkpoints."""
     keep: int
     spool: Sequence[str] = ()
-    """What was left in the spool."""
+    """Remaining paths in the spool."""
     faults: Sequence[str] = field(default_factory=list)
-    """What went wrong meanwhile."""
+    """Other errors during the soak."""
 
 
 def over_time(values: Sequence[float]) -> tuple[float, float, float]:
-    """(start, middle, end), each the median of a few samples that lie together."""
+    """(start, middle, end), each the median of a few adjacent samples."""
     at = max(0, len(values) // 2 - WINDOW // 2)
     parts = values[:WINDOW], values[at : at + WINDOW], values[-WINDOW:]
     return median(parts[0]), median(parts[1]), median(parts[2])
 
 
-def slope_mb_per_hour(held: Sequence[Held]) -> float:
-    """Of resident memory over the second half, by least squares; 0 with too few samples to say."""
+def slope_mb_per_hour(held: Sequence[Resources]) -> float:
+    """Slope of resident memory over the second half, by least squares; 0 with too few samples."""
     half = held[len(held) // 2 :]
     if len(half) < 2:
         return 0.0
@@ -62,7 +62,7 @@ def allowed_mb(middle: float) -> float:
 
 
 def faults(seen: Observed) -> list[str]:
-    """Every leak in words; empty when there is none."""
+    """A message for every leak."""
     return [
         *seen.faults,
         *_memory("the coordinator", [sample.held for sample in seen.samples]),
@@ -73,7 +73,7 @@ def faults(seen: Observed) -> list[str]:
     ]
 
 
-def _memory(who: str, held: Sequence[Held]) -> list[str]:
+def _memory(who: str, held: Sequence[Resources]) -> list[str]:
     if len(held) < 2 * WINDOW:
         return [f"{who}: expected {2 * WINDOW} samples or more after the warm-up, got {len(held)}: soak for longer"]
     _, middle, end = over_time([each.rss_mb for each in held])
@@ -82,8 +82,8 @@ def _memory(who: str, held: Sequence[Held]) -> list[str]:
     return [f"{who}: {end:.1f} MB resident at the end, {middle:.1f} MB in the middle: over {allowed_mb(middle):.1f} MB"]
 
 
-def _steady(held: Sequence[Held]) -> list[str]:
-    """The one that stays has the most that it ever has in the first half already, but for what is under way."""
+def _steady(held: Sequence[Resources]) -> list[str]:
+    """The steady daemon reaches its maxima in the first half already, apart from work under way."""
     half = len(held) // 2
     found = []
     for name in ("files", "sockets", "others", "threads", "state_files"):
@@ -94,16 +94,16 @@ def _steady(held: Sequence[Held]) -> list[str]:
 
 
 def _back_at_base(base: Sample, after: Sample) -> list[str]:
-    """With nobody there the coordinator holds what it held before anybody came."""
+    """Without clients the coordinator has no more resources than before the first one."""
     return [
-        f"the coordinator: {now} {what} when all had left, {before} before they came"
+        f"the coordinator: {now} {what} without clients at the end, {before} at the start"
         for what, before, now, more in compared(base, after)
         if now > before + more
     ]
 
 
 def compared(base: Sample, after: Sample) -> list[tuple[str, int, int, int]]:
-    """(what, how many before, how many after, how many more it may be)."""
+    """(name, number before, number after, allowed increase)."""
     return [
         ("open files", base.held.files, after.held.files, 0),
         ("sockets", base.held.sockets, after.held.sockets, 0),

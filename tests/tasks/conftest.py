@@ -1,33 +1,15 @@
-"""What the task tests share: one torch thread, a tiny task, and the real data sets where they are installed."""
+"""Fixtures of the task tests: one torch thread, a tiny task, and the real data sets where they are installed."""
+
+from __future__ import annotations
 
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tasks import Classifier, Examples, Shard
-
-
-class Tiny(Classifier):
-    """Points on a line, told apart by their sign."""
-
-    def __init__(self, n: int = 12) -> None:
-        inputs = torch.linspace(-1, 1, n).unsqueeze(1)
-        self.examples = Examples(inputs, (inputs[:, 0] > 0).long())
-
-    def model(self) -> nn.Module:
-        """Two parameters a class."""
-        return nn.Linear(1, 2)
-
-    def train_data(self, shard: Shard) -> Examples:
-        """All points, or those of the shard."""
-        return shard.of(self.examples)
-
-    def eval_data(self, shard: Shard | None = None) -> Examples:
-        """The points again."""
-        return self.examples
+from tests.tasks.tiny import Tiny
 
 
 @pytest.fixture(autouse=True)

@@ -1,36 +1,39 @@
 """The order of examples."""
 
+from __future__ import annotations
+
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
 
 from tasks import Examples, TaskError
-from tasks.batches import batches, count_steps, seed_everything, whole
+from tasks.batches import batches, count_steps, ordered_batches, seed_everything
 
 TEN = Examples(torch.arange(10.0), torch.arange(10))
 
 
-def seen(seed=0, examples=TEN, batch_size=4, **length):
+def seen(seed: int = 0, examples: Examples = TEN, batch_size: int = 4, **length: Any) -> list[list[int]]:
     """Targets of the batches, as lists."""
     return [targets.tolist() for _, targets in batches(examples, batch_size, seed, **length)]
 
 
-def test_an_epoch_has_every_example_once():
+def test_an_epoch_has_every_example_once() -> None:
     """Ten examples in batches of four are 4, 4 and 2, each example once."""
     epoch = seen(epochs=1)
     assert [len(batch) for batch in epoch] == [4, 4, 2]
     assert list(range(10)) == sorted(chain(*epoch))
 
 
-def test_each_epoch_has_its_own_order():
-    """The second epoch is shuffled anew."""
+def test_each_epoch_has_its_own_order() -> None:
+    """The second epoch has another order."""
     two = seen(epochs=2)
     assert two[:3] != two[3:]
 
 
-def test_the_order_depends_on_the_seed_alone():
-    """Equal seeds give equal batches whatever torch's default generator did; another seed gives others."""
+def test_the_order_depends_on_the_seed_alone() -> None:
+    """Equal seeds give equal batches for any state of torch's default generator; another seed gives others."""
     torch.manual_seed(1)
     first = seen(seed=5, epochs=2)
     torch.manual_seed(2)
@@ -38,18 +41,18 @@ def test_the_order_depends_on_the_seed_alone():
     assert first != seen(seed=6, epochs=2)
 
 
-def test_steps_go_round_the_data():
-    """Seven steps begin as the epochs do and go on where the first epochs end."""
+def test_steps_continue_over_epochs() -> None:
+    """Seven steps begin like the epochs and continue where the first epochs end."""
     assert seen(epochs=3)[:7] == seen(steps=7)
 
 
-def test_inputs_stay_with_their_targets():
+def test_inputs_stay_with_their_targets() -> None:
     """Shuffling moves both in the same way."""
     for inputs, targets in batches(TEN, 3, 0, epochs=1):
         assert inputs.tolist() == targets.tolist()
 
 
-def test_augmentation_is_applied_to_inputs_only():
+def test_augmentation_is_applied_to_inputs_only() -> None:
     """Every batch passes through augment once."""
     doubled = Examples(TEN.inputs, TEN.targets, lambda inputs: inputs * 2)
     for inputs, targets in batches(doubled, 4, 0, epochs=1):
@@ -57,7 +60,7 @@ def test_augmentation_is_applied_to_inputs_only():
 
 
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}], ids=["epochs", "steps"])
-def test_count_steps_counts_batches(length):
+def test_count_steps_counts_batches(length: dict[str, Any]) -> None:
     """The count is known before and equals the batches that come."""
     assert len(seen(**length)) == count_steps(10, 4, **length)
 
@@ -73,13 +76,13 @@ def test_count_steps_counts_batches(length):
         ({"steps": -1}, "1 or more steps, got -1"),
     ],
 )
-def test_settings_without_sense_are_refused(settings, message):
-    """What cannot be trained on is refused before the first batch."""
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Settings that cannot be used for training are refused before the first batch."""
     with pytest.raises(TaskError, match=message):
         seen(**settings)
 
 
-def test_seed_everything_seeds_the_default_generator():
+def test_seed_everything_seeds_the_default_generator() -> None:
     """Equal seeds, equal draws."""
     seed_everything(7)
     first = torch.rand(3)
@@ -87,14 +90,14 @@ def test_seed_everything_seeds_the_default_generator():
     assert torch.equal(first, torch.rand(3))
 
 
-def test_the_whole_set_is_gone_through_once_in_order():
+def test_the_whole_set_is_iterated_once_in_order() -> None:
     """Ten examples in batches of four are 0 to 3, 4 to 7 and 8 to 9, as they are: augmentation is for training."""
     doubled = Examples(TEN.inputs, TEN.targets, lambda inputs: inputs * 2)
-    got = [(inputs.tolist(), targets.tolist()) for inputs, targets in whole(doubled, 4)]
+    got = [(inputs.tolist(), targets.tolist()) for inputs, targets in ordered_batches(doubled, 4)]
     assert got == [([0, 1, 2, 3],) * 2, ([4, 5, 6, 7],) * 2, ([8, 9],) * 2]
 
 
-def test_the_whole_of_nothing_is_refused():
-    """As for training: no examples are a mistake of the shard."""
+def test_the_whole_of_nothing_is_refused() -> None:
+    """As for training, a shard without examples is an error."""
     with pytest.raises(TaskError, match="at least one example"):
-        whole(TEN[:0], 4)
+        ordered_batches(TEN[:0], 4)

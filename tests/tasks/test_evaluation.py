@@ -1,39 +1,44 @@
 """Metrics averaged over examples."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tasks import Examples, TaskError
 from tasks.evaluation import evaluate
+from tests.tasks.tiny import Tiny
 
 
-def test_the_mean_is_over_examples_not_batches(tiny):
+def test_the_mean_is_over_examples_not_batches(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     """Values 0 to 4 have mean 2; the mean of the batch means 0.5, 2.5 and 4 would be 2.33."""
-    tiny.metrics = lambda output, target: {"value": target.float()}
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: {"value": target.float()})
     assert evaluate(tiny, nn.Identity(), Examples(torch.zeros(5), torch.arange(5)), batch_size=2) == {"value": 2.0}
 
 
-def test_sums_are_kept_in_float64(tiny):
+def test_sums_are_kept_in_float64(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     """In float32, 2^24 + 1 + 1 is 2^24; its third part differs from the true one by 0.667."""
     values = torch.tensor([2.0**24, 1.0, 1.0])
-    tiny.metrics = lambda output, target: {"value": target}
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: {"value": target})
     assert evaluate(tiny, nn.Identity(), Examples(values, values), batch_size=1)["value"] == (2**24 + 2) / 3
 
 
-def test_modes_are_restored_module_by_module(tiny):
+def test_modes_are_restored_module_by_module(tiny: Tiny) -> None:
     """During evaluation all modules are in evaluation mode; afterwards each is in the mode it had."""
     model = nn.Sequential(nn.Dropout(), nn.Linear(1, 2))
     model.train()
     model[0].eval()
-    during = []
+    during: list[bool] = []
     model.register_forward_pre_hook(lambda module, _: during.append(module.training))
     evaluate(tiny, model, tiny.eval_data())
     assert during == [False]
     assert (model.training, model[0].training, model[1].training) == (True, False, True)
 
 
-def test_modes_are_restored_after_an_error(tiny):
+def test_modes_are_restored_after_an_error(tiny: Tiny) -> None:
     """A task that raises leaves the model in training mode."""
     model = tiny.model()
     with pytest.raises(TaskError, match="raised RuntimeError"):
@@ -41,15 +46,20 @@ def test_modes_are_restored_after_an_error(tiny):
     assert model.training
 
 
-def test_no_gradients_are_made(tiny):
+def test_no_gradients_are_made(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     """The metrics' tensors carry no graph."""
-    needs = []
-    tiny.metrics = lambda output, target: needs.append(output.requires_grad) or {"value": output[:, 0]}
+    needs: list[bool] = []
+
+    def metrics(output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
+        needs.append(output.requires_grad)
+        return {"value": output[:, 0]}
+
+    monkeypatch.setattr(tiny, "metrics", metrics)
     evaluate(tiny, tiny.model(), tiny.eval_data())
     assert needs == [False]
 
 
-def test_no_examples_is_an_error(tiny):
+def test_no_examples_is_an_error(tiny: Tiny) -> None:
     """There is no mean of nothing."""
     with pytest.raises(TaskError, match="at least one example to evaluate on"):
         evaluate(tiny, tiny.model(), tiny.examples[:0])
@@ -58,15 +68,17 @@ def test_no_examples_is_an_error(tiny):
 @pytest.mark.parametrize(
     ("value", "came"), [(torch.tensor(0.5), r"shape \[\]"), (0.5, "float"), (torch.zeros(12, 1), r"shape \[12, 1\]")]
 )
-def test_metrics_give_one_value_for_each_example(tiny, value, came):
-    """A metric that is averaged already is refused by its name, with what came."""
-    tiny.metrics = lambda output, target: {"f1": value}
+def test_metrics_give_one_value_for_each_example(
+    monkeypatch: pytest.MonkeyPatch, tiny: Tiny, value: object, came: str
+) -> None:
+    """A metric that is already averaged is refused, with its name and shape."""
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: {"f1": value})
     with pytest.raises(TaskError, match=rf'"f1" as a tensor .* shape \[12\], got {came}'):
         evaluate(tiny, tiny.model(), tiny.eval_data())
 
 
-def test_metrics_are_the_same_for_every_batch(tiny):
+def test_metrics_are_the_same_for_every_batch(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     """A metric that only some batches have has no mean."""
-    tiny.metrics = lambda output, target: {f"class {int(target[0])}": output[:, 0]}
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: {f"class {int(target[0])}": output[:, 0]})
     with pytest.raises(TaskError, match=r"the metrics \['class 0'\] of every batch, got \['class 1'\]"):
         evaluate(tiny, tiny.model(), tiny.eval_data(), batch_size=6)

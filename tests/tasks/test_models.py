@@ -1,11 +1,15 @@
 """The networks: their sizes, and their agreement with torchvision."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from tasks.built_in.torchvision_compat import import_torchvision
 from tasks.models import (
     PreActResNet18,
     ResNet18,
@@ -19,7 +23,6 @@ from tasks.models import (
     tutorial_cnn,
 )
 from tasks.models.crop import CentreCrop
-from tasks.torchvision_compat import import_torchvision
 
 COLOUR, CROP, GREY, FACE = (3, 32, 32), (3, 24, 24), (1, 28, 28), (3, 84, 84)
 
@@ -47,7 +50,9 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("model", "shape", "classes", "parameters"), MODELS)
-def test_a_model_has_the_parameters_of_its_paper(model, shape, classes, parameters):
+def test_a_model_has_the_parameters_of_its_paper(
+    model: Callable[..., nn.Module], shape: tuple[int, ...], classes: int, parameters: int
+) -> None:
     """Weights and biases are as many as the paper's net has; only batch norms have buffers; images give scores."""
     built = model()
     assert parameters == sum(p.numel() for p in built.parameters())
@@ -56,35 +61,35 @@ def test_a_model_has_the_parameters_of_its_paper(model, shape, classes, paramete
 
 
 @pytest.mark.parametrize("model", [tutorial_cnn, PreActResNet18])
-def test_networks_for_crops_look_at_the_centre(model):
-    """An image of 32x32 gives the scores of its rows and columns 4 to 27, whatever the margin is."""
+def test_networks_for_crops_look_at_the_centre(model: Callable[..., nn.Module]) -> None:
+    """An image of 32x32 gives the scores of its rows and columns 4 to 27, for any margin."""
     built, images = model().eval(), torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(built(images), built(images[:, :, 4:28, 4:28]))
 
 
-def test_an_odd_margin_is_cut_one_more_at_the_far_side():
-    """Five columns cut to two: one goes on the left and two on the right."""
+def test_an_odd_margin_is_cut_one_more_at_the_far_side() -> None:
+    """Five columns cropped to two: one is dropped on the left and two on the right."""
     assert CentreCrop(2)(torch.arange(25).reshape(1, 1, 5, 5)).tolist() == [[[[6, 7], [11, 12]]]]
 
 
-def test_the_tutorials_response_norm_by_hand():
+def test_the_tutorials_response_norm_by_hand() -> None:
     """Of 64 channels of ones the first sees itself and 4 neighbours: 1 / (1 + 0.001/9 * 5) ** 0.75; inner ones 9."""
-    norm = tutorial_cnn()[4]
+    norm = tutorial_cnn().get_submodule("4")
     values = norm(torch.ones(1, 64, 1, 1)).flatten()
     expected = torch.tensor([(1 + 0.001 / 9 * count) ** -0.75 for count in (5, 9)])
     torch.testing.assert_close(values[[0, 30]], expected)
 
 
-def test_a_pre_activation_block_adds_to_its_raw_input():
+def test_a_pre_activation_block_adds_to_its_raw_input() -> None:
     """With its last convolution at zero an unchanged shape is passed on as it is, below zero too."""
-    block = PreActResNet18().blocks[1]
-    torch.nn.init.zeros_(block.conv2.weight)
+    block = PreActResNet18().get_submodule("blocks.1")
+    torch.nn.init.zeros_(block.get_parameter("conv2.weight"))
     images = torch.randn(1, 64, 3, 3)
     assert torch.equal(images, block(images))
 
 
-def test_the_stages_of_the_pre_activation_net_keep_their_size():
-    """As in the program of Reddi et al. 24x24 becomes 12, then 6 to the end; with stride 2 the last stage has 1."""
+def test_the_stages_of_the_pre_activation_net_keep_their_size() -> None:
+    """As in the program of Reddi et al. 24x24 becomes 12 and then 6; with stride 2 the last stage has 1."""
     sides = []
     for stride in (1, 2):
         net = PreActResNet18(stride=stride)
@@ -93,16 +98,16 @@ def test_the_stages_of_the_pre_activation_net_keep_their_size():
     assert sides == [6, 1]
 
 
-def test_first_values_come_from_the_default_generator():
+def test_first_values_come_from_the_default_generator() -> None:
     """Under equal seeds two models are equal, under another they differ."""
     torch.manual_seed(0)
-    first = digits_cnn()[0].weight
+    first = digits_cnn().get_parameter("0.weight")
     torch.manual_seed(0)
-    assert torch.equal(first, digits_cnn()[0].weight)
-    assert not torch.equal(first, digits_cnn()[0].weight)
+    assert torch.equal(first, digits_cnn().get_parameter("0.weight"))
+    assert not torch.equal(first, digits_cnn().get_parameter("0.weight"))
 
 
-def test_resnet_is_torchvisions_with_group_norm():
+def test_resnet_is_torchvisions_with_group_norm() -> None:
     """torchvision's net takes our weights by name, all of them, and then gives the same scores."""
     theirs = import_torchvision().models.resnet18(num_classes=10, norm_layer=lambda c: nn.GroupNorm(2, c))
     ours = ResNet18()
@@ -111,7 +116,7 @@ def test_resnet_is_torchvisions_with_group_norm():
     torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_resnet_starts_with_torchvisions_spread():
+def test_resnet_starts_with_torchvisions_spread() -> None:
     """Convolutions start normal with variance 2 / (outputs * kernel area), as torchvision's do: 2 / (512 * 9)."""
-    weight = ResNet18().layer4[1].conv2.weight
+    weight = ResNet18().get_parameter("layer4.1.conv2.weight")
     assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)

@@ -1,1 +1,1 @@
-"""Pictures of the dashboards: `python -m docs.source.dashboards` runs a small federation and draws what it told."""
+"""Pictures of the dashboards: `python -m docs.source.dashboards` runs a small federation and draws its metrics."""

@@ -1,7 +1,7 @@
 """Draws the dashboards as an operator sees them: `python -m docs.source.dashboards`.
 
-Without --prometheus it starts a coordinator, eight daemons and a Prometheus on this machine, lets a few things go wrong
-with them, and draws what came of it after some minutes. With --prometheus it draws what that one knows.
+Without --prometheus it starts a coordinator, eight daemons and a Prometheus on this machine, causes some faults, and
+draws the dashboards after some minutes. With --prometheus it draws the data of that Prometheus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HONEST = "Drawn by docs/source/dashboards from this dashboard's own queries, as
 
 
 def main() -> None:
-    """Parse the command line, find or make a Prometheus, draw."""
+    """Parse the command line, find or start a Prometheus, draw."""
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with _watched(arguments) as (prometheus, start, end, what):
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
 
 @contextmanager
 def _watched(arguments: argparse.Namespace) -> Iterator[tuple[Prometheus, float, float, str]]:
-    """A Prometheus, from when to when it knows something, and what it watched, in words."""
+    """Yield a Prometheus, the start and end of its data, and a description of its targets."""
     if arguments.prometheus:
         end = arguments.end or time.time()
         yield Prometheus(arguments.prometheus.removeprefix("http://")), end - 60 * arguments.minutes, end, ""

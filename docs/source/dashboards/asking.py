@@ -1,4 +1,4 @@
-"""A panel's queries, asked of a Prometheus as Grafana would ask them."""
+"""A panel's queries, sent to a Prometheus as Grafana sends them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A series by its name, its points at every step, NaN where there is none."""
+    """A series with its name and its values at every step, NaN for missing ones."""
 
     name: str
     labels: Mapping[str, str]
@@ -23,13 +23,13 @@ class Line:
 
     @property
     def last(self) -> float | None:
-        """The latest value that there is."""
+        """The latest existing value."""
         return next((value for _, value in reversed(self.points) if not math.isnan(value)), None)
 
 
 @dataclass(frozen=True)
 class View:
-    """What is looked at: a time range of a Prometheus, with the dashboard's variables chosen."""
+    """A time range of a Prometheus, with the selected values of the dashboard's variables."""
 
     prometheus: Prometheus
     start: float
@@ -38,17 +38,17 @@ class View:
     variables: Mapping[str, str]
 
     def filled(self, text: str) -> str:
-        """With the variables' values in their places."""
+        """Replace the variables by their values."""
         return re.sub(r"\$\{?(\w+)\}?", lambda match: self.variables[match[1]], text)
 
     def lines(self, target: Mapping[str, Any]) -> list[Line]:
-        """The series of a range query, in the order of their names."""
+        """Return the series of a range query, in the order of their names."""
         found = self.prometheus.query_range(self.filled(target["expr"]), self.start, self.end, self.step_s)
         lines = [Line(_named(target, each.labels), each.labels, self._whole(each.points)) for each in found]
         return sorted(lines, key=lambda line: line.name)
 
     def rows(self, target: Mapping[str, Any]) -> list[tuple[Mapping[str, str], float]]:
-        """Labels and value of an instant query at the range's end."""
+        """Return labels and values of an instant query at the end of the range."""
         found = self.prometheus.query(self.filled(target["expr"]), self.end)
         return [(sample.labels, sample.value) for sample in found]
 
@@ -64,7 +64,7 @@ def _named(target: Mapping[str, Any], labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """How a field is shown: the panel's defaults, and what is overridden for its name."""
+    """The style of a field: the panel's defaults with the overrides for its name."""
 
     field: Mapping[str, Any]
 
@@ -72,12 +72,12 @@ class Look:
         return self.field.get(name)
 
     def custom(self, name: str, otherwise: Any = None) -> Any:
-        """What belongs to this kind of panel."""
+        """The options for this kind of panel."""
         return self.field.get("custom", {}).get(name, otherwise)
 
 
 def look_of(panel: Mapping[str, Any], name: str) -> Look:
-    """The look of a panel's field with this name."""
+    """Return the style of a panel's field with this name."""
     config = panel["fieldConfig"]
     field = {**config["defaults"], "custom": dict(config["defaults"].get("custom", {}))}
     for override in config.get("overrides", []):
@@ -92,7 +92,7 @@ def look_of(panel: Mapping[str, Any], name: str) -> Look:
 
 
 def mapped(look: Look, value: float | str) -> tuple[str, str] | None:
-    """The word and the colour that stand for a value."""
+    """Return the word and the colour for a value."""
     key = f"{value:g}" if isinstance(value, float) else value
     for mapping in look["mappings"] or []:
         if key in mapping["options"]:
@@ -101,6 +101,6 @@ def mapped(look: Look, value: float | str) -> tuple[str, str] | None:
 
 
 def by_threshold(look: Look, value: float) -> str:
-    """The colour of the highest threshold that a value has reached."""
+    """Return the colour of the highest threshold at or below a value."""
     steps = (look["thresholds"] or {}).get("steps", [{"value": None, "color": "text"}])
     return str([step["color"] for step in steps if step["value"] is None or value >= step["value"]][-1])

@@ -1,4 +1,4 @@
-"""A sheet on which panels are drawn, measured in pixels from the top left as Grafana measures its page."""
+"""A sheet for panels, measured in pixels from the top left like Grafana's page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from docs.source.dashboards import theme
 SCALE = 1.5
 """Dots of the picture for each pixel of the page: small text stays readable."""
 COLOURS = 255
-"""Of the picture's palette; it keeps the file small. They are moved to where most dots are: else a rare one is lost."""
+"""Colours in the picture's palette, which keeps the file small. k-means places them, so that rare colours stay."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Box:
     height: float
 
     def inside(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """Smaller by these margins."""
+        """Return the box without these margins."""
         return Box(self.x + left, self.y + top, self.width - left - right, self.height - top - bottom)
 
 
@@ -48,7 +48,7 @@ class Sheet:
         self._page.axis("off")
 
     def axes(self, box: Box) -> Axes:
-        """Axes that fill a box."""
+        """Return axes that fill a box."""
         at = (
             box.x / self.width,
             1 - (box.y + box.height) / self.height,
@@ -75,7 +75,7 @@ class Sheet:
         return self
 
     def text(self, x: float, y: float, words: str, size: float = 12, **looks: Any) -> Self:
-        """Words whose middle line is at y. looks: as matplotlib's text takes them."""
+        """Draw text with its middle line at y. looks: options of matplotlib's text."""
         looks = {"color": theme.INK, "va": "center_baseline", **looks}
         self._page.text(x, y, words, fontsize=theme.points(size), parse_math=False, **looks)
         return self

@@ -1,6 +1,6 @@
-"""What the pictures show: a real coordinator and real daemons over some minutes, to which a few things happen.
+"""The federation in the pictures: a real coordinator and real daemons over some minutes, with some faults.
 
-Everything is a process of its own on this machine, and all of them end with the block that started them.
+Each program is a separate process on this machine, and all of them end with the block that started them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import PRESENT, Coordinator, Daemon
-from tests.integration.processes import Place, eventually
 from tests.monitoring.alert_files import groups
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace
 
 TASK = "docs.source.dashboards.paced_digits:PacedDigits"
 DAEMONS = 8
 SCRAPE_S = 2
 START_S = 400.0
-"""Until the daemons must be there, also on a machine that is busy with others."""
+"""Time limit for the start of the daemons, also on a busy machine."""
 RUN, OTHER_RUN = "digits-fedcm", "fedavg-no-limit"
-"""The run that Run detail shows, and one beside it."""
+"""The run in Run detail, and a second run."""
 PAUSES_S = (0.08, 0.12, 0.1, 0.15, 0.11, 0.08, 0.13, 0.28)
-"""Of each daemon's training steps: the last device is much slower than the others."""
+"""The pause in each daemon's training steps: the last device is much slower than the others."""
 SWITCHED = (2, 7)
 """The daemons that are killed and come back."""
 _SERVER = {
@@ -44,7 +44,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass
 class Federation:
-    """The processes, and where they are watched."""
+    """The processes and their Prometheus."""
 
     server: Coordinator
     daemons: Sequence[Daemon]
@@ -52,7 +52,7 @@ class Federation:
     began: float
 
     def fault(self, index: int, name: str) -> Path:
-        """The file that makes a daemon's fault happen while it is there."""
+        """Return the file that causes a daemon's fault while it exists."""
         return self.daemons[index].folder / f"{name}-{index}"
 
 
@@ -90,31 +90,31 @@ def _switch_on(fleet: Federation) -> None:
 
 
 STORY: tuple[tuple[float, str, Happening], ...] = (
-    (0, "a run with FedCM begins: four updates wanted in a round, and none that is far longer than usual", _first_run),
-    (35, "a second run begins, with FedAvg and no limit of norms", _second_run),
+    (0, "a run with FedCM begins: four updates in a round, with a norm limit", _first_run),
+    (35, "a second run begins, with FedAvg and no norm limit", _second_run),
     (30, "two devices are switched off", _switch_off),
     (25, "they are back", _switch_on),
-    (15, "a device falls sick: its updates are far too long", lambda fleet: fleet.fault(5, "sick").touch()),
-    (25, "it is well again", lambda fleet: fleet.fault(5, "sick").unlink()),
-    (20, "an operator stops the second run in the middle of a round", _stop),
+    (15, "a device becomes faulty: its updates are far too long", lambda fleet: fleet.fault(5, "sick").touch()),
+    (25, "it works again", lambda fleet: fleet.fault(5, "sick").unlink()),
+    (20, "an operator stops the second run during a round", _stop),
     (20, "the coordinator is killed", lambda fleet: fleet.server.kill()),
     (4, "it is started again", lambda fleet: fleet.server.serve()),
     (25, "a camera is unplugged", lambda fleet: fleet.fault(0, "unplugged").touch()),
     (15, "and plugged in", lambda fleet: fleet.fault(0, "unplugged").unlink()),
     (25, "the pictures are drawn", lambda fleet: None),
 )
-"""Seconds since what was before is done, what happens in words, and in deeds."""
+"""The events: seconds after the previous event, description, action."""
 
 
 @contextmanager
 def federation(folder: Path) -> Iterator[Federation]:
-    """All processes, running, with everything in a folder. Their Prometheus outlives a coordinator that is killed."""
-    with Place(folder) as place:
-        server = Coordinator(place, settings=_SERVER).serve()
+    """Yield the running processes, with all files in a folder. Their Prometheus survives a kill of the coordinator."""
+    with Workspace(folder) as workspace:
+        server = Coordinator(workspace, settings=_SERVER).serve()
         ports = _free_ports(DAEMONS)
-        daemons = [_daemon(place, server, index, port).start() for index, port in enumerate(ports)]
+        daemons = [_daemon(workspace, server, index, port).start() for index, port in enumerate(ports)]
         for daemon in daemons:
-            eventually(lambda one=daemon: server.client(one.client_id).state == PRESENT, "it attends", START_S)
+            server.until_present(daemon.client_id)
         jobs = {
             "fl-server": [str(server.settings["metrics_listen"])],
             "fl-client": [f"127.0.0.1:{port}" for port in ports],
@@ -123,16 +123,16 @@ def federation(folder: Path) -> Iterator[Federation]:
             yield Federation(server, daemons, watching, time.time())
 
 
-def _daemon(place: Place, server: Coordinator, index: int, port: int) -> Daemon:
+def _daemon(workspace: Workspace, server: Coordinator, index: int, port: int) -> Daemon:
     shard = {"partition": {"method": "dirichlet", "clients": DAEMONS, "alpha": 0.3, "seed": 3}, "index": index}
-    faults = {name: str(place.folder / f"{name}-{index}") for name in ("sick", "unplugged")}
+    faults = {name: str(workspace.folder / f"{name}-{index}") for name in ("sick", "unplugged")}
     options = {"pause_s": PAUSES_S[index], "client_eval_fraction": 0.2, **faults}
     task = {"name": TASK, "options": options}
-    return Daemon(place, server, f"edge-{index}", shard=shard, task=task, metrics_listen=f"127.0.0.1:{port}")
+    return Daemon(workspace, server, f"edge-{index}", shard=shard, task=task, metrics_listen=f"127.0.0.1:{port}")
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all at once so that they differ."""
+    """Return free ports, reserved together so that they differ."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -141,7 +141,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def play(fleet: Federation, tell: Callable[[str], object]) -> None:
-    """Let the story happen, in its own time."""
+    """Execute the events at their times."""
     for pause_s, words, happen in STORY:
         time.sleep(pause_s)
         tell(f"{time.time() - fleet.began:4.0f} s: {words}")

@@ -24,7 +24,7 @@ _BLUES = LinearSegmentedColormap.from_list("blues", ["#1b2a41", "#1f60c4", "#579
 
 @dataclass(frozen=True)
 class Drawn:
-    """A series, its colour and its look."""
+    """A series with its colour and style."""
 
     line: Line
     look: Look
@@ -32,7 +32,7 @@ class Drawn:
 
 
 def draw_lines(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -> Axes | None:
-    """A time series panel below its title; its axes, where there is something to see."""
+    """Draw a time series panel below its title; return its axes if it has data."""
     lines = [line for target in panel["targets"] for line in view.lines(target)]
     series = [_drawn(panel, line, place) for place, line in enumerate(lines)]
     if not series:
@@ -53,7 +53,7 @@ def _drawn(panel: Mapping[str, Any], line: Line, place: int) -> Drawn:
 
 
 def _is_stacked(panel: Mapping[str, Any]) -> bool:
-    return look_of(panel, "").custom("stacking", {}).get("mode") == "normal"
+    return bool(look_of(panel, "").custom("stacking", {}).get("mode") == "normal")
 
 
 def _no_data(sheet: Sheet, box: Box) -> None:
@@ -61,7 +61,7 @@ def _no_data(sheet: Sheet, box: Box) -> None:
 
 
 def _legend(sheet: Sheet, box: Box, series: Sequence[Drawn]) -> float:
-    """Names below the plot, as many in a line as fit; the height they take."""
+    """Draw the names below the plot, as many in a line as fit; return their height."""
     rows, x = [[]], 0.0  # type: list[list[tuple[float, Drawn]]], float
     for each in series:
         if each.look.custom("lineWidth", 1) == 0 and each.look.custom("fillBelowTo") is None:
@@ -159,7 +159,7 @@ def _y_axis(axes: Axes, panel: Mapping[str, Any], top: float) -> None:
 
 
 def _ticks(low: float, high: float, look: Look) -> list[float]:
-    """Round numbers in the unit that is written: of bytes in powers of 1024, of time in seconds or minutes."""
+    """Return round numbers in the written unit: bytes in powers of 1024, time in seconds or minutes."""
     scale = 1.0
     if look["unit"] == "bytes":
         scale = 1024.0 ** int(math.log(max(high, 1.0), 1024.0))
@@ -180,7 +180,7 @@ def _limits(axes: Axes, panel: Mapping[str, Any]) -> None:
 
 
 def draw_buckets(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -> None:
-    """A histogram over time: how many observations each bucket has, the brighter the more."""
+    """Draw a histogram over time: brighter cells have more observations."""
     lines = sorted(view.lines(panel["targets"][0]), key=lambda line: float(line.labels["le"]))
     if not lines:
         _no_data(sheet, box)
@@ -200,7 +200,7 @@ def draw_buckets(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -
 
 
 def _scale(sheet: Sheet, box: Box, most: float) -> None:
-    """Which colour is how many."""
+    """Draw the scale of colours."""
     y, left = box.y + box.height - 12, box.x + 60
     for place in range(40):
         sheet.filled(Box(left + 3 * place, y - 4, 3.2, 8), _hex(place / 39))

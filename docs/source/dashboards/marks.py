@@ -1,4 +1,4 @@
-"""A dashboard's annotations: vertical lines at what happened."""
+"""A dashboard's annotations: vertical lines at events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from docs.source.dashboards.asking import Line, View
 
 @dataclass(frozen=True)
 class Mark:
-    """What happened, from when to when."""
+    """An event with its start and end."""
 
     start: float
     end: float
     colour: str
 
     def draw(self, axes: Axes) -> None:
-        """A dashed line with its foot on the time axis, and a shade where it lasted."""
+        """Draw a dashed line from the time axis, and a shade for the duration."""
         if self.end > self.start:
             axes.axvspan(self.start, self.end, color=self.colour, alpha=0.07, linewidth=0)
         for at in {self.start, self.end}:
@@ -39,7 +39,7 @@ class Mark:
 
 
 def marks_of(dashboard: Mapping[str, Any], view: View) -> list[Mark]:
-    """Of all annotations that are shown when nobody has clicked."""
+    """Return the marks of all annotations that are shown by default."""
     shown = [each for each in dashboard["annotations"]["list"] if each["enable"]]
     return [mark for annotation in shown for mark in _marks(annotation, view)]
 
@@ -59,7 +59,7 @@ def _times(annotation: Mapping[str, Any], line: Line) -> list[float]:
 
 
 def _regions(times: Sequence[float], step_s: float) -> list[tuple[float, float]]:
-    """Times that are at most a step apart are one."""
+    """Merge times that are at most a step apart."""
     regions: list[tuple[float, float]] = []
     for at in times:
         if regions and at - regions[-1][1] <= step_s:

@@ -1,4 +1,4 @@
-"""Panels without a time axis: big numbers with their way there behind them, and tables."""
+"""Panels without a time axis: big numbers with their history behind them, and tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from docs.source.dashboards.canvas import Box, Sheet
 from docs.source.dashboards.units import written
 
 ROW, TITLE = 30.0, 30.0
-"""Heights of a table's row, and of what a panel has above its content."""
+"""Heights of a table's row and of a panel's title."""
 
 
 def draw_number(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -> None:
-    """One number or word, coloured."""
+    """Draw one coloured number or word."""
     lines = [line for target in panel["targets"] for line in view.lines(target)]
     look = look_of(panel, "")
     value = lines[0].last if lines else None
@@ -61,7 +61,7 @@ def _way_there(sheet: Sheet, box: Box, line: Line, colour: str) -> None:
 
 
 def draw_table(sheet: Sheet, box: Box, panel: Mapping[str, Any], view: View) -> None:
-    """The rows of all queries, merged by the labels that they share, as the panel's transformations say."""
+    """Return the rows of all queries, merged by their common labels, as in the panel's transformations."""
     names: dict[str, str] = panel["transformations"][1]["options"]["renameByName"]
     rows = _merged(panel, view)
     looks = {name: look_of(panel, title) for name, title in names.items()}
@@ -92,7 +92,7 @@ def _merged(panel: Mapping[str, Any], view: View) -> list[dict[str, str | float]
 
 
 def _widths(looks: Mapping[str, Look], room: float) -> list[float]:
-    """Fixed ones as they are; the others share what is left."""
+    """Return the widths: fixed ones unchanged, the others share the rest."""
     fixed = [float(look.custom("width", 0)) for look in looks.values()]
     each = (room - sum(fixed)) / fixed.count(0)
     return [wide or each for wide in fixed]

@@ -1,4 +1,4 @@
-"""The task of the federation in the pictures: the digits of the demo, on devices that are slow, sick or unplugged."""
+"""The task of the federation in the pictures: the digits of the demo, on slow or faulty devices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from tasks.digits import Digits
+from tasks.built_in.digits import Digits
 
 EXAGGERATION = 40.0
-"""By how much the loss of a sick device is too large: its updates are finite, and far too long."""
+"""The factor of a sick device's loss: its updates are finite and far too long."""
 
 
 class PacedDigits(Digits):
-    """pause_s: what a training step takes besides. sick, unplugged: files; while one is there, its fault is."""
+    """Digits with faults. pause_s: added to each training step. sick, unplugged: files that cause a fault."""
 
     def __init__(self, pause_s: float = 0.0, sick: str = "", unplugged: str = "", **options: Any) -> None:
         super().__init__(**options)
@@ -23,7 +23,7 @@ class PacedDigits(Digits):
         self._sick, self._unplugged = Path(sick or "/nonexistent"), Path(unplugged or "/nonexistent")
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """As the digits' own, some time later."""
+        """Return the digits' own loss after the pause."""
         time.sleep(self._pause_s)
         if self._unplugged.exists():
             raise RuntimeError("the camera is unplugged")

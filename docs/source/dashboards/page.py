@@ -1,4 +1,4 @@
-"""A whole dashboard as a picture: its head, its panels where the grid has them, and a word on what the picture is."""
+"""A whole dashboard as a picture: its head, its panels in the grid, and a note on the origin of the picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from docs.source.dashboards.numbers import TITLE, draw_number, draw_table
 
 WIDTH, MARGIN, HEAD, FOOT = 1400.0, 16.0, 84.0, 44.0
 ROW, GAP, COLUMNS = 30.0, 8.0, 24
-"""Grafana's own: a row of the grid, and what lies between two."""
+"""Grafana's sizes: the height of a grid row and the gap between two rows."""
 
 
 def draw(dashboard: Mapping[str, Any], view: View, path: Path, caption: str) -> None:
@@ -58,7 +58,7 @@ def _box(grid: Mapping[str, int]) -> Box:
 
 
 def _head(sheet: Sheet, dashboard: Mapping[str, Any], view: View) -> None:
-    """Title, time range, variables, annotations and links, as they stand above the panels."""
+    """Draw title, time range, variables, annotations and links above the panels."""
     sheet.text(MARGIN + 4, 24, dashboard["title"], 18)
     begin, end = (datetime.fromtimestamp(at, UTC) for at in (view.start, view.end))
     times = f"{begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} UTC"

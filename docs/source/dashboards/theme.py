@@ -1,4 +1,4 @@
-"""Colours, and lengths of text, like those of Grafana's dark theme. Lengths are pixels at a scale of 1."""
+"""Colours and text lengths of Grafana's dark theme. Lengths are pixels at a scale of 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE, PANEL, EDGE = "#111217", "#181b1f", "#2a2d33"
 INK, DIM, GRID = "#d2d3dc", "#8e909c", "#26292e"
 LINK = "#6e9fff"
 PALETTE = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#f2495c", "#5794f2", "#b877d9", "#37872d", "#e0b400", "#c0d8ff")
-"""Of series that have no colour of their own, one after the other."""
+"""The colours of series without their own colour, in this order."""
 _NAMED = {
     "green": "#73bf69",
     "yellow": "#fade2a",
@@ -23,34 +23,34 @@ _NAMED = {
     "transparent": "none",
 }
 DPI = 100
-"""So many pixels at a scale of 1 are an inch of the figure."""
+"""Pixels for each inch of the figure, at a scale of 1."""
 
 
 def colour(name: str) -> str:
-    """A colour by Grafana's name, or as it is."""
+    """Return a colour by Grafana's name; other values unchanged."""
     return _NAMED.get(name, name)
 
 
 def darker(hexadecimal: str) -> str:
-    """Dark enough to read white words on it."""
+    """Return a darker colour, readable behind white text."""
     return "#" + "".join(f"{round(0.62 * int(hexadecimal[at : at + 2], 16)):02x}" for at in (1, 3, 5))
 
 
 def points(pixels: float) -> float:
-    """A length of text in the unit that matplotlib takes."""
+    """Return a text length in matplotlib's unit."""
     return pixels * 72 / DPI
 
 
 @cache
 def width(text: str, pixels: float) -> float:
-    """How wide a text is."""
+    """Return the width of a text."""
     if not text.strip():
         return 0.0
     return float(TextPath((0, 0), text, size=pixels, prop=FontProperties(family="DejaVu Sans")).get_extents().width)
 
 
 def fitted(text: str, pixels: float, room: float) -> str:
-    """The text, or its beginning and an ellipsis where there is no room for it."""
+    """Return the text, or its beginning and an ellipsis if it is too long."""
     if width(text, pixels) <= room:
         return text
     while text and width(f"{text}…", pixels) > room:

@@ -1,4 +1,4 @@
-"""Numbers as Grafana writes them, for the units that our dashboards use."""
+"""Numbers in Grafana's format, for the units of our dashboards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BYTES_PER_SECOND = ("B/s", "kB/s", "MB/s", "GB/s")
 
 
 def written(value: float, unit: str, decimals: int | None = None) -> str:
-    """A value with its unit. decimals: so many; without, as many as its size asks for."""
+    """Return a value with its unit. decimals: their number; None chooses it by the size of the value."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞"
     number, suffix = _scaled(value, unit)
@@ -19,7 +19,7 @@ def written(value: float, unit: str, decimals: int | None = None) -> str:
 
 
 def on_axis(value: float, unit: str) -> str:
-    """A tick's value: as short as it can be."""
+    """Return a tick's value in the shortest form."""
     number, suffix = _scaled(value, unit)
     suffix = suffix.removesuffix("s") if number == 1 and len(suffix) > len(" ms") else suffix
     return f"{number:.4g}{suffix}" if abs(number) < 1e4 else f"{number:.0f}{suffix}"
@@ -55,7 +55,7 @@ def _plain(number: float, decimals: int | None) -> str:
 
 
 def fitting_decimals(number: float) -> int:
-    """Three digits in all where there is a fraction, as Grafana has it; none for a whole number."""
+    """Return the number of decimals: three digits in all with a fraction, as in Grafana; none for a whole number."""
     if number == 0 or float(number).is_integer():
         return 0
     return max(0, 2 - math.floor(math.log10(abs(number))))

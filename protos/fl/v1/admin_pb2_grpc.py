@@ -26,7 +26,13 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """What an operator can see and do. Every call that changes something leaves a line in the history.
+    """Calls for operators. Every change adds an entry to the history.
+
+    Lists come in pages, in the manner of https://google.aip.dev/158. A request names the size of a page; the next request
+    has the `next_page_token` of the reply before it as `page_token`, and is otherwise the same. The last page has no
+    token. Entries that stay during the calls are listed exactly once. A token of another request is INVALID_ARGUMENT.
+    A call without `page_size`, as older programs make it, returns the whole list, or INVALID_ARGUMENT if one reply cannot
+    hold it.
     """
 
     def __init__(self, channel):
@@ -49,6 +55,11 @@ class AdminStub:
                 '/fl.v1.Admin/GetRun',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetRunRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetRunResponse.FromString,
+                _registered_method=True)
+        self.ListRounds = channel.unary_unary(
+                '/fl.v1.Admin/ListRounds',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListRoundsRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListRoundsResponse.FromString,
                 _registered_method=True)
         self.WatchRun = channel.unary_stream(
                 '/fl.v1.Admin/WatchRun',
@@ -74,6 +85,11 @@ class AdminStub:
                 '/fl.v1.Admin/StopRun',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.StopRunResponse.FromString,
+                _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/fl.v1.Admin/DeleteRun',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.DeleteRunResponse.FromString,
                 _registered_method=True)
         self.ListClients = channel.unary_unary(
                 '/fl.v1.Admin/ListClients',
@@ -128,110 +144,131 @@ class AdminStub:
 
 
 class AdminServicer:
-    """What an operator can see and do. Every call that changes something leaves a line in the history.
+    """Calls for operators. Every change adds an entry to the history.
+
+    Lists come in pages, in the manner of https://google.aip.dev/158. A request names the size of a page; the next request
+    has the `next_page_token` of the reply before it as `page_token`, and is otherwise the same. The last page has no
+    token. Entries that stay during the calls are listed exactly once. A token of another request is INVALID_ARGUMENT.
+    A call without `page_size`, as older programs make it, returns the whole list, or INVALID_ARGUMENT if one reply cannot
+    hold it.
     """
 
     def CreateRun(self, request, context):
-        """Checks everything that can be checked, then stores the run; it starts by itself when enough clients are there.
+        """Checks the spec, then stores the run. It starts automatically when enough clients are present.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Every run there ever was, the oldest first.
+        """All runs, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """One run; with all its committed rounds, if asked.
+        """One run. With all its committed rounds on request, if one reply can hold them; ListRounds has pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRounds(self, request, context):
+        """The committed rounds of a run, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """The run as it is now, then its events as they happen; ends after the event that ends the run.
+        """The run's current state, then its events; ends after the event that ends the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseRun(self, request, context):
-        """No new round; the one under way is finished.
+        """Starts no new round; the current one is finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Undoes PauseRun; a run that has failed goes on from its last committed model.
+        """Reverts PauseRun. A failed run continues from its last committed model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExtendRun(self, request, context):
-        """More rounds or wall time, also for a run that has ended by its limits.
+        """Adds rounds or wall time, also to a run that has reached its limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopRun(self, request, context):
-        """Ends the run now; the round under way is given up, what was committed stays.
+        """Ends the run now. The current round is abandoned; committed rounds stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRun(self, request, context):
+        """Removes a run that has ended, with its models, updates, rounds and metrics. Operators' entries in its history stay.
+        Its id is never used again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClients(self, request, context):
-        """Every client that ever registered and was not forgotten, in order of id.
+        """All registered clients that were not forgotten, in order of id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetClient(self, request, context):
-        """One client: what ListClients has of it, who speaks for it, what it works on, and its latest history.
+        """One client: its status, its daemon, its work and its latest history.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BanClient(self, request, context):
-        """Refused from now on, its session ended and its work given to others, until unbanned.
+        """Refuses the client until it is unbanned, ends its session and gives its work to others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnbanClient(self, request, context):
-        """Undoes BanClient; the client may register again.
+        """Reverts BanClient; the client may register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetClient(self, request, context):
-        """Leaves the roster for good: nobody waits for it any more. It may register anew, unless it is banned: a ban stays.
+        """Removes the client from the roster. It may register again, unless it is banned; a ban remains.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseClient(self, request, context):
-        """Ends the client's quarantine, if it has one, and lets it back into runs that it was left out of; refusals, failures
-        and lost states are counted from zero again.
+        """Ends the client's quarantine, if any, and its exclusion from runs. Its refusals, failures and lost states are
+        counted from zero again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainClient(self, request, context):
-        """Finishes what it has, gets nothing new until undrained.
+        """The client finishes its work and gets no new work until this is reverted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,7 +282,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEvaluations(self, request, context):
-        """What each client said of a committed model, by its own held-out part.
+        """Each client's evaluation of a committed model on its held-out part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,6 +313,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetRunRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetRunResponse.SerializeToString,
             ),
+            'ListRounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRounds,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListRoundsRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListRoundsResponse.SerializeToString,
+            ),
             'WatchRun': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRun,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchRunRequest.FromString,
@@ -300,6 +342,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.StopRun,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.StopRunRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.StopRunResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.DeleteRunRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.DeleteRunResponse.SerializeToString,
             ),
             'ListClients': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClients,
@@ -360,7 +407,13 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """What an operator can see and do. Every call that changes something leaves a line in the history.
+    """Calls for operators. Every change adds an entry to the history.
+
+    Lists come in pages, in the manner of https://google.aip.dev/158. A request names the size of a page; the next request
+    has the `next_page_token` of the reply before it as `page_token`, and is otherwise the same. The last page has no
+    token. Entries that stay during the calls are listed exactly once. A token of another request is INVALID_ARGUMENT.
+    A call without `page_size`, as older programs make it, returns the whole list, or INVALID_ARGUMENT if one reply cannot
+    hold it.
     """
 
     @staticmethod
@@ -434,6 +487,33 @@ class Admin:
             '/fl.v1.Admin/GetRun',
             protos_dot_fl_dot_v1_dot_admin__pb2.GetRunRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.GetRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListRounds',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListRoundsRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListRoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -569,6 +649,33 @@ class Admin:
             '/fl.v1.Admin/StopRun',
             protos_dot_fl_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/DeleteRun',
+            protos_dot_fl_dot_v1_dot_admin__pb2.DeleteRunRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.DeleteRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

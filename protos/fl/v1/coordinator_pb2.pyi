@@ -35,6 +35,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_STOPPED: _ClassVar[FailureReason]
     FAILURE_REASON_UNSUPPORTED: _ClassVar[FailureReason]
     FAILURE_REASON_STATE_LOST: _ClassVar[FailureReason]
+    FAILURE_REASON_REFUSED: _ClassVar[FailureReason]
 UNAVAILABLE_REASON_UNSPECIFIED: UnavailableReason
 UNAVAILABLE_REASON_TIME_WINDOW: UnavailableReason
 UNAVAILABLE_REASON_DEVICE_BUSY: UnavailableReason
@@ -52,6 +53,7 @@ FAILURE_REASON_RESOURCES: FailureReason
 FAILURE_REASON_STOPPED: FailureReason
 FAILURE_REASON_UNSUPPORTED: FailureReason
 FAILURE_REASON_STATE_LOST: FailureReason
+FAILURE_REASON_REFUSED: FailureReason
 
 class ProtocolRange(_message.Message):
     __slots__ = ("min", "max")

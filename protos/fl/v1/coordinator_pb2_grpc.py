@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorStub:
-    """A daemon registers, attends, and is told the rest: it never polls.
+    """A daemon registers and attends; everything else is pushed to it. It never polls.
     Failures carry a message of errors.proto in the status details.
     """
 
@@ -74,20 +74,20 @@ class CoordinatorStub:
 
 
 class CoordinatorServicer:
-    """A daemon registers, attends, and is told the rest: it never polls.
+    """A daemon registers and attends; everything else is pushed to it. It never polls.
     Failures carry a message of errors.proto in the status details.
     """
 
     def Register(self, request, context):
         """Opens a session. A newer session of an identity fences the older one.
-        While many clients come at once the answer takes up to ten seconds, or is RetryLater: give the call twenty.
+        If many clients register at once, the response takes up to ten seconds or is RetryLater: use a timeout of twenty.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attend(self, request, context):
-        """Assignments, outcomes and orders are pushed here. The first message is always an Attached. Attaching again in a
+        """Assignments, outcomes and commands are pushed here. The first message is always an Attached. Attaching again in a
         session ends the older stream; outstanding work is pushed again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -102,31 +102,30 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitUpdate(self, request_iterator, context):
-        """One header, chunks by rising offset without a gap, one trailer. The update counts only when the whole has the
-        header's digest. A repeat for the same key MUST be answered as the first one was. A stream that breaks is kept as
-        far as it came.
+        """One header, chunks by rising offset without a gap, one trailer. The update counts only if its bytes have the
+        header's digest. A repeat for the same key MUST get the first response again. A broken stream's bytes are kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QueryUpload(self, request, context):
-        """Where to resume an upload, or the receipt if it is done. A first try need not ask.
+        """The offset at which to resume an upload, or its receipt if it is complete. Not needed before a first try.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportStatus(self, request, context):
-        """Availability, and failures of assigned work. Each failure is acted on by itself; INVALID_ARGUMENT names the first
-        that is refused. A reason that the coordinator does not know is taken as unspecified.
+        """Availability, and failures of assigned work. Failures are handled independently; INVALID_ARGUMENT names the first
+        refused one. A reason that the coordinator does not know counts as unspecified.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """The answer to an EvaluationAssignment.
+        """The result of an EvaluationAssignment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,7 +178,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordinator:
-    """A daemon registers, attends, and is told the rest: it never polls.
+    """A daemon registers and attends; everything else is pushed to it. It never polls.
     Failures carry a message of errors.proto in the status details.
     """
 

@@ -75,12 +75,33 @@ class TaskFingerprint(_message.Message):
     def __init__(self, version: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class AlgorithmSpec(_message.Message):
-    __slots__ = ("name", "parameters")
+    __slots__ = ("name", "parameters", "schedules")
+    class SchedulesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ParameterSchedule
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ParameterSchedule, _Mapping]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    schedules: _containers.MessageMap[str, ParameterSchedule]
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., schedules: _Optional[_Mapping[str, ParameterSchedule]] = ...) -> None: ...
+
+class ParameterSchedule(_message.Message):
+    __slots__ = ("kind", "end", "milestones", "factor")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    MILESTONES_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    end: float
+    milestones: _containers.RepeatedScalarFieldContainer[int]
+    factor: float
+    def __init__(self, kind: _Optional[str] = ..., end: _Optional[float] = ..., milestones: _Optional[_Iterable[int]] = ..., factor: _Optional[float] = ...) -> None: ...
 
 class LocalTraining(_message.Message):
     __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples")

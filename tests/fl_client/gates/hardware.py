@@ -1,4 +1,4 @@
-"""A device's sensors as Linux shows them: a folder tree like /sys, whose values a test changes as hardware would."""
+"""A device's sensors as Linux shows them: a folder tree like /sys, with values that a test changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Hardware:
         self._write(f"class/power_supply/{name}", files)
 
     def plug(self, plugged: bool) -> None:
-        """A charger's line that is plugged in or not, beside a battery."""
+        """A charger that is plugged in or not, and a battery."""
         self.supply("AC", type="Mains", online=str(int(plugged)))
         self.supply("BAT0", type="Battery", status="Charging" if plugged else "Discharging")
 
@@ -33,7 +33,7 @@ class Hardware:
     def _write(self, folder: str, files: dict[str, str]) -> None:
         (self.root / folder).mkdir(parents=True, exist_ok=True)
         for name, value in files.items():
-            # In one step, as the kernel does it: whoever reads meanwhile sees the value of before.
-            beside = self.root / folder / f".{name}"
-            beside.write_text(f"{value}\n")
-            beside.rename(self.root / folder / name)
+            # In one step, as the kernel does it: a concurrent reader sees the earlier value.
+            temporary = self.root / folder / f".{name}"
+            temporary.write_text(f"{value}\n")
+            temporary.rename(self.root / folder / name)

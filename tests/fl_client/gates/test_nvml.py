@@ -1,4 +1,4 @@
-"""The GPU's load from NVIDIA's package: its real code, above a library of ours that says what a driver would."""
+"""The GPU's load from NVIDIA's package: its real code with a test library in place of the driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ import sys, torch
 from fl_client.errors import ConfigError
 from fl_client.gates.base import SensorError
 from fl_client.gates.nvml import NvmlMeter
-def told(case, host_pids):
+def reading(case, host_pids):
     open(case_file, "w").write(case.replace(";", "\\n"))
     try:
         meter = NvmlMeter(torch.device("cpu"), host_pids)
@@ -31,13 +33,13 @@ def told(case, host_pids):
         return str(error)
 case_file, *cases = sys.argv[1:]
 for case in cases:
-    print(told(case.removeprefix("inside "), not case.startswith("inside ")))
+    print(reading(case.removeprefix("inside "), not case.startswith("inside ")))
 """
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory):
-    """Meters of a process in which our library stands for the driver's: a line for each case."""
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Readings of a process with our library in place of the driver's: a line for each case."""
     if not PACKAGE:
         pytest.skip("nvidia-ml-py is not installed here")
     if (compiler := shutil.which("cc")) is None:
@@ -46,7 +48,7 @@ def ask(tmp_path_factory):
     source = Path(__file__).with_name("nvml.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)
 
-    def ask(*cases):
+    def ask(*cases: str) -> Any:
         path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
             **os.environ, "LD_LIBRARY_PATH": str(folder), "NVML_FAKE": str(folder / "case"), "PYTHONPATH": path,
@@ -58,12 +60,11 @@ def ask(tmp_path_factory):
     return ask
 
 
-def test_what_the_driver_says_becomes_a_share(ask):
-    """Others' processes are added up and ours is left out; where processes cannot be told apart it is the whole load.
+def test_the_drivers_readings_become_a_share(ask: Callable[..., list[str]]) -> None:
+    """The load of other processes is summed without ours. If processes are unknown, it is the whole load.
 
-    30 % and 15 % are 0.45. Nobody is 0. Twice 90 % is no more than the whole, and what cannot be is passed over. A
-    driver that tells no processes, and one whose numbers of processes are not ours, in a container, tell the whole
-    load, 40 %.
+    30 % and 15 % are 0.45. No process is 0. Twice 90 % is at most 1, and impossible values are ignored. The whole load,
+    40 %, counts if the driver reports no processes, or reports process ids of the host to a container.
     """
     found = ask(
         "gpu 90;pid 17 30;pid 0 45;pid 18 15", "gpu 90", "pid 17 90;pid 18 90", "pid 17 5;pid 18 4000000000",
@@ -72,8 +73,8 @@ def test_what_the_driver_says_becomes_a_share(ask):
     assert found == ["True 0.45", "True 0.0", "True 1.0", "True 0.05", "False 0.4", "False 0.4"]
 
 
-def test_a_missing_package_is_told(monkeypatch):
-    """What to install, or what to leave out."""
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the package to install or the setting to remove."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(
         ConfigError, match=r'gates.gpu_below: expected the package nvidia-ml-py.* "impetus-fl\[gates\]"'
@@ -83,23 +84,23 @@ def test_a_missing_package_is_told(monkeypatch):
 
 @pytest.mark.skipif(not PACKAGE, reason="nvidia-ml-py is not installed here")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a driver")
-def test_a_missing_driver_is_told():
-    """In NVIDIA's words, with what to look at."""
+def test_a_missing_driver_is_an_error() -> None:
+    """The message has NVIDIA's text and the remedy."""
     with pytest.raises(
-        ConfigError, match=r"gates.gpu_below: expected a GPU whose driver tells its load, got: .* nvidia-smi"
+        ConfigError, match=r"gates.gpu_below: expected a GPU with a driver that reports its load, got: .* nvidia-smi"
     ):
         NvmlMeter(torch.device("cpu"))
 
 
 @pytest.mark.skipif(not (PACKAGE and torch.cuda.is_available()), reason="no NVIDIA GPU here, or no nvidia-ml-py")
-def test_a_real_gpu_tells_its_load():
-    """By the UUID that torch knows it by; a share is a share."""
+def test_a_real_gpu_reports_its_load() -> None:
+    """It is found by torch's UUID, and its load is between 0 and 1."""
     meter = NvmlMeter(torch.device("cuda", 0))
     assert 0.0 <= meter.share() <= 1.0
 
 
-def test_a_container_is_known_by_its_namespace(monkeypatch, tmp_path):
-    """Only in the first namespace of processes are the driver's numbers ours."""
+def test_a_container_is_known_by_its_namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only in the initial process namespace are the driver's process ids ours."""
     for number, expected in (("4026531836", True), ("4026532201", False)):
         link = tmp_path / number
         link.symlink_to(f"pid:[{number}]")

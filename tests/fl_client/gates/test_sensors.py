@@ -1,26 +1,33 @@
-"""Power, temperature and GPU, read from folders that are laid out as Linux has them."""
+"""Power, temperature and GPU, read from folders with the layout of Linux."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from fl_client.errors import ConfigError
-from fl_client.gates.base import SensorError
+from fl_client.gates.base import Gate, SensorError
 from fl_client.gates.gpu import READINGS, GpuGate, TegraMeter
 from fl_client.gates.power import PowerGate
 from fl_client.gates.temperature import Limits, TemperatureGate
+from tests.fl_client.gates.hardware import Hardware
 
 ALL_DAY = float("inf")
 
 
-def is_open(gate):
-    """What one look finds."""
-    return gate.look().open
+def is_open(gate: Gate) -> bool:
+    """Whether the gate is open at one check."""
+    reading = gate.check()
+    assert reading is not None
+    return reading.open
 
 
-def gpu_gate(hardware, below=0.2, idle_for=lambda: ALL_DAY):
+def gpu_gate(hardware: Hardware, below: float = 0.2, idle_for: Callable[[], float] = lambda: ALL_DAY) -> GpuGate:
     """The gate of a Jetson's GPU, without the pauses between readings."""
-    gate = GpuGate(TegraMeter.found(hardware.root), below, idle_for)
+    meter = TegraMeter.found(hardware.root)
+    assert meter is not None
+    gate = GpuGate(meter, below, idle_for)
     gate.pause = lambda seconds: None
     return gate
 
@@ -45,37 +52,37 @@ def gpu_gate(hardware, below=0.2, idle_for=lambda: ALL_DAY):
         ),
     ],
 )
-def test_power(hardware, supplies, expected):
-    """One line that supplies is enough; without any line the batteries tell; a mouse's battery is not the device's."""
+def test_power(hardware: Hardware, supplies: dict[str, dict[str, str]], expected: bool) -> None:
+    """One external supply is enough. Without any the batteries count. A mouse's battery does not."""
     for name, files in supplies.items():
         hardware.supply(name, **files)
     assert is_open(PowerGate(hardware.root)) is expected
 
 
-def test_a_plug_that_is_pulled_is_seen(hardware):
-    """The folder is read anew at each look, and the words say what is the matter."""
+def test_an_unplugged_charger_is_noticed(hardware: Hardware) -> None:
+    """The folder is read at each check, and the message names the problem."""
     hardware.plug(True)
     gate = PowerGate(hardware.root)
     hardware.plug(False)
-    assert (is_open(gate), gate.look().detail) == (False, "on battery")
+    assert (is_open(gate), gate.check().detail) == (False, "on battery")
     hardware.plug(True)
     assert is_open(gate)
 
 
-def test_a_device_without_supplies_is_told_so_at_the_start(hardware):
-    """A computer that Linux knows no supply of cannot be asked whether it is on mains."""
+def test_a_device_without_supplies_is_an_error_at_the_start(hardware: Hardware) -> None:
+    """Without a supply known to Linux, the power gate cannot work."""
     with pytest.raises(
         ConfigError, match="gates.on_mains: expected a power supply in .*/class/power_supply, found none"
     ):
         PowerGate(hardware.root)
 
 
-def thermometer(hardware, *zones, below=75.0, margin=5.0):
-    """A gate of temperature."""
+def thermometer(hardware: Hardware, *zones: str, below: float = 75.0, margin: float = 5.0) -> TemperatureGate:
+    """A temperature gate."""
     return TemperatureGate(hardware.root, zones, Limits(below, margin))
 
 
-def test_temperature_closes_at_the_limit_and_opens_below_the_margin(hardware):
+def test_temperature_closes_at_the_limit_and_opens_below_the_margin(hardware: Hardware) -> None:
     """At 75.0 it closes, at 70.0 it is still closed, at 69.9 it opens, and at 74.9 it stays open."""
     found = []
     hardware.zone(0, "cpu-thermal", 60_000)
@@ -86,16 +93,16 @@ def test_temperature_closes_at_the_limit_and_opens_below_the_margin(hardware):
     assert found == [True, False, False, True, True]
 
 
-def test_the_hottest_zone_decides_and_is_named(hardware):
-    """Ten degrees more than the other one."""
+def test_the_hottest_zone_decides_and_is_named(hardware: Hardware) -> None:
+    """One zone is ten degrees hotter than the other."""
     hardware.zone(0, "cpu-thermal", 70_000)
     hardware.zone(1, "gpu-thermal", 80_000)
-    assert thermometer(hardware).look().detail == "gpu-thermal at 80 degrees Celsius, the limit is 75"
+    assert thermometer(hardware).check().detail == "gpu-thermal at 80 degrees Celsius, the limit is 75"
     assert is_open(thermometer(hardware, "cpu-thermal"))
 
 
-def test_a_zone_that_measures_nothing_is_passed_over(hardware):
-    """Powered down, absurd, or a Jetson's constant 100 degrees."""
+def test_a_zone_that_measures_nothing_is_passed_over(hardware: Hardware) -> None:
+    """Ignored are zones that are powered down, absurd, or a Jetson's constant 100 degrees."""
     hardware.zone(0, "cpu-thermal", 50_000)
     hardware.zone(1, "cv0-thermal", 0).unlink()
     hardware.zone(2, "off", -274_000)
@@ -105,24 +112,24 @@ def test_a_zone_that_measures_nothing_is_passed_over(hardware):
     assert is_open(thermometer(hardware))
 
 
-def test_no_zone_that_can_be_read_is_a_failure(hardware):
-    """What has gone after the start is no temperature."""
+def test_no_zone_that_can_be_read_is_a_failure(hardware: Hardware) -> None:
+    """Zones that disappear after the start give no temperature."""
     file = hardware.zone(0, "cpu-thermal", 50_000)
     gate = thermometer(hardware)
     file.unlink()
     with pytest.raises(SensorError, match=r"expected to read .*thermal_zone0/temp, got No such file"):
-        gate.look()
+        gate.check()
 
 
 @pytest.mark.parametrize(
     ("zones", "words"),
     [
         ((), "gates.temperature_below: expected a thermal zone in .*, found none"),
-        (("gpu",), "gates.temperature_zones: expected types of .*, which are none, got 'gpu'"),
+        (("gpu",), "gates.temperature_zones: expected types in .*, got 'gpu'"),
     ],
 )
-def test_a_device_without_thermometers_is_told_so_at_the_start(hardware, zones, words):
-    """What is there is named, and what to do."""
+def test_missing_thermometers_are_an_error_at_the_start(hardware: Hardware, zones: tuple[str, ...], words: str) -> None:
+    """The message has the existing zones and the remedy."""
     with pytest.raises(ConfigError, match=words):
         thermometer(hardware, *zones)
 
@@ -134,23 +141,25 @@ def test_a_device_without_thermometers_is_told_so_at_the_start(hardware, zones, 
         "devices/platform/gpu.0", "devices/gpu.0",
     ],
 )  # fmt: skip
-def test_a_jetsons_gpu_is_found_and_read(hardware, place):
-    """In thousandths: 199 are below a fifth, 200 are not."""
+def test_a_jetsons_gpu_is_found_and_read(hardware: Hardware, place: str) -> None:
+    """The load is in thousandths: 199 is below a fifth, 200 is not."""
     hardware.jetson(199, place)
     gate = gpu_gate(hardware)
     assert is_open(gate)
     hardware.jetson(200, place)
-    assert gate.look().detail == "others use 20% of the GPU, the limit is 20%"
+    reading = gate.check()
+    assert reading is not None
+    assert reading.detail == "others use 20% of the GPU, the limit is 20%"
 
 
-def test_a_jetsons_other_engines_are_no_gpu(hardware):
-    """The video engine has a load too."""
+def test_a_jetsons_other_engines_are_no_gpu(hardware: Hardware) -> None:
+    """The load of the video engine does not count."""
     hardware.jetson(900, "class/devfreq/15340000.vic/device")
     assert TegraMeter.found(hardware.root) is None
 
 
-def test_a_moment_of_load_is_no_work(hardware):
-    """One of the readings of a look is full, the others are nothing: the mean is a fifth, and the limit a quarter."""
+def test_a_moment_of_load_is_ignored(hardware: Hardware) -> None:
+    """One of five readings is 1 and the others are 0: the mean is a fifth, below the limit of a quarter."""
     hardware.jetson(0)
     gate = gpu_gate(hardware, below=0.25)
     loads = iter([1000, *[0] * READINGS])
@@ -158,16 +167,16 @@ def test_a_moment_of_load_is_no_work(hardware):
     assert is_open(gate)
 
 
-def test_own_work_closes_no_gate(hardware):
-    """The whole GPU is busy with our training, or was a moment ago: nothing can be said of others."""
+def test_own_work_closes_no_gate(hardware: Hardware) -> None:
+    """The daemon's own training uses the GPU, or did a moment ago, so the load of others is unknown."""
     hardware.jetson(990)
-    for seconds in (0.0, 1.9):
-        assert gpu_gate(hardware, idle_for=lambda seconds=seconds: seconds).look() is None
+    assert gpu_gate(hardware, idle_for=lambda: 0.0).check() is None
+    assert gpu_gate(hardware, idle_for=lambda: 1.9).check() is None
     assert not is_open(gpu_gate(hardware, idle_for=lambda: 60.0))
 
 
-def test_work_that_begins_while_the_gate_looks_closes_none(hardware):
-    """What was read may be our own."""
+def test_work_that_starts_during_a_reading_closes_no_gate(hardware: Hardware) -> None:
+    """The reading may be of the daemon's own work."""
     hardware.jetson(990)
     idle_for = iter([60.0, 0.0])
-    assert gpu_gate(hardware, idle_for=lambda: next(idle_for)).look() is None
+    assert gpu_gate(hardware, idle_for=lambda: next(idle_for)).check() is None

@@ -1,4 +1,4 @@
-"""A system of its own that is really booted: systemd as the first process of namespaces, over a copy of this machine.
+"""A separate booted system: systemd as the first process of new namespaces, over a copy of this machine.
 
 The machine's files lie below an overlay in memory, so nothing that happens in there is left behind; the network is the
 machine's own. Wants root, and control groups of version 1 that it may make.
@@ -10,16 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from tests.integration.processes import PATIENCE_S, eventually
+from tests.processes.process import TIMEOUT_S, eventually
 
 ROOT = Path(__file__).parents[3]
 CGROUPS = Path("/sys/fs/cgroup")
 SYSTEMD = Path("/lib/systemd/systemd")
 HOME = "/opt/impetus"
-"""Where the programs are installed in there."""
+"""Path of the programs in the booted system."""
 _NAME = f"impetus-test-{os.getpid()}"
 
 _BOOT = f"""
@@ -64,7 +65,7 @@ from MODULE.__main__ import main; sys.exit(main())' "$@"
 
 
 def why_not() -> str:
-    """Why no system can be booted here; empty where one can."""
+    """The reason why no system can be booted here; empty if one can."""
     if os.geteuid() != 0:
         return "only root boots a system"
     if missing := [name for name in ("unshare", "nsenter", "mount") if shutil.which(name) is None]:
@@ -77,17 +78,17 @@ def why_not() -> str:
 
 
 class Booted:
-    """A system that was booted with some files more than this machine's; it is gone at the end."""
+    """A booted system with this machine's files and some more; it is removed at the end."""
 
     def __init__(self, folder: Path, files: Path) -> None:
-        """files: what lies over the machine's own files, by their paths; the programs are added."""
+        """files: path -> content of files that replace the machine's own; the programs are added."""
         programs = files / HOME.removeprefix("/") / "bin"
         programs.mkdir(parents=True)
         for name, module in (("fl-client", "fl_client"), ("fl-server", "fl_server")):
             (programs / name).write_text(_PROGRAM.replace("NAME", name).replace("MODULE", module))
             (programs / name).chmod(0o755)
-        self._place = folder / "system"
-        self._place.mkdir()
+        self._workspace = folder / "system"
+        self._workspace.mkdir()
         self._log = (folder / "boot.log").open("wb")
         self._groups = [group / _NAME for group in CGROUPS.iterdir() if group.is_dir() and not group.is_symlink()]
         for group in self._groups:
@@ -99,7 +100,7 @@ class Booted:
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         inner = ["unshare", "-mpiuC", "--propagation", "private", "--fork", "--kill-child", "bash", "-c", _BOOT, "boot"]
         self._outer = subprocess.Popen(
-            ["bash", "-c", f'{enter}exec "$@"', "enter", *inner, str(self._place), str(files), packages],
+            ["bash", "-c", f'{enter}exec "$@"', "enter", *inner, str(self._workspace), str(files), packages],
             stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -110,26 +111,26 @@ class Booted:
     def __exit__(self, *_: object) -> None:
         """End its first process, and with it all others."""
         self._outer.kill()
-        self._outer.wait(PATIENCE_S)
+        self._outer.wait(TIMEOUT_S)
         self._log.close()
         for group in self._groups:
-            eventually(lambda group=group: self._removed(group), f"{group} is empty")
+            eventually(partial(self._removed, group), f"{group} is empty")
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command in there, as root."""
+        """Run a command in the system as root."""
         children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text().split()
         if not children:
             return subprocess.CompletedProcess(command, 1, "", "not up yet")
         enter = ["nsenter", "-t", children[0], "-m", "-p", "-C", "-u", "-i"]
-        return subprocess.run([*enter, *command], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return subprocess.run([*enter, *command], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
     def show(self, unit: str, *names: str) -> dict[str, str]:
         """Properties of a unit."""
-        told = self.run("systemctl", "show", unit, *(f"--property={name}" for name in names)).stdout
-        return dict(line.split("=", 1) for line in told.splitlines())
+        output = self.run("systemctl", "show", unit, *(f"--property={name}" for name in names)).stdout
+        return dict(line.split("=", 1) for line in output.splitlines())
 
-    def told(self, unit: str) -> str:
-        """What systemd and the journal say of a unit, for a failed test's report."""
+    def report(self, unit: str) -> str:
+        """The status and journal of a unit, for the report of a failed test."""
         status = self.run("systemctl", "status", "--no-pager", "--lines=0", unit).stdout
         return status + self.run("journalctl", "--no-pager", "--lines=40", f"--unit={unit}").stdout
 

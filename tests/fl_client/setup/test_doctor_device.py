@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,28 +18,28 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fl_client.config import ClientConfig
-from fl_client.setup import device, room, state_place
-from fl_client.setup.findings import Level, size
-from fl_client.state import StateDir
-from tests.fl_client.setup.conftest import TASK
+from fl_client.settings.config import ClientConfig, TaskConfig
+from fl_client.setup.doctor import device, disk_space, state_directory
+from fl_client.setup.doctor.findings import Level, size
+from fl_client.storage.state import StateDir
+from tests.fl_client.setup.conftest import TASK, Doctor, DoctorReport, Site
 
 NOBODY = 65534
 
 
 @pytest.fixture
-def look(look):
-    """The doctor with nobody to call: what is behind the network is looked at all the same."""
+def doctor(doctor: Doctor) -> Doctor:
+    """The doctor without a coordinator. The checks of the device run all the same."""
 
-    def on_the_device(**changes):
-        return look(**{"server": "127.0.0.1:9", **changes})
+    def on_the_device(**changes: Any) -> DoctorReport:
+        return doctor(**{"server": "127.0.0.1:9", **changes})
 
     return on_the_device
 
 
 @contextmanager
-def as_nobody():
-    """Root may write everywhere: so be somebody else meanwhile."""
+def as_nobody() -> Iterator[None]:
+    """Run as an ordinary user, because root may write everywhere."""
     if os.geteuid() != 0:
         yield
         return
@@ -49,7 +51,7 @@ def as_nobody():
 
 
 @pytest.fixture
-def full_disk(tmp_path):
+def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 KiB with nothing free on it."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -63,153 +65,153 @@ def full_disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
-def test_settings_that_are_none(look, tmp_path):
-    """The reader's own sentence, exit code 1, and nothing else is looked at."""
-    found = look(tasks={"name": "digits"})
+def test_settings_that_are_none(doctor: Doctor, tmp_path: Path) -> None:
+    """The message of the settings reader, exit code 1, and no further check."""
+    found = doctor(tasks={"name": "digits"})
     assert (found.code, found.faults) == (1, ["FAIL settings"])
     assert "tasks: unknown key, did you mean task?" in found.of("settings")
 
 
-def test_nothing_is_left_behind(look, tmp_path):
+def test_nothing_is_left_behind(doctor: Doctor, tmp_path: Path) -> None:
     """No state directory is made, no shard is kept."""
-    found = look()
-    assert "can be written, to be made in" in found.of("state_dir")
+    found = doctor()
+    assert "can be written, and will be created in" in found.of("state_dir")
     assert [path.name for path in tmp_path.iterdir()] == ["client.toml"]
 
 
-def test_a_state_directory_that_may_not_be_written(tmp_path_factory):
-    """It belongs to another user: said with the system's own words, and as whom to look."""
+def test_a_state_directory_that_may_not_be_written(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It belongs to another user: the message has the system's error, and the user to run as."""
     folder = tmp_path_factory.mktemp("closed")
     folder.chmod(0o555)
     for parent in folder.parents[:2]:
         parent.chmod(parent.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
     config = ClientConfig(
-        client_id="edge-1", server="127.0.0.1:9", insecure=True, state_dir=folder / "state", task={"name": TASK}
+        client_id="edge-1", server="127.0.0.1:9", insecure=True, state_dir=folder / "state", task=TaskConfig(name=TASK)
     )
     with as_nobody():
-        (finding,) = state_place.look(config)
+        (finding,) = state_directory.check(config)
     assert (finding.level, finding.check) == (Level.FAIL, "state_dir")
-    assert "Permission denied" in finding.said
-    assert "sudo -u impetus" in finding.mend
+    assert "Permission denied" in finding.message
+    assert "sudo -u impetus" in finding.fix
 
 
-def test_a_disk_that_is_full(look, full_disk):
-    """The disk is asked to keep some bytes, and says that it cannot."""
-    found = look(state_dir=full_disk / "state")
+def test_a_disk_that_is_full(doctor: Doctor, full_disk: Path) -> None:
+    """A test write fails."""
+    found = doctor(state_dir=full_disk / "state")
     assert "FAIL state_dir" in found.faults
     assert "No space left on device" in found.of("state_dir")
     assert "is the disk full" in found.of("state_dir")
 
 
-def test_a_state_directory_of_another_device(look, tmp_path):
-    """Both names are there."""
+def test_a_state_directory_of_another_device(doctor: Doctor, tmp_path: Path) -> None:
+    """The message has both names."""
     with StateDir(tmp_path / "state") as state:
         state.claim("edge-7")
-    found = look()
+    found = doctor()
     assert "FAIL state_dir" in found.faults
     assert "expected the directory of client 'edge-1', got that of 'edge-7'" in found.of("state_dir")
 
 
-def test_a_shard_that_was_another_one(look, tmp_path):
-    """A daemon would refuse to start: so says the doctor, in the daemon's words."""
+def test_a_shard_that_was_another_one(doctor: Doctor, tmp_path: Path) -> None:
+    """A daemon would refuse to start: the doctor has the same message."""
     with StateDir(tmp_path / "state") as state:
         state.claim("edge-1")
         state.shard({"task": TASK, "index": 1}, lambda: [1, 2])
-    found = look()
+    found = doctor()
     assert "FAIL shard" in found.faults
     assert "a device's shard never changes" in found.of("shard")
 
 
-def test_a_task_that_nobody_has(look):
-    """With the names of those that are there."""
-    found = look(task={"name": "digit"})
+def test_an_unknown_task(doctor: Doctor) -> None:
+    """The message has the names of the available tasks."""
+    found = doctor(task={"name": "digit"})
     assert "FAIL task" in found.faults
     assert 'Did you mean "digits"?' in found.of("task")
 
 
-def test_a_partition_file_that_is_missing(look, tmp_path):
+def test_a_partition_file_that_is_missing(doctor: Doctor, tmp_path: Path) -> None:
     """The file is named, and from where relative paths count."""
-    found = look(shard={"file": tmp_path / "parts.json", "index": 0})
+    found = doctor(shard={"file": tmp_path / "parts.json", "index": 0})
     assert "FAIL task" in found.faults
     assert "parts.json" in found.of("task")
     assert "/var/lib/impetus as a service" in found.of("task")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
-def test_a_device_that_is_not_there(look):
+def test_a_device_that_is_not_there(doctor: Doctor) -> None:
     """CUDA where torch has none: why, and how to have it; task and data are not tried on it."""
-    found = look(device="cuda")
+    found = doctor(device="cuda")
     assert "FAIL device" in found.faults
     assert 'expected a CUDA device for "cuda", found none' in found.of("device")
     assert found.of("task") == ""
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for CUDA")
-def test_a_gpu_that_torch_cannot_use(monkeypatch, look, tmp_path):
+def test_a_gpu_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch, doctor: Doctor, tmp_path: Path) -> None:
     """There is a node of NVIDIA's driver, torch is built without CUDA: a warning, for the CPU works."""
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(device, "_NODES", (str(tmp_path / "nvidia0"),))
-    found = look()
+    found = doctor()
     assert "WARN device" in found.faults
     assert "is built without CUDA" in found.of("device")
     assert "install a torch that is built for CUDA" in found.of("device")
 
 
-def test_more_threads_than_cores(look):
-    """They would take turns."""
+def test_more_threads_than_cores(doctor: Doctor) -> None:
+    """More threads than cores would compete."""
     cores = len(os.sched_getaffinity(0))
-    found = look(threads=cores + 1)
+    found = doctor(threads=cores + 1)
     assert "WARN device" in found.faults
-    assert f"expected at most {cores} threads, one a core, got threads = {cores + 1}" in found.of("device")
+    assert f"expected at most {cores} threads, one per core, got threads = {cores + 1}" in found.of("device")
 
 
-def test_a_step_that_fails(look):
-    """The task loads, and its loss raises: told with the error's name, though nothing of the device is wrong."""
-    found = look(task={"name": TASK, "options": {"fails": "loss"}})
+def test_a_step_that_fails(doctor: Doctor) -> None:
+    """The task loads, and its loss raises: the finding has the error's name."""
+    found = doctor(task={"name": TASK, "options": {"fails": "loss"}})
     assert "FAIL step" in found.faults
     assert "RuntimeError: the sensor is unplugged" in found.of("step")
 
 
-def test_a_private_key_that_everyone_reads(look, site):
+def test_a_private_key_that_everyone_reads(doctor: Doctor, site: Site) -> None:
     """A fault: the daemon does not take it."""
     files = site.issue("client", "edge-open")
     Path(files["key"]).chmod(0o644)
-    found = look(tls=files)
+    found = doctor(tls=files)
     assert "FAIL tls.key" in found.faults
     assert f"chmod 600 {files['key']}" in found.of("tls.key")
 
 
-def test_a_private_key_of_another_certificate(look, site):
-    """Files of two devices were mixed up; nobody is called with them."""
+def test_a_private_key_of_another_certificate(doctor: Doctor, site: Site) -> None:
+    """Files of two devices were mixed up. No connection is made with them."""
     files = {**site.issue("client", "edge-a"), "key": site.issue("client", "edge-b")["key"]}
-    found = look(tls=files)
+    found = doctor(tls=files)
     assert "FAIL tls.key" in found.faults
-    assert "got another certificate's" in found.of("tls.key")
+    assert "got the key of another certificate" in found.of("tls.key")
     assert found.of("name") == ""
 
 
-def test_a_certificate_that_has_ended(look, site):
+def test_a_certificate_that_has_ended(doctor: Doctor, site: Site) -> None:
     """With its last day, and how to renew it."""
-    found = look(tls=site.issue("client", "edge-old", since=100, days=90))
+    found = doctor(tls=site.issue("client", "edge-old", since=100, days=90))
     assert "FAIL tls.cert" in found.faults
     assert "got one that ended" in found.of("tls.cert")
     assert "fl ca issue client NAME --force" in found.of("tls.cert")
 
 
-def test_a_certificate_that_ends_soon(look, site):
+def test_a_certificate_that_ends_soon(doctor: Doctor, site: Site) -> None:
     """Ten days are left of ninety."""
-    found = look(tls=site.issue("client", "edge-soon", since=80, days=90))
+    found = doctor(tls=site.issue("client", "edge-soon", since=80, days=90))
     assert "WARN tls.cert" in found.faults
 
 
-def test_a_certificate_of_a_coordinator(look, site):
+def test_a_certificate_of_a_coordinator(doctor: Doctor, site: Site) -> None:
     """A device cannot be one: it has no client's name."""
-    found = look(tls=site.issue("server", "coordinator-2", ("127.0.0.1",)))
+    found = doctor(tls=site.issue("server", "coordinator-2", ("127.0.0.1",)))
     assert "FAIL identity" in found.faults
     assert "expected a client's certificate" in found.of("identity")
 
 
-def test_a_certificate_for_other_uses(look, site):
+def test_a_certificate_for_other_uses(doctor: Doctor, site: Site) -> None:
     """A client's name in a certificate that is for servers: TLS at the coordinator would refuse it."""
     files = site.issue("client", "edge-use")
     issued = x509.load_pem_x509_certificate(Path(files["cert"]).read_bytes())
@@ -222,14 +224,14 @@ def test_a_certificate_for_other_uses(look, site):
     made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     signed = made.sign(site.authority.key, hashes.SHA256())
     Path(files["cert"]).write_bytes(signed.public_bytes(Encoding.PEM))
-    found = look(tls=files)
+    found = doctor(tls=files)
     assert "FAIL tls.cert" in found.faults
     assert "expected a certificate for clients (clientAuth), got one for serverAuth" in found.of("tls.cert")
 
 
-def test_a_clock_from_before_the_certificates(look, site, monkeypatch):
+def test_a_clock_from_before_the_certificates(doctor: Doctor, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made tomorrow, as a board without a battery sees it: the clock is named, not the certificate alone."""
-    found = look(tls=site.issue("client", "edge-tomorrow", since=-2))
+    found = doctor(tls=site.issue("client", "edge-tomorrow", since=-2))
     assert "FAIL clock" in found.faults
     assert "timedatectl set-ntp true" in found.of("clock")
 
@@ -237,50 +239,50 @@ def test_a_clock_from_before_the_certificates(look, site, monkeypatch):
 @pytest.mark.parametrize(
     ("free", "level"), [(199, Level.WARN), (200, Level.OK), (100, Level.WARN), (99, Level.FAIL), (0, Level.FAIL)]
 )
-def test_room_is_twice_what_is_needed(free, level):
+def test_enough_space_is_twice_the_need(free: int, level: Level) -> None:
     """Of 100 needed, 200 are well, 100 a warning, 99 a fault."""
-    assert room._compared("disk", free, 100, "free", "free some").level is level
+    assert disk_space._compared("disk", free, 100, "free", "free some").level is level
 
 
-def test_a_control_groups_limit_counts(tmp_path, monkeypatch):
+def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 bytes allowed 400 are used: 600 are left, whatever the machine has."""
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    assert room.available_memory() == 600
+    monkeypatch.setattr(disk_space, "_CGROUP", tmp_path)
+    assert disk_space.available_memory() == 600
 
 
-def test_no_limit_is_the_machines_memory(tmp_path, monkeypatch):
-    """`max` is no number; then the kernel's word counts."""
+def test_no_limit_is_the_machines_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `max` the kernel's value counts."""
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("400\n")
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    assert room.available_memory() > 1 << 20
+    monkeypatch.setattr(disk_space, "_CGROUP", tmp_path)
+    assert disk_space.available_memory() > 1 << 20
 
 
 @pytest.mark.parametrize(
     ("count", "words"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5120.0 GiB")],
 )
-def test_sizes_in_words(count, words):
+def test_sizes_as_text(count: int, words: str) -> None:
     """Binary units, one digit behind the point."""
     assert size(count) == words
 
 
-def test_a_gate_without_its_sensor(look, tmp_path):
-    """No thermal zone where Linux should tell of them: the daemon would not start, and the doctor says so."""
-    found = look(gates={"temperature_below": 70, "sysfs": tmp_path})
+def test_a_gate_without_its_sensor(doctor: Doctor, tmp_path: Path) -> None:
+    """There is no thermal zone: the daemon would not start, and the doctor reports a failure."""
+    found = doctor(gates={"temperature_below": 70, "sysfs": tmp_path})
     assert "FAIL gates" in found.faults
 
 
-def test_a_gate_that_is_closed_is_no_fault(look):
-    """A window of one minute of the week that is not now: said, with level OK."""
+def test_a_gate_that_is_closed_is_no_fault(doctor: Doctor) -> None:
+    """A window of one minute of the week that is not now: level OK."""
     day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(datetime.now(UTC).weekday() + 3) % 7]
-    found = look(gates={"windows": [f"{day} 12:00-12:01"], "timezone": "UTC"})
+    found = doctor(gates={"windows": [f"{day} 12:00-12:01"], "timezone": "UTC"})
     assert "FAIL gates" not in found.faults
     assert "window is closed now" in found.of("gates")
 
 
-def test_a_gate_that_is_open(look):
+def test_a_gate_that_is_open(doctor: Doctor) -> None:
     """Every day, all day."""
-    assert look(gates={"windows": ["mon-sun 00:00-24:00"]}).of("gates") == "window lets it train | "
+    assert doctor(gates={"windows": ["mon-sun 00:00-24:00"]}).of("gates") == "window is open | "

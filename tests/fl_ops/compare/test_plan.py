@@ -1,37 +1,43 @@
-"""Which cells are missing: order, resumption, and what makes a cell another one."""
+"""The missing cells of a plan: order, resumption, and identity of a cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
-from fl_ops.compare.cells import CellFolder
+from fl_ops.compare.cells import Cell, CellFolder, CellResult
 from fl_ops.compare.plan import Plan
-from fl_ops.errors import Misused
+from fl_ops.errors import UsageError
+from fl_server.run_spec import from_values
+from tests.fl_ops.compare.conftest import Reached, Read
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> CellFolder:
     """Where finished cells are."""
     (tmp_path / "cells").mkdir()
     return CellFolder(tmp_path / "cells")
 
 
-def run(plan, folder, result, limit=100):
+def run(plan: Plan, folder: CellFolder, result: CellResult, limit: int = 100) -> list[Cell]:
     """The cells of a plan, one after the other, all with the same result; at most so many."""
-    done = []
+    done: list[Cell] = []
     while (missing := plan.missing()) and len(done) < limit:
         folder.save(missing[0], result)
         done.append(missing[0])
     return done
 
 
-def test_tuning_comes_first_then_seed_by_seed(read, folder, reached):
+def test_tuning_comes_first_then_seed_by_seed(read: Read, folder: CellFolder, reached: Reached) -> None:
     """3 and 6 cells of the search under its own seed; then both methods with seed 1 before any with seed 2."""
     done = run(Plan(read(), folder.load), folder, reached(0.5))
     assert [cell.stage for cell in done] == ["tuning"] * 9 + ["final"] * 4
     assert [cell.seed for cell in done] == [9] * 9 + [1, 1, 2, 2]
 
 
-def test_tuning_looks_at_held_out_training_data_only(read, folder, reached):
-    """And the judging runs at the test set, with all training data and all rounds."""
+def test_tuning_uses_withheld_training_data_only(read: Read, folder: CellFolder, reached: Reached) -> None:
+    """The final runs use the test set, all training data and all rounds."""
     cells = run(Plan(read(), folder.load), folder, reached(0.5))
     settings = {
         (c.stage, c.settings["simulation"]["validation_every"], c.settings["run"]["stop"]["rounds"]) for c in cells
@@ -39,7 +45,7 @@ def test_tuning_looks_at_held_out_training_data_only(read, folder, reached):
     assert settings == {("tuning", 6, 2), ("final", 0, 3)}
 
 
-def test_a_comparison_goes_on_where_it_was(read, folder, reached):
+def test_a_comparison_goes_on_where_it_was(read: Read, folder: CellFolder, reached: Reached) -> None:
     """Five cells are done; a new plan over the same files wants the eight others, and nothing twice."""
     first = run(Plan(read(), folder.load), folder, reached(0.5), limit=5)
     rest = run(Plan(read(), folder.load), folder, reached(0.5))
@@ -53,25 +59,28 @@ def test_a_comparison_goes_on_where_it_was(read, folder, reached):
         ("seeds = [1, 2]", "seeds = [1, 3]", 2),
         ("alpha = [0.1, 0.3]", "alpha = [0.1, 0.4]", 3),
         ('name = "digits"', 'name = "digits", options = { client_eval_fraction = 0.2 }', 13),
+        ('name = "fedavg"', 'name = "fedavg"\nschedules = { eta_g = { kind = "linear", end = 0.1 } }', 5),
         ('label = "FedCM"', 'label = "FedCM, ours"', 0),
         ('name = "digits"', 'name = "digits", options = { data_root = "elsewhere" }', 0),
         ("target = 0.5", "target = 0.6", 0),
     ],
 )
-def test_a_changed_setting_is_another_cell_and_a_changed_word_is_not(read, folder, reached, old, new, again):
-    """Only what the change touches is run again: judging runs, one seed, one alpha's search, everything, nothing."""
+def test_a_changed_setting_is_another_cell_and_a_changed_label_is_not(
+    read: Read, folder: CellFolder, reached: Reached, old: str, new: str, again: int
+) -> None:
+    """Only cells that the change affects run again: final runs, one seed, one alpha's search, all, or none."""
     run(Plan(read(), folder.load), folder, reached(0.5))
     assert len(run(Plan(read((old, new)), folder.load), folder, reached(0.5))) == again
 
 
-def test_what_is_left_is_counted(read, folder, reached):
-    """After two cells of the search: 7 more of 2 rounds, and 4 judging ones of 3 rounds."""
+def test_what_is_left_is_counted(read: Read, folder: CellFolder, reached: Reached) -> None:
+    """After two cells of the search: 7 more with 2 rounds, and 4 final ones with 3 rounds."""
     plan = Plan(read(), folder.load)
     run(plan, folder, reached(0.5), limit=2)
     assert (plan.done(), plan.left()) == (2, (11, 7 * 2 + 4 * 3))
 
 
-def test_without_tuning_the_first_setting_is_judged_at_once(read, folder, reached):
+def test_without_tuning_the_first_setting_is_judged_at_once(read: Read, folder: CellFolder, reached: Reached) -> None:
     """The run's own rate, for both seeds of both methods."""
     table = read(
         ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2 }", ""),
@@ -81,20 +90,29 @@ def test_without_tuning_the_first_setting_is_judged_at_once(read, folder, reache
     assert [(cell.label, cell.seed) for cell in cells] == [("FedAvg", 1), ("FedCM", 1), ("FedAvg", 2), ("FedCM", 2)]
 
 
-def test_only_some_methods(read, folder, reached):
+def test_only_some_methods(read: Read, folder: CellFolder, reached: Reached) -> None:
     """Their cells are those of the whole comparison."""
     done = run(Plan(read(), folder.load, ["FedAvg"]), folder, reached(0.5))
     assert ({cell.label for cell in done}, len(done)) == ({"FedAvg"}, 5)
 
 
-def test_a_method_that_the_table_has_not_is_refused(read, folder):
-    """With the labels that there are."""
-    with pytest.raises(Misused, match="FedAvg, FedCM; got fedcm"):
+def test_an_unknown_method_is_refused(read: Read, folder: CellFolder) -> None:
+    """The message has the known labels."""
+    with pytest.raises(UsageError, match="FedAvg, FedCM; got fedcm"):
         Plan(read(), folder.load, ["fedcm"])
 
 
-def test_a_file_gives_back_what_it_was_given(read, folder, reached):
+def test_a_file_gives_back_what_it_was_given(read: Read, folder: CellFolder, reached: Reached) -> None:
     """All of a result, also the round in which it diverged."""
     cell, result = Plan(read(), folder.load).missing()[0], reached(0.25, 0.5, diverged=2)
     folder.save(cell, result)
     assert folder.load(cell) == result
+
+
+def test_a_cell_has_its_schedules(read: Read, folder: CellFolder) -> None:
+    """Its settings are those of a run with these schedules; other methods have none."""
+    scheduled = 'name = "fedavg"\nschedules = { eta_g = { kind = "step", milestones = [2], factor = 0.1 } }'
+    first = Plan(read(('name = "fedavg"', scheduled)), folder.load).missing()[0]
+    run = from_values(dict(first.settings["run"]))
+    assert run.algorithm.schedules["eta_g"].milestones == (2,)
+    assert "schedules" not in Plan(read(), folder.load).missing()[0].settings["run"]["algorithm"]

@@ -1,4 +1,4 @@
-"""Results made by hand, and the real command as a process."""
+"""Results made by hand, and `fl demo` as a process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.demo.dealing import Dealt
-from fl_ops.demo.facts import Demo
-from fl_ops.demo.results import Result, Round
+from fl_ops.demo.partitioning import PartitionedData
+from fl_ops.demo.results import Demo, Result, Round
 from fl_ops.demo.settings import DemoSettings
 
 ROOT = Path(__file__).parents[3]
 
 Finished = Callable[..., Demo]
+StartDemo = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
 def finished() -> Finished:
-    """A demo that came to these accuracies, one list for each algorithm of the settings."""
+    """A finished demo with these accuracies, one list for each algorithm of the settings."""
 
     def make(settings: DemoSettings, *accuracies: list[float]) -> Demo:
         results = [
@@ -34,21 +34,21 @@ def finished() -> Finished:
             )
             for algorithm, values in zip(settings.algorithms, accuracies, strict=True)
         ]
-        return Demo(settings, Dealt("every fifth", 360, ((10, 0), (3, 7))), results, 9.0, 20.0)
+        return Demo(settings, PartitionedData("every fifth", 360, ((10, 0), (3, 7))), results, 9.0, 20.0)
 
     return make
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `fl demo` in an empty folder; what it leaves in its place for temporary files can be looked at."""
+def demo(tmp_path: Path) -> Iterator[StartDemo]:
+    """Starts `fl demo` in an empty folder, with its own folder for temporary files."""
     (tmp_path / "temporary").mkdir()
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary"), "COLUMNS": "120"}
         process = subprocess.Popen(
-            # As the installed script: this folder is not where modules are looked for first.
+            # -P, as with the installed script: modules are not searched in the current folder first.
             [sys.executable, "-P", "-m", "fl_ops", "demo", *arguments],
             cwd=tmp_path,
             env=environment,

@@ -7,17 +7,20 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from fl_ops.demo.settings import DemoSettings, Method
-from fl_ops.simulate.clients import deal
-from fl_ops.simulate.settings import parse_plan
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
+from tests.fl_ops.conftest import Fl
+from tests.fl_ops.demo.conftest import StartDemo
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 100
+TIMEOUT_S = 100
 
 
 def children_in_mid_round(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -28,10 +31,10 @@ def children_in_mid_round(process: subprocess.Popen[str]) -> list[psutil.Process
     raise AssertionError(process.stderr.read() if process.stderr else "no round was committed")
 
 
-def test_it_trains_compares_and_leaves_page_picture_and_numbers(demo, tmp_path):
-    """With --json stdout is the result alone; accuracies are those of the same run in one process, to the last bit."""
+def test_it_trains_compares_and_writes_page_plot_and_numbers(demo: StartDemo, tmp_path: Path) -> None:
+    """With --json stdout has the result only; accuracies equal those of a simulated run, to the last bit."""
     process = demo("--clients", "2", "--rounds", "2", "--seed", "5", "--json")
-    printed, errors = process.communicate(timeout=PATIENCE)
+    printed, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
     facts = json.loads(printed)
     assert facts == json.loads((tmp_path / "demo-out" / "demo.json").read_text())
@@ -44,29 +47,29 @@ def test_it_trains_compares_and_leaves_page_picture_and_numbers(demo, tmp_path):
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def accuracies(facts, algorithm):
-    """Of the rounds in the JSON."""
+def accuracies(facts: dict[str, Any], algorithm: str) -> list[float]:
+    """Accuracy of each round in the JSON."""
     return [one["accuracy"] for one in facts["algorithms"][algorithm]["rounds"]]
 
 
-def in_process(name, facts):
-    """Accuracies of the same run with no network."""
+def in_process(name: str, facts: dict[str, Any]) -> list[float]:
+    """Accuracies of the same run, simulated."""
     settings = DemoSettings(clients=2, rounds=2, seed=5)
     run = settings.run(Method(name, facts["learning_rate"], facts["parameters"], ""))
     partition = {"method": "dirichlet", "alpha": 0.1}
-    plan = parse_plan({**run, "simulation": {"clients": 2, "names": "client-{index}", "partition": partition}})
-    dealt = deal(plan, 5)
-    with Simulation(dealt.config, dealt.clients) as simulation:
+    config = parse_simulation({**run, "simulation": {"clients": 2, "names": "client-{index}", "partition": partition}})
+    prepared = prepare(config, 5)
+    with Simulation(prepared.config, prepared.clients) as simulation:
         return [done.metrics["accuracy"] for done in simulation.rounds()]
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_mid_round_leaves_no_process(demo, tmp_path):
+def test_ctrl_c_in_mid_round_leaves_no_process(demo: StartDemo, tmp_path: Path) -> None:
     """Exit code 130, every child is gone when the demo is, and so is its temporary folder."""
     process = demo("--clients", "2", "--rounds", "10000")
     children = children_in_mid_round(process)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE)
+    process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert len(children) == 3
     assert not [child for child in children if child.is_running()]
@@ -74,22 +77,22 @@ def test_ctrl_c_in_mid_round_leaves_no_process(demo, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_demo_that_is_killed_leaves_no_process(demo):
+def test_a_demo_that_is_killed_leaves_no_process(demo: StartDemo) -> None:
     """SIGKILL gives it no time to clean up; its children end by themselves."""
     process = demo("--clients", "2", "--rounds", "10000")
     children = children_in_mid_round(process)
     process.kill()
-    gone, alive = psutil.wait_procs(children, timeout=PATIENCE)
+    gone, alive = psutil.wait_procs(children, timeout=TIMEOUT_S)
     assert (len(gone), alive) == (3, [])
 
 
 @pytest.mark.slow
-def test_a_daemon_that_dies_ends_the_demo_in_words(demo, tmp_path):
-    """Exit code 1; it says who ended and how, what that one said last, and where its log lies."""
+def test_a_daemon_that_dies_ends_the_demo_with_an_error(demo: StartDemo, tmp_path: Path) -> None:
+    """Exit code 1; the error has the daemon, its end, its log file and the last lines of the log."""
     process = demo("--clients", "2", "--rounds", "10000")
     children = children_in_mid_round(process)
     next(child for child in children if "client-1.toml" in " ".join(child.cmdline())).kill()
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1
     assert "client-1 was killed by SIGKILL before the demo was done; its log is demo-out/logs/client-1.log" in errors
     assert '"event": "starting"' in errors
@@ -97,15 +100,15 @@ def test_a_daemon_that_dies_ends_the_demo_in_words(demo, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_task_of_ones_own_in_this_folder_is_trained(demo, tmp_path):
-    """The documentation's example, as it stands there: at most 30 lines, and the page says what was not tuned."""
+def test_a_task_in_the_current_folder_is_trained(demo: StartDemo, tmp_path: Path) -> None:
+    """The example of the documentation, at most 30 lines, is trained unchanged. The page states "not tuned"."""
     page = (ROOT / "docs" / "bring-your-own-model.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     (tmp_path / "my_task.py").write_text(code)
     (tmp_path / "tasks.py").write_text("raise RuntimeError('not the package that was meant')")
     command = "--task my_task:Wine --clients 3 --rounds 2 --learning-rate 0.2 --out here"
     process = demo(*command.split())
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
     assert len(code.splitlines()) <= 30
     report = (tmp_path / "here" / "report.md").read_text()
@@ -113,20 +116,22 @@ def test_a_task_of_ones_own_in_this_folder_is_trained(demo, tmp_path):
     assert "not tuned for my_task:Wine" in report
 
 
-def test_what_cannot_work_is_said_before_anything_is_trained(demo, tmp_path):
-    """Exit code 2 for an unknown task, in the words of who knows tasks, and nothing is left running."""
-    process = demo("--task", "digit")
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2
-    assert 'Did you mean "digits"?' in errors
-    assert not list((tmp_path / "temporary").iterdir())
-    assert Path(tmp_path / "demo-out" / "logs").exists()
+def test_an_unknown_task_ends_the_demo_before_any_training(
+    fl: Fl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2 with the known tasks, and no process or temporary folder is left."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = psutil.Process().children()
+    result = fl("demo", "--task", "digit")
+    assert (result.exit_code, 'Did you mean "digits"?' in result.stderr) == (2, True)
+    assert [child for child in psutil.Process().children() if child not in before] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["demo-out"]
+    assert (tmp_path / "demo-out" / "logs").exists()
 
 
-def test_an_out_that_cannot_be_written_is_told_first(demo, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_first(fl: Fl, tmp_path: Path) -> None:
     """Exit code 2, and nothing was started: a file is where the folder should be."""
     (tmp_path / "taken").write_text("")
-    process = demo("--out", "taken")
-    printed, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, printed) == (2, "")
-    assert errors.startswith("error: --out: nothing can be written to taken: ")
+    result = fl("demo", "--out", "taken")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: --out: taken cannot be written: ")

@@ -1,9 +1,10 @@
-"""Children that end with their parent, whatever happens."""
+"""Child processes that end with their parent in every case."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -12,12 +13,13 @@ import pytest
 from fl_ops.demo.processes import Child, ChildEnded, Processes
 
 ROOT = Path(__file__).parents[3]
+MakeProgram = Callable[[str], str]
 WAITS = "import time; print('up', flush=True); time.sleep(1000)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}"
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProgram:
     """Makes a module from its text, which `Processes.start` can run; returns its name."""
 
     def make(text: str) -> str:
@@ -34,15 +36,15 @@ def wait_for(child: Child, text: str) -> None:
         assert child.process.poll() is None, child.log.read_text()
 
 
-def test_none_is_left_when_the_block_ends(program, tmp_path):
-    """Not even a child that does not listen to SIGTERM."""
+def test_none_is_left_when_the_block_ends(program: MakeProgram, tmp_path: Path) -> None:
+    """Also not a child that ignores SIGTERM."""
     with Processes(tmp_path) as processes:
         child = processes.start("one", program(DEAF), tmp_path / "config.toml")
         wait_for(child, "up")
     assert not psutil.pid_exists(child.process.pid)
 
 
-def test_none_is_left_when_the_block_raises(program, tmp_path):
+def test_none_is_left_when_the_block_raises(program: MakeProgram, tmp_path: Path) -> None:
     """An error, and Ctrl-C is one, ends the children too."""
     processes = Processes(tmp_path)
     child = processes.start("one", program(WAITS), tmp_path / "config.toml")
@@ -51,38 +53,39 @@ def test_none_is_left_when_the_block_raises(program, tmp_path):
     assert not psutil.pid_exists(child.process.pid)
 
 
-def test_a_child_ends_when_nobody_holds_its_stdin(program, tmp_path):
-    """That is what a parent's death looks like from inside; it does not even listen to SIGTERM."""
+def test_a_child_ends_when_its_stdin_is_closed(program: MakeProgram, tmp_path: Path) -> None:
+    """A closed stdin means that the parent has ended; the child ignores SIGTERM."""
     name = program(DEAF)
     command = [sys.executable, "-m", "fl_ops.demo.child", name]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
+        assert child.stdin is not None
         child.stdin.close()
         assert child.wait(timeout=60) == 1
 
 
-def test_a_child_gets_its_own_arguments(program, tmp_path):
+def test_a_child_gets_its_own_arguments(program: MakeProgram, tmp_path: Path) -> None:
     """The program sees what it would see if it were started by itself."""
     name = program("import sys; print(sys.argv[1:], __name__, flush=True); sys.stdin.read()")
     with Processes(tmp_path) as processes:
         wait_for(processes.start("one", name, Path("config.toml")), "['--config', 'config.toml'] __main__")
 
 
-def test_a_child_that_ended_is_told_with_its_last_words(program, tmp_path):
-    """Name, exit code, where the log lies, and the tail of it."""
+def test_a_child_that_ended_is_reported_with_its_last_lines(program: MakeProgram, tmp_path: Path) -> None:
+    """Name, exit code, log file, and the last lines of the log."""
     with Processes(tmp_path) as processes:
         processes.start(
             "one", program("for n in range(20): print('line', n)\nraise SystemExit(3)"), Path("x")
         ).process.wait()
-        with pytest.raises(ChildEnded, match=r"one ended with exit code 3 .* its log is .*one\.log") as told:
+        with pytest.raises(ChildEnded, match=r"one ended with exit code 3 .* its log is .*one\.log") as error:
             processes.check()
-    assert told.value.tail[0] == "line 8"
-    assert told.value.tail[-1] == "line 19"
+    assert error.value.tail[0] == "line 8"
+    assert error.value.tail[-1] == "line 19"
 
 
-def test_children_that_run_are_no_reason_to_complain(program, tmp_path):
-    """`check` looks at once, or for as long as it is told."""
+def test_running_children_are_no_error(program: MakeProgram, tmp_path: Path) -> None:
+    """`check` returns at once, or after `wait_s`."""
     with Processes(tmp_path) as processes:
         processes.start("one", program(WAITS), Path("x"))
         processes.check()

@@ -1,20 +1,22 @@
-"""What is said of results, in words, tables and a picture."""
+"""The results of a demo as sentences, tables, JSON and a plot."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from fl_ops.demo import comparison, page, picture, verdict
-from fl_ops.demo.facts import as_json
+from fl_ops.demo import conclusions, plot, report
+from fl_ops.demo.results import as_json
 from fl_ops.demo.settings import DemoSettings
+from tests.fl_ops.demo.conftest import Finished
 
 HIGH, LOW = [0.2, 0.9, 1.0], [0.1, 0.8, 0.6]
 
 
-def test_the_numbers_of_a_run(finished):
+def test_the_numbers_of_a_run(finished: Finished) -> None:
     """Of 0.2, 0.9, 1.0: final 1.0, mean 0.7, worst 0.2, 90 % after two rounds, three rounds of bytes."""
     (result,) = finished(DemoSettings(algorithms=("fedcm",)), HIGH).results
     assert (result.final, result.worst_last, result.rounds_to_target) == (1.0, 0.2, 2)
@@ -22,31 +24,31 @@ def test_the_numbers_of_a_run(finished):
     assert (result.bytes_down, result.bytes_up) == (3072, 1536)
 
 
-def test_only_the_last_ten_rounds_count_for_mean_and_worst(finished):
-    """Two bad rounds before ten good ones are forgotten."""
+def test_only_the_last_ten_rounds_count_for_mean_and_worst(finished: Finished) -> None:
+    """Two bad rounds before ten good ones do not count."""
     (result,) = finished(DemoSettings(algorithms=("fedcm",)), [0.0, 0.0, *[0.95] * 10]).results
     assert (result.worst_last, len(result.last)) == (0.95, 10)
 
 
-def test_whoever_is_ahead_is_named(finished):
-    """Means 0.7 and 0.5: 20 points, 72 of 360 examples; the words follow the numbers, not the names."""
+def test_the_better_algorithm_is_named(finished: Finished) -> None:
+    """Means 0.7 and 0.5: 20 points, 72 of 360 examples; the sentence depends on the numbers, not on the names."""
     for first, second, ahead, behind in ((HIGH, LOW, "FedCM", "FedAvg"), (LOW, HIGH, "FedAvg", "FedCM")):
-        said = verdict.sentences(finished(DemoSettings(), first, second))[0]
-        assert f"mean accuracy of {ahead} is 20.0 points, or 72.0 of 360 examples, above that of {behind}" in said
+        text = conclusions.sentences(finished(DemoSettings(), first, second))[0]
+        assert f"mean accuracy of {ahead} is 20.0 points, or 72.0 of 360 examples, above that of {behind}" in text
 
 
-def test_a_tie_is_a_tie(finished):
-    """Nobody is ahead of the same numbers."""
-    said = verdict.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
-    assert "FedCM and FedAvg have the same mean accuracy" in said
+def test_a_tie_is_a_tie(finished: Finished) -> None:
+    """With equal numbers, no algorithm is better."""
+    text = conclusions.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
+    assert "FedCM and FedAvg have the same mean accuracy" in text
 
 
-def test_what_one_seed_is_worth_is_said_beside_the_gap(finished):
+def test_the_sentences_have_the_spread_over_seeds(finished: Finished) -> None:
     """The spread over other seeds, and that FedCM had more cells to choose from."""
-    said = " ".join(verdict.sentences(finished(DemoSettings(), HIGH, LOW)))
-    assert "one run is one draw" in said
-    assert "On 20 other seeds (201 to 220" in said
-    assert "FedCM 15, FedAvg 5" in said
+    text = " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
+    assert "one run is one sample" in text
+    assert "On 20 other seeds (201 to 220" in text
+    assert "FedCM 15, FedAvg 5" in text
 
 
 @pytest.mark.parametrize(
@@ -54,34 +56,36 @@ def test_what_one_seed_is_worth_is_said_beside_the_gap(finished):
     [
         (DemoSettings(rounds=3), "another number of rounds or clients"),
         (DemoSettings(clients=4), "another number of rounds or clients"),
-        (DemoSettings(seed=103), "Seed 103 is one of those"),
-        (DemoSettings(learning_rate=0.5), "The rate 0.5 was asked for"),
+        (DemoSettings(seed=103), "Seed 103 was used in the grid search"),
+        (DemoSettings(learning_rate=0.5), "The rate 0.5 was given by --learning-rate"),
         (DemoSettings(task="my_task:Wine"), "not tuned for my_task:Wine"),
     ],
 )
-def test_where_the_grid_does_not_fit_it_is_said(finished, settings, reservation):
+def test_a_caveat_where_the_grid_search_does_not_fit(
+    finished: Finished, settings: DemoSettings, reservation: str
+) -> None:
     """Another setting than the grid's, or a seed of the grid itself; the usual demo has no such sentence."""
-    assert reservation in " ".join(verdict.sentences(finished(settings, HIGH, LOW)))
-    assert reservation not in " ".join(verdict.sentences(finished(DemoSettings(), HIGH, LOW)))
+    assert reservation in " ".join(conclusions.sentences(finished(settings, HIGH, LOW)))
+    assert reservation not in " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
 
 
-def test_one_algorithm_is_compared_with_nothing(finished):
+def test_one_algorithm_is_compared_with_nothing(finished: Finished) -> None:
     """No sentence about a gap."""
-    assert verdict.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
+    assert conclusions.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
 
 
-def test_the_table_fits_a_terminal_and_has_all_numbers(finished):
+def test_the_table_fits_a_terminal_and_has_all_numbers(finished: Finished) -> None:
     """80 columns, no number is broken; a target that was missed is never reached."""
     console = Console(width=80, record=True, file=None, quiet=True)
-    lines = console.render_lines(comparison.table(finished(DemoSettings(), HIGH, LOW).results))
+    lines = console.render_lines(report.comparison_table(finished(DemoSettings(), HIGH, LOW).results))
     text = ["".join(part.text for part in line).split() for line in lines]
     assert ["Rounds", "to", "90", "%", "2", "never"] in text
     assert ["Mean", "of", "the", "last", "3", "rounds", "70.00", "%", "50.00", "%"] in text
 
 
-def test_the_page_lists_grid_and_choice(finished):
+def test_the_page_lists_grid_and_choice(finished: Finished) -> None:
     """Each cell of the grid, the chosen ones bold, the rule, the command, and the run's own numbers."""
-    text = page.write(finished(DemoSettings(), HIGH, LOW), "p.png", "n.json")
+    text = report.page(finished(DemoSettings(), HIGH, LOW), "p.png", "n.json")
     grid = as_json(finished(DemoSettings(), HIGH, LOW))["grid"]
     for cell in grid["cells"]:
         assert f" {100 * cell['mean']:.2f} % " in text.replace("**", "")
@@ -92,21 +96,21 @@ def test_the_page_lists_grid_and_choice(finished):
     assert "](n.json)" in text
 
 
-def test_the_page_names_the_command_that_repeats_it(finished):
+def test_the_page_names_the_command_that_repeats_it(finished: Finished) -> None:
     """Only what differs from the defaults."""
     settings = DemoSettings(algorithms=("fedavg",), seed=3, learning_rate=0.5, options={"data_root": "data"})
-    text = page.write(finished(settings, LOW), "p.png", "n.json")
+    text = report.page(finished(settings, LOW), "p.png", "n.json")
     assert "\nfl demo --algorithm fedavg --seed 3 --learning-rate 0.5 --data-root data\n" in text
 
 
-def test_the_page_of_another_task_says_where_its_settings_come_from(finished):
+def test_the_page_of_another_task_names_the_source_of_its_settings(finished: Finished) -> None:
     """There is no grid to show."""
-    text = page.write(finished(DemoSettings(task="my_task:Wine"), HIGH, LOW), "p.png", "n.json")
+    text = report.page(finished(DemoSettings(task="my_task:Wine"), HIGH, LOW), "p.png", "n.json")
     assert "- FedAvg: rate 0.1 (default, not tuned)" in text
     assert "Validation accuracy" not in text
 
 
-def test_the_facts_are_json_and_whole(finished):
+def test_the_facts_are_json_and_whole(finished: Finished) -> None:
     """Settings, seeds, rounds, versions, grid and choice."""
     facts = json.loads(json.dumps(as_json(finished(DemoSettings(seed=4), HIGH, LOW))))
     assert facts["settings"]["seed"] == facts["settings"]["partition"]["seed"] == 4
@@ -116,8 +120,8 @@ def test_the_facts_are_json_and_whole(finished):
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 12])
-def test_a_picture_is_drawn_for_any_number_of_rounds(finished, tmp_path, rounds):
+def test_a_picture_is_drawn_for_any_number_of_rounds(finished: Finished, tmp_path: Path, rounds: int) -> None:
     """With more than ten, the last ones are shown closer; equal values make no empty axis, and nothing warns."""
     demo = finished(DemoSettings(rounds=rounds), [0.5] * rounds, [0.5] * rounds)
-    picture.draw(demo.settings, demo.results, tmp_path / "p.png")
+    plot.draw(demo.settings, demo.results, tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 10_000

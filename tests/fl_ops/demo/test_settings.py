@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import demo_grid
-from fl_ops.demo.grid import at_edge, difference, read_grid
+from fl_ops.admin.run_file import parse_run
+from fl_ops.demo.grid_search import at_edge, difference, read_grid
 from fl_ops.demo.settings import DemoSettings
-from fl_ops.run_file import parse_run
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedcm"])
-def test_the_choice_is_what_the_rule_says(algorithm):
+def test_the_choice_follows_the_rule(algorithm: str) -> None:
     """The highest mean of its own cells, and it is what a demo of digits runs with."""
     best = max((cell for cell in read_grid()["cells"] if cell["algorithm"] == algorithm), key=lambda cell: cell["mean"])
     method = DemoSettings().method(algorithm)
@@ -19,7 +19,7 @@ def test_the_choice_is_what_the_rule_says(algorithm):
     assert method.source == "best of its grid"
 
 
-def test_no_algorithm_was_given_other_rates():
+def test_no_algorithm_was_given_other_rates() -> None:
     """One grid of rates, each tried with each value of an algorithm's own parameters."""
     by_algorithm: dict[tuple[str, str], list[float]] = {}
     for cell in read_grid()["cells"]:
@@ -28,15 +28,15 @@ def test_no_algorithm_was_given_other_rates():
     assert {algorithm for algorithm, _ in by_algorithm} == {"fedavg", "fedcm"}
 
 
-def test_seeds_of_search_check_and_demo_are_different_ones():
-    """What is chosen on a seed proves nothing on it."""
+def test_seeds_of_search_check_and_demo_are_different_ones() -> None:
+    """A choice must be checked on other seeds."""
     grid = read_grid()
     seeds = [*grid["seeds"], *grid["check"]["seeds"], DemoSettings().seed]
     assert len(set(seeds)) == len(seeds)
     assert len(grid["seeds"]) >= 4
 
 
-def test_the_grid_was_made_for_the_demo_as_it_is():
+def test_the_grid_was_made_for_the_demo_as_it_is() -> None:
     """Same clients, rounds and local work; each mean is that of its seeds, to the digits that are kept."""
     grid, settings = read_grid(), DemoSettings()
     run = parse_run(settings.run(settings.method("fedcm")))
@@ -48,20 +48,20 @@ def test_the_grid_was_made_for_the_demo_as_it_is():
         assert cell["mean"] == pytest.approx(sum(cell["mean_by_seed"]) / len(grid["seeds"]), abs=1e-4)
 
 
-def test_a_task_of_ones_own_gets_defaults():
-    """The grid says nothing about it, and that is what is said."""
+def test_another_task_has_defaults() -> None:
+    """The grid search does not cover it, as its source states."""
     method = DemoSettings(task="my_task:Wine").method("fedcm")
     assert (method.learning_rate, method.parameters, method.source) == (0.1, {}, "default, not tuned")
 
 
-def test_a_rate_that_was_asked_for_is_used():
+def test_a_rate_that_was_asked_for_is_used() -> None:
     """For every algorithm; FedCM keeps its alpha."""
     settings = DemoSettings(learning_rate=0.7)
     assert {settings.method(name).learning_rate for name in ("fedavg", "fedcm")} == {0.7}
     assert "alpha" in settings.method("fedcm").parameters
 
 
-def test_one_client_trains_alone():
+def test_one_client_trains_alone() -> None:
     """Two of one cannot be drawn."""
     assert DemoSettings(clients=1).clients_per_round == 1
 
@@ -78,7 +78,7 @@ GRID = {
 }
 
 
-def test_a_difference_is_taken_seed_by_seed():
+def test_a_difference_is_taken_seed_by_seed() -> None:
     """0.75 - 0.5, 0.5 - 0.75, 0: on average 0, above zero once."""
     found = difference(GRID, "a", "b")
     assert found is not None
@@ -87,6 +87,6 @@ def test_a_difference_is_taken_seed_by_seed():
     assert difference(GRID, "a", "c") is None
 
 
-def test_a_choice_at_the_edge_is_seen():
+def test_a_choice_at_the_edge_is_seen() -> None:
     """0.4 is the last rate that was tried."""
     assert (at_edge(GRID, "a"), at_edge(GRID, "b")) == (False, True)

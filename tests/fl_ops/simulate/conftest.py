@@ -1,17 +1,16 @@
-"""A small run as a table, and the same done."""
+"""A small run as the content of a file, and its simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fl_ops.simulate.clients import deal
-from fl_ops.simulate.settings import parse_plan
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 
 RUN: dict[str, Any] = {
@@ -24,18 +23,18 @@ RUN: dict[str, Any] = {
 }
 
 Table = dict[str, Any]
+MakeTable = Callable[..., Table]
 Simulated = Callable[..., AbstractContextManager[Simulation]]
 
 
 @pytest.fixture(autouse=True)
-def _task_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task of these tests can be imported."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+def _importable_task(points_task: None) -> None:
+    """All of these tests use the task points:Points."""
 
 
 @pytest.fixture
-def table() -> Callable[..., Table]:
-    """The run with some sections changed, key by key."""
+def table() -> MakeTable:
+    """Makes the run's table, with some keys of some sections changed."""
 
     def make(**sections: Any) -> Table:
         content = deepcopy(RUN)
@@ -47,14 +46,14 @@ def table() -> Callable[..., Table]:
 
 
 @pytest.fixture
-def simulated(table: Callable[..., Table]) -> Simulated:
-    """A simulation of that run."""
+def simulated(table: MakeTable) -> Simulated:
+    """Simulates that run."""
 
     @contextmanager
     def make(**sections: Any) -> Iterator[Simulation]:
-        plan = parse_plan(table(**sections))
-        dealt = deal(plan, plan.config.seed)
-        with Simulation(dealt.config, dealt.clients, task=dealt.evaluated) as simulation:
+        config = parse_simulation(table(**sections))
+        run = prepare(config, config.run.seed)
+        with Simulation(run.config, run.clients, task=run.server_task) as simulation:
             yield simulation
 
     return make

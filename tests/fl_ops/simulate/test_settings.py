@@ -1,12 +1,16 @@
-"""The table [simulation]: what it accepts, and what is said of what it does not."""
+"""The table [simulation]: accepted values, and messages for others."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from fl_ops.errors import Misused
-from fl_ops.run_file import read_run
-from fl_ops.simulate.settings import parse_plan, read_plan
+from fl_ops.admin.run_file import read_run
+from fl_ops.errors import UsageError
+from fl_ops.simulate.settings import parse_simulation, read_simulation
+from tests.fl_ops.simulate.conftest import MakeTable
 
 FILE = """
 name = "mine"
@@ -18,17 +22,17 @@ partition = { method = "dirichlet", alpha = 0.1 }
 """
 
 
-def test_one_file_is_both(tmp_path):
-    """The run of a file with [simulation] is the same for `fl run create`, which does not look at that table."""
+def test_one_file_is_both(tmp_path: Path) -> None:
+    """The run of a file with [simulation] is the same for `fl run create`, which ignores that table."""
     path = tmp_path / "run.toml"
     path.write_text(FILE)
-    plan = read_plan(path)
-    assert (plan.config.name, plan.simulation.clients, plan.simulation.name(3)) == ("mine", 5, "client-003")
+    config = read_simulation(path)
+    assert (config.run.name, config.simulation.clients, config.simulation.name(3)) == ("mine", 5, "client-003")
     assert read_run(path).name == "mine"
 
 
 @pytest.mark.parametrize(
-    ("simulation", "words"),
+    ("simulation", "expected"),
     [
         pytest.param({"client": 5}, "simulation.client: unknown key", id="unknown"),
         pytest.param({"clients": 0}, "simulation.clients: expected greater than or equal to 1", id="none"),
@@ -42,15 +46,15 @@ def test_one_file_is_both(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be(table, simulation, words):
-    """The key is named, what was expected, and what came."""
-    with pytest.raises(ValueError, match=words.replace("{", r"\{").replace("}", r"\}")):
-        parse_plan({**table(), "simulation": simulation})
+def test_invalid_values(table: MakeTable, simulation: dict[str, Any], expected: str) -> None:
+    """The message names the key, what was expected and what was found."""
+    with pytest.raises(ValueError, match=expected.replace("{", r"\{").replace("}", r"\}")):
+        parse_simulation({**table(), "simulation": simulation})
 
 
-def test_a_misspelt_table(table, tmp_path):
-    """A near miss of the table's name is told, by the file's name."""
+def test_a_misspelt_table(table: MakeTable, tmp_path: Path) -> None:
+    """A misspelt name of the table is reported with the file's name."""
     path = tmp_path / "run.toml"
     path.write_text('[task]\nname = "digits"\n[simulaton]\nclients = 5\n')
-    with pytest.raises(Misused, match=r"run\.toml: unknown key 'simulaton'.*Did you mean 'simulation'\?"):
-        read_plan(path)
+    with pytest.raises(UsageError, match=r"run\.toml: unknown key 'simulaton'.*Did you mean 'simulation'\?"):
+        read_simulation(path)

@@ -1,57 +1,66 @@
-"""A run in one process: what its rounds say, and how it ends."""
+"""A simulated run: the results of its rounds, and how it ends."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from fl_ops.simulate.simulation import Simulation
 from tasks import Examples
+from tests.fl_ops.simulate.conftest import Simulated
 
 MODEL_BYTES = (4 * 3 + 3) * 4
 
 
-def digests(simulated, **sections):
-    """Of the model after each round."""
+def ending(simulation: Simulation) -> tuple[str, str]:
+    """Status and reason of a run that has ended."""
+    assert simulation.ending is not None
+    return simulation.ending
+
+
+def digests(simulated: Simulated, **sections: Any) -> list[str]:
+    """Digest of the model after each round."""
     with simulated(**sections) as simulation:
         return [done.digest for done in simulation.rounds()]
 
 
-def test_a_seed_decides_everything(simulated):
+def test_a_seed_decides_everything(simulated: Simulated) -> None:
     """The same seed gives the same models again; another seed gives others."""
     first = digests(simulated, seed=5)
     assert len(set(first)) == 3
     assert (first == digests(simulated, seed=5), first == digests(simulated, seed=6)) == (True, False)
 
 
-def test_a_round_says_who_and_how_well(simulated):
+def test_a_round_has_its_clients_metrics_and_loss(simulated: Simulated) -> None:
     """Two of four clients by id, the metrics of the evaluation, and the loss of training."""
     with simulated(evaluation={"every": 2}) as simulation:
         rounds = list(simulation.rounds())
     assert [done.accepted == tuple(sorted(done.accepted)) and len(done.accepted) for done in rounds] == [2, 2, 2]
     assert [sorted(done.metrics) for done in rounds] == [[], ["accuracy", "loss"], ["accuracy", "loss"]]
-    assert all(0 < done.training_loss < 2 for done in rounds)
+    assert all(0 < (done.training_loss or 0) < 2 for done in rounds)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "down", "up"),
     [
         pytest.param("fedavg", 1, 1, id="model-down-delta-up"),
-        pytest.param("fedcm", 2, 1, id="direction-beside-the-model"),
+        pytest.param("fedcm", 2, 1, id="direction-and-model"),
         pytest.param("mimelite", 2, 2, id="two-payloads"),
         pytest.param("mime", 2, 2, id="two-exchanges-one-model"),
     ],
 )
-def test_bytes_are_those_of_the_wire(simulated, algorithm, down, up):
+def test_bytes_are_those_of_the_wire(simulated: Simulated, algorithm: str, down: int, up: int) -> None:
     """A model of 15 float32 is 60 bytes; in two exchanges it is fetched once, as a daemon does."""
     with simulated(algorithm={"name": algorithm}) as simulation:
         last = list(simulation.rounds())[-1]
     assert (last.bytes_down, last.bytes_up) == (2 * down * MODEL_BYTES, 2 * up * MODEL_BYTES)
 
 
-def test_clients_evaluate_on_their_own_part(simulated):
-    """Every second round and after the last all four say how well the model does on their held-out part."""
+def test_clients_evaluate_on_their_own_part(simulated: Simulated) -> None:
+    """Every second round and after the last, all four clients evaluate the model on their held-out data."""
     sections = {"task": {"options": {"part": 0.25}}, "evaluation": {"every": 0, "clients_every": 2}}
     with simulated(**sections) as simulation:
         rounds = list(simulation.rounds())
@@ -59,65 +68,68 @@ def test_clients_evaluate_on_their_own_part(simulated):
     assert 0 <= rounds[1].metrics["clients_accuracy_worst_decile"] <= rounds[1].metrics["clients_accuracy_mean"] <= 1
 
 
-def test_the_clients_word_can_end_a_run(simulated):
-    """A target for a metric of the clients is looked at in their evaluations."""
+def test_the_clients_evaluations_can_end_a_run(simulated: Simulated) -> None:
+    """A target for a metric of the clients is compared with their evaluations."""
     stop = {"metric": "clients_accuracy", "target": 0.01}
     sections = {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}
     with simulated(**sections, stop=stop) as simulation:
         assert len(list(simulation.rounds())) == 1
-        assert "clients_accuracy reached" in simulation.ending[1]
+        assert "clients_accuracy reached" in ending(simulation)[1]
 
 
-def test_it_ends_by_its_rounds(simulated):
-    """The ending says so, and the last round's model is at hand by its state_dict names."""
+def test_it_ends_by_its_rounds(simulated: Simulated) -> None:
+    """The reason is the number of rounds, and the last model has its state_dict names."""
     with simulated() as simulation:
         assert simulation.ending is None
         list(simulation.rounds())
-        assert simulation.ending == ("completed", "3 rounds are done")
+        assert ending(simulation) == ("completed", "3 rounds are done")
         assert {name: tuple(tensor.shape) for name, tensor in simulation.model().items()} == {
             "weight": (3, 4),
             "bias": (3,),
         }
 
 
-def test_it_ends_at_its_target(simulated):
+def test_it_ends_at_its_target(simulated: Simulated) -> None:
     """A target that the first evaluation reaches ends the run after that round, as the coordinator would."""
     with simulated(stop={"rounds": 3, "metric": "accuracy", "target": 0.01}) as simulation:
         assert len(list(simulation.rounds())) == 1
-        assert simulation.ending[0] == "completed"
-        assert "accuracy reached" in simulation.ending[1]
+        assert ending(simulation)[0] == "completed"
+        assert "accuracy reached" in ending(simulation)[1]
 
 
-def test_it_ends_when_its_time_is_over(simulated):
+def test_it_ends_at_its_time_limit(simulated: Simulated) -> None:
     """A limit of nearly no time ends the run before its first round."""
     with simulated(stop={"wall_time_s": 1e-9}) as simulation:
         assert list(simulation.rounds()) == []
-        assert simulation.ending == ("completed", "its 1e-09 s are over")
+        assert ending(simulation) == ("completed", "its 1e-09 s are over")
 
 
-def test_a_diverging_aggregate_leaves_the_last_good_model(simulated):
-    """Finite updates whose sum is not fail the run; the model before it stays."""
+def test_a_diverging_aggregate_leaves_the_last_good_model(simulated: Simulated) -> None:
+    """Finite updates with an infinite sum fail the run. The model before stays."""
     with simulated(local={"learning_rate": 1e38}) as simulation:
         first = simulation.federation.digest
         assert list(simulation.rounds()) == []
-        assert (simulation.ending[0], simulation.federation.digest) == ("failed", first)
-        assert "not finite" in simulation.ending[1]
+        assert (ending(simulation)[0], simulation.federation.digest) == ("failed", first)
+        assert "not finite" in ending(simulation)[1]
+        assert simulation.diverged
         assert all(torch.isfinite(tensor).all() for tensor in simulation.model().values())
 
 
-def test_clients_that_diverge_fail_the_run(simulated):
-    """Where no client can deliver a finite update nobody is left to draw: the run fails with the last one's words."""
+def test_clients_that_diverge_fail_the_run(simulated: Simulated) -> None:
+    """If no client delivers a finite update, no client is left to draw: the run fails with the last reason."""
     with simulated(local={"learning_rate": 3e38, "weight_decay": 10.0}) as simulation:
         list(simulation.rounds())
-        assert simulation.ending[0] == "failed"
-        assert "expected a finite" in simulation.ending[1]
+        assert ending(simulation)[0] == "failed"
+        assert "expected a finite" in ending(simulation)[1]
+        assert simulation.diverged
 
 
-def test_updates_over_the_limit_are_refused(simulated):
-    """All refused: the run fails with the coordinator's words."""
+def test_updates_over_the_limit_are_refused(simulated: Simulated) -> None:
+    """All updates are refused: the run fails with the coordinator's reason."""
     with simulated(round={"max_update_norm": 1e-9}) as simulation:
         assert list(simulation.rounds()) == []
-        assert "expected an update of norm 1e-09 at most" in simulation.ending[1]
+        assert "expected an update of norm 1e-09 at most" in ending(simulation)[1]
+        assert not simulation.diverged
 
 
 @pytest.mark.parametrize(
@@ -125,10 +137,10 @@ def test_updates_over_the_limit_are_refused(simulated):
     [(1e6, {}), (1e30, {}), (1e30, {"max_relative_norm": 0.0})],
     ids=["too-long", "overflow", "overflow-without-limits"],
 )
-def test_who_spoils_a_round_is_left_out_of_it(simulated, scale, limits):
-    """A client whose data are that much larger: with the models of a run in which it cannot train at all."""
+def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: float, limits: dict[str, float]) -> None:
+    """A client with much larger inputs: the models equal those of a run in which this client cannot train."""
 
-    def lived(scale):
+    def run_with(scale: float) -> tuple[list[tuple[tuple[str, ...], str]], list[str]]:
         round_ = {"clients_per_round": 4, "quorum": 2, **limits}
         with simulated(algorithm={"name": "fedavg"}, round=round_, local={"steps": 1}) as simulation:
             clients = dict(simulation.federation.clients)
@@ -137,21 +149,21 @@ def test_who_spoils_a_round_is_left_out_of_it(simulated, scale, limits):
             simulation.federation.clients = {**clients, "c3": replace(clients["c3"], train=scaled)}
             return [(done.accepted, done.digest) for done in simulation.rounds()], simulation.failures
 
-    rounds, failures = lived(scale)
+    rounds, failures = run_with(scale)
     assert [accepted for accepted, _ in rounds] == [("c0", "c1", "c2")] * 3
-    assert rounds == lived(float("nan"))[0]
+    assert rounds == run_with(float("nan"))[0]
     assert "norm" in failures[0]
 
 
-def test_too_few_clients(simulated):
-    """A run that would wait for more clients for ever fails at once."""
+def test_too_few_clients(simulated: Simulated) -> None:
+    """A run that would wait for more clients forever fails at once."""
     with simulated(round={"clients_per_round": 5}) as simulation:
         assert list(simulation.rounds()) == []
-        assert simulation.ending == ("failed", "expected 5 clients or more, there are 4")
+        assert ending(simulation) == ("failed", "expected 5 clients or more, there are 4")
 
 
-def test_over_selection_takes_the_first_arrivals(simulated):
-    """Of three drawn two count and the third does not work; who is first is random, not the lowest id."""
+def test_over_selection_takes_the_first_arrivals(simulated: Simulated) -> None:
+    """Of three drawn clients two are accepted and the third does not train; the first arrivals are random."""
     goal = {"close": "goal", "over_selection": 1.5}
     with simulated(round=goal, stop={"rounds": 20}) as simulation:
         rounds = list(simulation.rounds())
@@ -160,7 +172,7 @@ def test_over_selection_takes_the_first_arrivals(simulated):
     assert any("c3" in done.accepted for done in rounds)
 
 
-def test_bernoulli_cohorts(simulated):
+def test_bernoulli_cohorts(simulated: Simulated) -> None:
     """Cohorts of different sizes, none empty."""
     with simulated(round={"sampling": "bernoulli", "rate": 0.5}, stop={"rounds": 12}) as simulation:
         sizes = [len(done.accepted) for done in simulation.rounds()]
@@ -169,8 +181,8 @@ def test_bernoulli_cohorts(simulated):
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
-def test_the_population_is_known(simulated, algorithm):
-    """Methods that need N get it from [simulation]; the file need not say it."""
+def test_the_population_is_known(simulated: Simulated, algorithm: str) -> None:
+    """Methods that need N get it from [simulation]; the file does not have to set it."""
     with simulated(algorithm={"name": algorithm}) as simulation:
         assert len(list(simulation.rounds())) == 3
         assert simulation.config.population == 4

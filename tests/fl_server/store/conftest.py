@@ -1,12 +1,12 @@
-"""Ledgers to test: every backend goes through the whole suite."""
+"""Ledgers to test: every backend runs the same tests."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from fl_server.store.base import Store
-from fl_server.store.sql import open_ledger, open_sqlite
+from fl_server.store.database.opening import open_ledger, open_sqlite
+from fl_server.store.protocol import Store
 from tests.fl_server.store.records import a_client, a_run, why
 
 BACKENDS: Mapping[str, Callable[[pytest.FixtureRequest, Path], Store]] = {
@@ -14,7 +14,7 @@ BACKENDS: Mapping[str, Callable[[pytest.FixtureRequest, Path], Store]] = {
     "sqlite-memory": lambda request, folder: open_sqlite(":memory:"),
     "postgres": lambda request, folder: open_ledger(request.getfixturevalue("postgres").new_ledger(), folder),
 }
-"""A new backend is a line here."""
+"""A new backend is added here."""
 
 
 @pytest.fixture(params=BACKENDS)
@@ -27,7 +27,7 @@ def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
 
 @pytest.fixture
 def store(empty_store: Store) -> Store:
-    """A ledger with a run "r1" and clients "a" and "b", and one line in its history."""
+    """A ledger with a run "r1", clients "a" and "b", and one history entry."""
     empty_store.create_run(a_run(), why("created"))
     for client_id in ("b", "a"):
         empty_store.put_clients([a_client(client_id)])

@@ -1,25 +1,32 @@
-"""Records to write into a ledger, with the few values that a test is about."""
+"""Records to write into a ledger. Tests give only the values that matter to them."""
 
-from fl_server.store.base import (
+from typing import Any
+
+from fl_server.store.records import (
     AttemptRecord,
     ClientRecord,
     CommitRecord,
     HistoryRecord,
+    RefusalRecord,
     RunRecord,
-    Standing,
     UpdateRecord,
 )
 
 
 def why(event: str = "changed", subject: str = "r1") -> HistoryRecord:
-    """A line of history."""
+    """A history entry."""
     return HistoryRecord(time=1.5, actor="admin:eve", event=event, subject=subject, detail="because")
 
 
-def a_run(run_id: str = "r1", **changes: object) -> RunRecord:
+def a_run(run_id: str = "r1", **changes: Any) -> RunRecord:
     """A run with a nested configuration."""
-    values = {"spec": {"rounds": 3, "task": {"name": "digits"}}, "state": "waiting", "reason": "", "created_at": 10.0}
-    return RunRecord(run_id, **{**values, **changes})  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        "spec": {"rounds": 3, "task": {"name": "digits"}},
+        "state": "waiting",
+        "reason": "",
+        "created_at": 10.0,
+    }
+    return RunRecord(run_id, **{**values, **changes})
 
 
 def an_attempt(attempt: int = 0, exchange: int = 0, cohort: tuple[str, ...] = ("a", "b")) -> AttemptRecord:
@@ -27,15 +34,15 @@ def an_attempt(attempt: int = 0, exchange: int = 0, cohort: tuple[str, ...] = ("
     return AttemptRecord("r1", 0, exchange, attempt, cohort, opened_at=11.0)
 
 
-def an_update(client_id: str = "a", **changes: object) -> UpdateRecord:
+def an_update(client_id: str = "a", **changes: Any) -> UpdateRecord:
     """An admitted update of round 0 of r1."""
-    values = {"digest": b"\1" * 32, "size_bytes": 40, "admitted": True, "num_examples": 7, "norm": 2.5}
-    return UpdateRecord("r1", 0, 0, client_id, **{**values, **changes})  # type: ignore[arg-type]
+    values: dict[str, Any] = {"digest": b"\1" * 32, "size_bytes": 40, "admitted": True, "num_examples": 7, "norm": 2.5}
+    return UpdateRecord("r1", 0, 0, client_id, **{**values, **changes})
 
 
-def a_commit(round: int = 0, model_digest: str = "blake3:00", **changes: object) -> CommitRecord:
+def a_commit(round: int = 0, model_digest: str = "blake3:00", **changes: Any) -> CommitRecord:
     """A committed round of r1."""
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "committed_at": 20.0,
         "seconds": 3.0,
         "attempts": 1,
@@ -44,14 +51,14 @@ def a_commit(round: int = 0, model_digest: str = "blake3:00", **changes: object)
         "training_loss": 0.5,
     }
     values |= {"bytes_down": 2**40, "bytes_up": 7, **changes}
-    return CommitRecord("r1", round, model_digest=model_digest, **values)  # type: ignore[arg-type]
+    return CommitRecord("r1", round, model_digest=model_digest, **values)
 
 
-def a_client(client_id: str = "a", **changes: object) -> ClientRecord:
+def a_client(client_id: str = "a", **changes: Any) -> ClientRecord:
     """A registered client."""
-    return ClientRecord(client_id, registered_at=1.0, last_seen=2.0, **changes)  # type: ignore[arg-type]
+    return ClientRecord(client_id, registered_at=1.0, last_seen=2.0, **changes)
 
 
-def a_standing(client_id: str = "a", **changes: object) -> Standing:
-    """Two refusals in a row, which is not enough for a quarantine."""
-    return Standing(client_id, **{"refusals": 2, "until": 0.0, "reason": "noise", **changes})  # type: ignore[arg-type]
+def a_refusal_record(client_id: str = "a", **changes: Any) -> RefusalRecord:
+    """Two refusals in a row: too few for a quarantine."""
+    return RefusalRecord(client_id, **{"refusals": 2, "until": 0.0, "reason": "noise", **changes})

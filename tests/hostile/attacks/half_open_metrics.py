@@ -1,4 +1,4 @@
-"""A stranger asks for metrics on hundreds of connections and never ends a request."""
+"""Request metrics on hundreds of connections and never complete a request."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from tests.hostile.target import Target
 
 CONNECTIONS = 400
-"""At once."""
+"""Number of open connections."""
 
 
 def attack(target: Target, until: Callable[[], bool]) -> None:
-    """Keep that many half open, with a further header now and then; those that were closed are opened anew."""
+    """Keep this many requests open with an occasional header; reopen closed ones."""
     host, _, port = target.metrics_listen.rpartition(":")
     held: list[socket.socket] = []
     try:

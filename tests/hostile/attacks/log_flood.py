@@ -1,4 +1,4 @@
-"""Registers, reports failures of a thousand characters, and begins anew, again and again: each was a line somewhere."""
+"""Registers and reports failures of a thousand characters, again and again: each could be a log line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
 from tests.hostile.target import Target, Until
 
 STEERING = "\x1b[2J\r\n\u202e\x9b"
-"""Clears a terminal, begins a line that is none, and turns the rest around."""
+"""Clears a terminal, starts a false line, and reverses the direction of the rest."""
 FAILURES = 64
 _CALL_S = 20.0
 
 
 def attack(target: Target, until: Until) -> None:
-    """Until the end. Refusals are what is hoped for."""
+    """Register and report until the end; refusals are expected."""
     with target.channel() as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         for number in count():
@@ -32,7 +32,7 @@ def attack(target: Target, until: Until) -> None:
 
 
 def registration(name: str, number: int) -> pb.RegisterRequest:
-    """Of a new process each time, with texts that do harm where they are printed."""
+    """A new process each time, with texts that attack a terminal."""
     return pb.RegisterRequest(
         client_id=name,
         instance_id=f"{number}{STEERING}",
@@ -44,7 +44,7 @@ def registration(name: str, number: int) -> pb.RegisterRequest:
 
 
 def report(session_id: str, run_id: str, number: int) -> Any:
-    """As many failures as a report may have, each another text of a thousand characters."""
+    """A report with the largest number of failures, each with a different text of a thousand characters."""
     failures = [
         pb.WorkFailure(
             key=training_pb2.ExchangeKey(run_id=run_id, round=index),

@@ -1,4 +1,4 @@
-"""An operator, or whoever passes for one, asks for programs and for values that no run can have."""
+"""An operator's certificate is used to request programs and impossible values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from google.protobuf.message import Message
 
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.wire import client_options
-from tests.hostile.certificates import credentials
 from tests.hostile.target import Target, Until
-from tests.integration.harness import TASK, run_spec
+from tests.processes.certificates import credentials
+from tests.processes.federation import TASK, run_spec
 
 MARKER = "hostile-marker"
-"""A file that none of the programs below may make, in the folder in which the coordinator was started."""
+"""A file in the coordinator's working directory that none of the programs below may create."""
 MODULE = "evil_task"
-"""A module of that folder that makes the file when it is imported, if the test put it there."""
+"""A module in that folder that creates the file on import, if the test put it there."""
 
 Call = tuple[str, Message]
 """A method of the Admin service, and its request."""
@@ -31,7 +31,7 @@ def evil_module(marker: str) -> str:
 
 
 def programs() -> Iterator[admin_pb2.RunSpec]:
-    """Runs whose task is a program, a module that nobody listed, or a class that is no task."""
+    """Runs with a program, an unlisted module, or a class that is no task as their task."""
     touch = ["touch", MARKER]
     for name, options in (
         ("subprocess:run", {"args": touch}),
@@ -43,13 +43,13 @@ def programs() -> Iterator[admin_pb2.RunSpec]:
         ("pathlib:Path", {}),
         ("importlib:import_module", {"name": MODULE}),
         (f"{MODULE}:Evil", {}),
-        ("tests.integration.forks:Forked", {}),
+        ("tests.processes.forks:Forked", {}),
     ):
         yield run_spec("shell", task={"name": name, "options": options})
 
 
 def impossible_values(run_id: str) -> Iterator[Call]:
-    """What no state of a coordinator would accept."""
+    """Requests that a coordinator never accepts."""
     yield "ExtendRun", admin_pb2.ExtendRunRequest(run_id=run_id, rounds=2**32 - 1)
     yield "ExtendRun", admin_pb2.ExtendRunRequest(run_id=run_id, rounds=1, wall_time_s=math.nan)
     yield "ExtendRun", admin_pb2.ExtendRunRequest(run_id=run_id, wall_time_s=1e300)
@@ -85,7 +85,7 @@ def _deep_options(spec: admin_pb2.RunSpec) -> None:
 
 
 def call(channel: grpc.Channel, method: str, request: Message) -> grpc.StatusCode:
-    """The status of one call, a stream read to its end."""
+    """The status of one call; a stream is read to its end."""
     stub: Callable[..., Any] = getattr(admin_pb2_grpc.AdminStub(channel), method)
     try:
         answer = stub(request, timeout=30)
@@ -98,7 +98,7 @@ def call(channel: grpc.Channel, method: str, request: Message) -> grpc.StatusCod
 
 
 def admin_channel(target: Target) -> grpc.Channel:
-    """To the operators' port, with the attacker's certificate; a context manager."""
+    """A channel to the operators' port with the attacker's certificate; a context manager."""
     return grpc.secure_channel(target.admin_listen, credentials(target.certificates), list(client_options()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from protos.settings import split_address
+from fl_common.settings import split_address
 from tests.hostile.target import Target, Until
 
 AT_ONCE = 20
@@ -13,7 +13,7 @@ AT_ONCE = 20
 
 
 def attack(target: Target, until: Until) -> None:
-    """Open them, send rubbish, keep them for a while, and begin anew."""
+    """Open them, send random bytes, keep them for a while, and start again."""
     ports = (target.listen, target.admin_listen, target.metrics_listen, target.health_listen)
     while not until():
         held = [_opened(address) for address in ports for _ in range(AT_ONCE)]

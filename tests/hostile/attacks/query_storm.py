@@ -1,4 +1,4 @@
-"""QueryUpload again and again, from many threads of calls at once, on an upload of which a part was sent."""
+"""Call QueryUpload repeatedly in many concurrent calls, for a partial upload."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
 from tests.hostile.assigned import assigned, channels, refusals
 from tests.hostile.target import Target, Until
-from tests.integration.processes import PATIENCE_S
-from tests.integration.raw_client import RawClient, messages
+from tests.processes.process import TIMEOUT_S
+from tests.processes.raw_client import RawClient, messages
 
 CONNECTIONS, AT_ONCE = 4, 200
 CHUNK_BYTES = 1 << 16
 
 
 def attack(target: Target, until: Until) -> None:
-    """Leave a part of an upload behind, and ask how far it came until it is over."""
+    """Send a part of an upload, then query its state until the end."""
     with assigned(target) as (client, work):
         request = pb.QueryUploadRequest(session_id=client.session_id, key=work.key)
         if work.resources:
@@ -33,7 +33,7 @@ def _leave_a_part(client: RawClient, work: training_pb2.Assignment) -> Any:
         yield from messages(update, CHUNK_BYTES)[:-2]  # neither the last chunk nor the trailer
 
     with refusals():
-        client.stub.SubmitUpdate(part(), timeout=PATIENCE_S)
+        client.stub.SubmitUpdate(part(), timeout=TIMEOUT_S)
     return update.header.digest
 
 
@@ -43,7 +43,7 @@ async def _attack(target: Target, request: pb.QueryUploadRequest, until: Until) 
     async def ask(stub: Any) -> None:
         while not until():
             with refusals():
-                await stub.QueryUpload(request, timeout=PATIENCE_S)
+                await stub.QueryUpload(request, timeout=TIMEOUT_S)
 
     stubs = [coordinator_pb2_grpc.CoordinatorStub(channel) for channel in connections]
     await asyncio.gather(*(ask(stubs[number % CONNECTIONS]) for number in range(AT_ONCE)))

@@ -1,4 +1,4 @@
-"""The same resource fetched whole again and again, on several streams at once."""
+"""Fetch the same resource repeatedly on several streams at once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from tests.hostile.assigned import assigned, channels, refusals
 from tests.hostile.target import Target, Until
-from tests.integration.processes import PATIENCE_S
+from tests.processes.process import TIMEOUT_S
 
 AT_ONCE = 3
 
 
 def attack(target: Target, until: Until) -> None:
-    """Of all resources that the attacker was assigned."""
+    """Fetch all resources of the attacker's assignment."""
     with assigned(target) as (client, work):
         requests = [
             pb.FetchModelRequest(session_id=client.session_id, digest=resource.digest) for resource in work.resources
@@ -31,7 +31,7 @@ async def _attack(target: Target, requests: list[pb.FetchModelRequest], until: U
         while not until():
             for request in requests:
                 with refusals():
-                    async for _ in stub.FetchModel(request, timeout=PATIENCE_S):
+                    async for _ in stub.FetchModel(request, timeout=TIMEOUT_S):
                         pass
 
     await asyncio.gather(*(fetch() for _ in range(AT_ONCE)))

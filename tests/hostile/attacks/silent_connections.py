@@ -1,4 +1,4 @@
-"""A stranger opens TCP connections to every port and says nothing, up to any limit of open files."""
+"""Opens silent TCP connections to every port, up to any limit of open files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from tests.hostile.target import Target
 
 CONNECTIONS = 300
-"""At once, over all ports; those that were closed are opened anew."""
+"""Number of open connections over all ports; closed ones are reopened."""
 PAUSE_S = 0.05
 
 
 def attack(target: Target, until: Callable[[], bool]) -> None:
-    """Keep that many open."""
+    """Keep this many connections open."""
     addresses = (target.listen, target.health_listen, target.metrics_listen, target.listen)
     held: list[socket.socket] = []
     try:

@@ -14,7 +14,7 @@ PAUSE_S = 1.0
 
 
 def attack(target: Target, until: Until) -> None:
-    """Open them all at once, and those anew, some a second, that are refused or ended."""
+    """Open them all at once; open ended and refused ones again, some a second."""
     asyncio.run(_attack(target, until))
 
 

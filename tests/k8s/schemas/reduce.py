@@ -1,9 +1,9 @@
-"""A published CustomResourceDefinition in, the JSON schema of one of its versions out, on stdout: strict and small.
+"""Convert a published CustomResourceDefinition to a small strict JSON schema of one version, on stdout.
 
     python -m tests.k8s.schemas.reduce CRD.yaml VERSION "PROJECT TAG PATH"
 
-Descriptions and Kubernetes' own extensions go. What a field may hold stays, and where fields are listed no other may
-stand, for the API server would drop it without a word.
+Descriptions and Kubernetes' own extensions are removed. The types of fields stay. Unlisted fields are forbidden,
+because the API server drops them silently.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import yaml
 
 _OPEN = "x-kubernetes-preserve-unknown-fields"
 _NAMES = ("properties", "patternProperties", "definitions")
-"""Keywords under which keys are names, and may be called anything."""
+"""Keywords with arbitrary names as keys."""
 _CHOICES = ("allOf", "anyOf", "oneOf", "not")
 
 
 def strict(schema: Any, *, close: bool = True) -> Any:
-    """The schema without words, closed to unknown fields where `close`; a choice of schemas says nothing of others."""
+    """The schema without descriptions, closed to unknown fields if `close`; alternatives stay open."""
     if isinstance(schema, list):
         return [strict(part, close=close) for part in schema]
     if not isinstance(schema, dict):

@@ -1,0 +1,21 @@
+"""FedAvg: local SGD on the clients, weighted averaging on the server.
+
+    client    d       = g
+    server    x_{t+1} = x_t + eta_g * Dbar,     Dbar = sum_S p_i delta_i
+
+With eta_g = 1 the next model is the weighted mean of the clients' models. Unequal K_i reweight the clients implicitly:
+the fixed point moves towards those with more steps. `normaliser = fednova` corrects this.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from algorithms.base import Weights
+from algorithms.compose import Correction, Method
+
+
+def fedavg(weights: Weights = "examples") -> Method:
+    """weights: p_i by examples, as in the paper, or uniform."""
+    return Method(Correction(), weights)

@@ -1,0 +1,31 @@
+"""FedSAM and MoFedSAM: sharpness-aware local steps, with the gradient at the worst point within a radius.
+
+    e         = rho * g(y) / ||g(y)||                     one norm over all trainable parameters
+    gs        = g(y + e)                                  same mini-batch, same dropout mask; applied at y
+    FedSAM    d = gs                                      server as FedAvg
+    MoFedSAM  d = beta * gs + (1 - beta) * Delta_t        server as FedCM
+
+beta is the share of the LOCAL gradient: beta = 1 is FedSAM. rho = 0 is FedAvg, or FedCM with alpha = beta. The ascent
+has no weight decay, its norm has 1e-12 added, and batch-norm statistics use the first pass only. `gradient = sam`
+applies the same ascent to every other correction. `sam_scope = tensor` uses one norm for each tensor, which is another
+method.
+
+Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
+"""
+
+from __future__ import annotations
+
+from algorithms.base import Weights
+from algorithms.compose import Correction, Method
+from algorithms.methods.fedcm import client_momentum
+from algorithms.parameters import SharePerRound
+
+
+def fedsam(weights: Weights = "examples") -> Method:
+    """weights: by examples or uniform; rho is the radius of the ascent."""
+    return Method(Correction(), weights, gradient="sam")
+
+
+def mofedsam(beta: SharePerRound = 0.1, weights: Weights = "uniform") -> Method:
+    """beta: the local share; weights: uniform or by examples; rho is the radius of the ascent."""
+    return Method(client_momentum(beta), weights, gradient="sam")

@@ -1,0 +1,80 @@
+"""The time limit of one assignment: the coordinator's deadline, and at most what this device's owner allows.
+
+Time counts only while the coordinator is attended, because a coordinator's deadlines stop while it is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from fl_client.connection.messages import seconds_of
+from fl_client.errors import WorkFailed
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+GRACE_S, GRACE_SHARE, MAX_GRACE_S = 1.0, 0.1, 60.0
+"""Added to a deadline, so that a coordinator can extend it in time: seconds, and a share of the deadline."""
+
+AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
+
+
+def seconds_for(assignment: AnyAssignment, limit: float) -> float:
+    """Seconds until an assignment is given up. `limit` where its deadline is missing, negative or beyond the limit."""
+    if not assignment.HasField("deadline"):
+        return limit
+    seconds = seconds_of(assignment.deadline)
+    if not 0.0 <= seconds <= limit:
+        return limit
+    return min(seconds + min(GRACE_S + GRACE_SHARE * seconds, MAX_GRACE_S), limit)
+
+
+class DeadlineTimer:
+    """`async with timer: ...` ends the block with WorkFailed when the time is over."""
+
+    def __init__(self, seconds: float, *, running: bool) -> None:
+        """running: whether the coordinator is attended now."""
+        self._left, self._running = seconds, running
+        self._ends: float | None = None
+        self._scope: asyncio.Timeout | None = None
+
+    def restart(self, seconds: float) -> None:
+        """The assignment was repeated with this much time."""
+        self._left, self._ends = seconds, None
+        self._set()
+
+    def set_running(self, running: bool) -> None:
+        """Count time from now on, or stop counting."""
+        self._running = running
+        self._set()
+
+    async def __aenter__(self) -> None:
+        """Begin to limit the block."""
+        scope = asyncio.timeout(None)
+        await scope.__aenter__()
+        self._scope = scope
+        self._set()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises WorkFailed if the block was ended because its time was over."""
+        scope, self._scope = self._scope, None
+        assert scope is not None  # noqa: S101 - for the type: the block has been entered
+        try:
+            await scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise WorkFailed(
+                pb.FAILURE_REASON_RESOURCES,
+                "the deadline is over: expected an answer within the assignment's deadline and the owner's limit"
+                " (limits.max_seconds), give it less work or more time",
+            ) from None
+
+    def _set(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._ends is not None and not self._running:
+            self._left, self._ends = max(0.0, self._ends - now), None
+        elif self._ends is None and self._running:
+            self._ends = now + self._left
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(self._ends)

@@ -1,0 +1,230 @@
+"""Executes one assignment: fetch, train, save and submit; or evaluate and report; or report the failure."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from fl_client.assignments.availability import AvailabilityMonitor
+from fl_client.assignments.checks import check_assignment, check_resources
+from fl_client.assignments.deadline import DeadlineTimer
+from fl_client.assignments.failure_reports import FailureReports
+from fl_client.assignments.state_directory import StateDirectory
+from fl_client.assignments.submission import submit
+from fl_client.connection.bundles import BundleCache, Layouts
+from fl_client.connection.link import Link, Session
+from fl_client.connection.messages import log_text
+from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
+from fl_client.monitoring.logs import Progress
+from fl_client.monitoring.metrics import Metrics
+from fl_client.settings.config import LimitsConfig
+from fl_client.storage.device_storage import DeviceStorage
+from fl_client.storage.disk import DiskThread
+from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
+from fl_client.training import payloads
+from fl_client.training.trainer import OnStep, Trainer, TrainingResult
+from fl_client.training.worker import Worker
+from fl_common.tracing import UNTRACED, Traces
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+Work = Callable[[], Awaitable[None]]
+T = TypeVar("T")
+
+TRACEPARENT_CHARS = 128
+"""A longer trace parent is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The daemon's parts that execute assignments."""
+
+    link: Link
+    bundles: BundleCache
+    trainer: Trainer
+    worker: Worker
+    disk: DiskThread
+    state: StateDirectory
+    storage: DeviceStorage
+    availability: AvailabilityMonitor
+    metrics: Metrics
+    progress: Progress
+    traces: Traces = UNTRACED
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+
+class AssignmentExecutor:
+    """Executes assignments, each in a task of its own."""
+
+    def __init__(self, services: Services, failures: FailureReports) -> None:
+        self._services = services
+        self._failures = failures
+
+    async def handle_errors(self, key: Key, work_digest: bytes, timer: DeadlineTimer, work: Work) -> None:
+        """Do the work of one assignment within its time. An error is reported, and ends no other work."""
+        try:
+            async with timer:
+                await work()
+        except WorkFailed as failure:
+            self.report_failure(key, work_digest, failure)
+        except ResourceGone as error:
+            log.info("work_withdrawn", **key_fields(key), reason=str(error))
+        except TransportError as error:
+            if not isinstance(error, GivenUp):  # otherwise the update may have been admitted: its outcome decides
+                await self._drop(key)
+            self.report_failure(key, work_digest, WorkFailed(pb.FAILURE_REASON_REFUSED, f"the coordinator: {error}"))
+        except Exception as error:  # a fault of the daemon must not end it: it trains for other rounds too
+            log.exception("work_broken", **key_fields(key))
+            message = f"{type(error).__name__}: {error}"
+            self.report_failure(key, work_digest, WorkFailed(pb.FAILURE_REASON_TASK_ERROR, message))
+
+    async def train_and_submit(self, assignment: training_pb2.Assignment) -> None:
+        """Train, save the update, submit it, and handle the receipt."""
+        parent = assignment.traceparent
+        with self._services.traces.within(parent if len(parent) <= TRACEPARENT_CHARS else ""):
+            await self._train_and_submit(assignment)
+
+    async def _train_and_submit(self, assignment: training_pb2.Assignment) -> None:
+        services, key = self._services, key_of(assignment.key)
+        log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
+        check_assignment(assignment, services.limits, services.trainer.examples)
+        update = await services.state.required(services.storage.resume, assignment)
+        if update is None:
+            async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
+                result = await self._train(assignment)
+            update = await self._save(result)
+            del result  # its tensors are not needed during the upload
+        # An update made for an earlier attempt answers this one too: the work is the same.
+        update.header.attempt = assignment.attempt
+        self._show(key, "sending the update")
+        receipt = await submit(services.link, update, services.disk, services.metrics.bytes_sent)
+        await self._handle_receipt(update.header, receipt)
+
+    async def _train(self, assignment: training_pb2.Assignment) -> TrainingResult:
+        services, key = self._services, key_of(assignment.key)
+        services.trainer.check_task(assignment.task, assignment.fingerprint)
+        state = await services.state.required(services.storage.state_for, assignment)
+        if payloads.method_of(assignment.training).keeps_client_state:
+            await services.state.required(services.storage.check_limits, key[0])
+        self._show(key, "fetching the model")
+        bundles = await services.bundles.get(assignment.resources, await self._layouts())
+
+        def work(check: Callable[[], None]) -> TrainingResult:
+            return services.trainer.train(assignment, bundles, state, self._on_step(key, check))
+
+        with services.traces.span("training"):
+            result = await self._compute(work)
+        header = result.update.header
+        services.metrics.update_trained(header)
+        log.info(
+            "trained",
+            **key_fields(key),
+            steps=header.num_steps,
+            loss=round(header.training_loss, 5) if header.HasField("training_loss") else None,
+            seconds=round(header.training_seconds, 3),
+        )
+        return result
+
+    async def _save(self, result: TrainingResult) -> PendingUpdate:
+        """Write the update before it is sent, so that a restart does not repeat the training.
+
+        An update with a next client state is not sent unsaved: the state would be lost if the update counted.
+        """
+        update, services = result.update, self._services
+        try:
+            return await services.state.run(services.storage.save, update, result.next_state)
+        except OSError as error:
+            if result.next_state is not None:
+                await services.state.step_back(update.header.size_bytes + result.next_state.size_bytes)
+                raise WorkFailed(
+                    pb.FAILURE_REASON_RESOURCES, f"state_dir: expected space for the client state, got {error}"
+                ) from error
+            log.warning("update_not_kept", **key_fields(key_of(update.header.key)), reason=str(error))
+            return PendingUpdate.in_memory(update)
+
+    async def _handle_receipt(self, header: training_pb2.UpdateHeader, receipt: training_pb2.Receipt) -> None:
+        """Log the receipt. An admitted update stays on disk until its outcome, a refused one is removed."""
+        key = key_of(header.key)
+        if receipt.admitted and receipt.digest == header.digest:
+            self._services.metrics.update_admitted()
+            log.info("submitted", **key_fields(key), bytes=header.size_bytes)
+            return
+        reason = name_of(training_pb2.RefusalReason, receipt.reason)
+        if receipt.admitted:
+            reason = "ANOTHER_UPDATE_WAS_FIRST"
+        await self._drop(key)
+        self._services.metrics.receipts.labels("refused").inc()
+        log.warning("update_refused", **key_fields(key), reason=reason, detail=log_text(receipt.detail))
+
+    async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
+        """Evaluate on this device's held-out examples, and report the metrics."""
+        services, key = self._services, key_of(assignment.key)
+        check_resources(assignment.resources)
+        services.trainer.check_task(assignment.task, assignment.fingerprint)
+        self._show(key, "evaluating")
+        async with services.availability.while_allowed():
+            bundles = await services.bundles.get(assignment.resources, await self._layouts())
+            examples, metrics = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles))
+
+        async def report(session: Session) -> None:
+            await session.connection.report_evaluation(
+                pb.ReportEvaluationRequest(
+                    session_id=session.id, key=assignment.key, num_examples=examples, metrics=metrics
+                )
+            )
+
+        await services.link.call_with_retry(report)
+        log.info("evaluated", **key_fields(key), examples=examples, **metrics)
+
+    async def _layouts(self) -> Layouts:
+        """The layouts of this device's model. The first call makes the model."""
+        trainer = self._services.trainer
+        if trainer.layouts is None:
+            await self._compute(lambda check: trainer.prepare())
+        assert trainer.layouts is not None  # noqa: S101 - for the type: `prepare` sets it
+        return trainer.layouts
+
+    async def _compute(self, function: Callable[[Callable[[], None]], T]) -> T:
+        """The function's result from the worker thread, within the owner's limit."""
+        seconds = self._services.limits.max_seconds
+        try:
+            return await self._services.worker.run(function, seconds)
+        except TimeoutError:
+            raise WorkFailed(
+                pb.FAILURE_REASON_RESOURCES,
+                f"this device's owner allows {seconds:g} s of computing for an assignment (limits.max_seconds)",
+            ) from None
+
+    def report_failure(self, key: Key, work_digest: bytes, failure: WorkFailed) -> None:
+        """Report to the coordinator that an assignment failed, and why."""
+        reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
+        self._services.metrics.failures.labels(reason).inc()
+        write = log.info if failure.reason == pb.FAILURE_REASON_STOPPED else log.error
+        write("work_failed", **key_fields(key), reason=reason, message=log_text(str(failure)))
+        self._failures.add(key, work_digest, failure.reason, str(failure))
+
+    async def _drop(self, key: Key) -> None:
+        with suppress(OSError):  # a file that stays is removed with the run's next round
+            await self._services.state.run(self._services.storage.drop, key)
+
+    def _on_step(self, key: Key, check: Callable[[], None]) -> OnStep:
+        def on_step(step: int, steps: int) -> None:
+            check()
+            self._services.metrics.steps.inc()
+            self._show(key, f"step {step} of {steps}")
+
+        return on_step
+
+    def _show(self, key: Key, activity: str) -> None:
+        self._services.progress.show(f"{key[0]}, round {key[1]}: {activity}")
+
+
+def key_fields(key: Key) -> dict[str, str | int]:
+    """The key as fields of a log line."""
+    return {"run": key[0], "round": key[1], "exchange": key[2]}

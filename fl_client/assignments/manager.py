@@ -1,0 +1,218 @@
+"""Handles the coordinator's events: starts, repeats and ends the tasks that execute assignments.
+
+There is one task for each assignment. It outlives connections and sessions. It ends with a receipt, a failure report,
+or its cancellation. A repeated assignment finds its task or its saved update: nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from fl_client.assignments.checks import InvalidEvent, checked_key, checked_outcome, checked_run
+from fl_client.assignments.deadline import DeadlineTimer, seconds_for
+from fl_client.assignments.executor import AssignmentExecutor, Services, key_fields
+from fl_client.assignments.failure_reports import FailureReports
+from fl_client.connection.messages import log_text
+from fl_client.errors import WorkFailed
+from fl_client.storage.pending_updates import Assigned, Key, key_of, message_of, name_of, work_digest
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+MAX_CHANGES = 256
+"""Changes on disk that may wait. Beyond it no event is requested until one is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work_digest: bytes
+    task: asyncio.Task[None]
+    timer: DeadlineTimer
+
+
+Jobs = dict[Key, _Job]
+
+T = TypeVar("T")
+
+
+class AssignmentManager:
+    """Handles events, and owns the tasks that execute assignments. An EventHandler of the session manager."""
+
+    def __init__(self, services: Services, tasks: asyncio.TaskGroup) -> None:
+        self._failures = FailureReports(services.link, services.availability)
+        self._executor = AssignmentExecutor(services, self._failures)
+        self._limits, self._attended = services.limits, False
+        self._disk, self._storage = services.disk, services.storage
+        self._state = services.state
+        self._metrics, self._progress = services.metrics, services.progress
+        self._tasks = tasks
+        self._training: Jobs = {}
+        self._evaluating: Jobs = {}
+        self._stopped = False
+        self._changes = asyncio.Semaphore(MAX_CHANGES)
+        self._reporting = tasks.create_task(self._failures.run())
+
+    def handle(self, event: pb.AttendResponse) -> None:
+        """Act on one event. An event that is not valid is ignored."""
+        kind = event.WhichOneof("event")
+        try:
+            self._handle(event)
+        except InvalidEvent as error:
+            self._metrics.ignored.inc()
+            log.warning("event_ignored", kind=kind, reason=log_text(str(error)))
+        except Exception:  # a fault of the daemon must not end it: it has other events to handle
+            self._metrics.ignored.inc()
+            log.exception("event_broken", kind=kind)
+
+    async def ready(self) -> None:
+        """Wait until the changes on disk are below their limit."""
+        async with self._changes:
+            pass
+
+    def _handle(self, event: pb.AttendResponse) -> None:
+        match event.WhichOneof("event"):
+            case "assignment":
+                self._start(self._training, event.assignment, self._executor.train_and_submit)
+            case "evaluation":
+                self._start(self._evaluating, event.evaluation, self._executor.evaluate)
+            case "cancel":
+                self._cancel(checked_key(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
+            case "outcome":
+                self._settle(event.outcome)
+            case "run_ended":
+                self._end_run(checked_run(event.run_ended.run_id))
+
+    async def pending_updates(self) -> list[training_pb2.ExchangeKey]:
+        """Keys of the updates with an unknown outcome, those in training included.
+
+        So a daemon that was away while its round ended learns that its update is not needed any more.
+        """
+        saved = await self._disk.run(self._storage.pending_keys)
+        in_training = self._training.keys() - {key_of(key) for key in saved}
+        return saved + [message_of(key) for key in sorted(in_training)]
+
+    async def client_states(self) -> list[pb.HeldState]:
+        """The runs with a client state."""
+        return await self._disk.run(self._storage.held_states)
+
+    def attached(self) -> None:
+        """The coordinator's stream is open."""
+        self._set_attended(True)
+        self._metrics.attached.set(1)
+        self._metrics.connects.labels("attached").inc()
+        self._show_idle("waiting for work")
+
+    def disconnected(self) -> None:
+        """The stream is closed. Work continues, and its deadlines stop."""
+        self._set_attended(False)
+        self._metrics.attached.set(0)
+        self._metrics.connects.labels("failed").inc()
+        self._show_idle("not connected, trying again")
+
+    def stop(self) -> None:
+        """End all work without reports, and start none."""
+        self._stopped = True  # assignments may still be pushed until the connection is closed
+        self._reporting.cancel()
+        for job in (*self._training.values(), *self._evaluating.values()):
+            job.task.cancel()
+
+    def _start(self, jobs: Jobs, assignment: Assigned, work: Callable[[Assigned], Awaitable[None]]) -> None:
+        """Start to execute an assignment, unless the same work is in progress."""
+        if self._stopped:
+            return
+        key, digest = checked_key(assignment.key), work_digest(assignment)
+        seconds = seconds_for(assignment, self._limits.max_seconds)
+        if (job := jobs.get(key)) is not None:
+            if job.work_digest == digest:
+                job.timer.restart(seconds)
+                return
+            job.task.cancel()
+        if self._failures.is_waiting(key, digest):
+            return
+        self._failures.remove(key)
+        if jobs is self._training:
+            self._end_earlier(key)
+        timer = DeadlineTimer(seconds, running=self._attended)
+        task = self._tasks.create_task(self._executor.handle_errors(key, digest, timer, partial(work, assignment)))
+        jobs[key] = _Job(digest, task, timer)
+        task.add_done_callback(partial(self._done, jobs, key))
+        self._limit(jobs)
+
+    def _limit(self, jobs: Jobs) -> None:
+        """Give up the oldest assignments beyond the limit: a coordinator needs the newest."""
+        limit = self._limits.max_assignments
+        while len(jobs) > limit:
+            key = next(iter(jobs))
+            job = jobs.pop(key)
+            job.task.cancel()
+            failure = WorkFailed(
+                pb.FAILURE_REASON_RESOURCES,
+                f"expected at most {limit} assignments at once (limits.max_assignments), the oldest is given up",
+            )
+            self._executor.report_failure(key, job.work_digest, failure)
+
+    def _set_attended(self, attended: bool) -> None:
+        self._attended = attended
+        for job in (*self._training.values(), *self._evaluating.values()):
+            job.timer.set_running(attended)
+
+    def _end_earlier(self, key: Key) -> None:
+        """End the run's earlier assignments. They are over, also where their cancellation did not arrive."""
+        for earlier, job in self._training.items():
+            if earlier[0] == key[0] and earlier < key:
+                job.task.cancel()
+
+    def _done(self, jobs: Jobs, key: Key, task: asyncio.Task[None]) -> None:
+        if key in jobs and jobs[key].task is task:
+            del jobs[key]
+            self._show_idle("waiting for work")
+
+    def _cancel(self, key: Key, reason: str) -> None:
+        """End the work for a key, and remove its update."""
+        for job in (self._training.get(key), self._evaluating.get(key)):
+            if job is not None:
+                job.task.cancel()
+        self._change_later(self._storage.drop, key)
+        log.info("cancelled", **key_fields(key), reason=reason)
+
+    def _settle(self, outcome: training_pb2.Outcome) -> None:
+        """Handle the outcome of an update, which ends its work."""
+        key = checked_outcome(outcome)
+        if not outcome.counted and key in self._training:
+            self._training[key].task.cancel()
+        self._change_later(self._storage.settle, outcome)
+        reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)
+        log.info("outcome", **key_fields(key), counted=outcome.counted, reason=reason)
+
+    def _end_run(self, run_id: str) -> None:
+        """End the work of a run, and remove its files."""
+        for jobs in (self._training, self._evaluating):
+            for key, job in jobs.items():
+                if key[0] == run_id:
+                    job.task.cancel()
+        self._change_later(self._storage.end_run, run_id)
+        log.info("run_ended", run=run_id)
+
+    def _change_later(self, change: Callable[[T], None], argument: T) -> None:
+        """Change the files on disk, after all changes that were requested before."""
+        self._tasks.create_task(self._change(change, argument))
+
+    async def _change(self, change: Callable[[T], None], argument: T) -> None:
+        async with self._changes:
+            try:
+                await self._state.run(change, argument)
+            except OSError as error:  # the run's next assignment repeats which update has counted
+                log.error("state_dir_failed", change=change.__name__, reason=str(error))
+            except Exception:  # a fault of the daemon must not end it: it trains for other rounds too
+                log.exception("change_broken", change=change.__name__)
+
+    def _show_idle(self, activity: str) -> None:
+        if not self._training and not self._evaluating:
+            self._progress.show(activity)

@@ -1,0 +1,107 @@
+"""How long to wait before the next connection, by the error that ended the last one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from fl_client.connection.link import Backoff, RetryDelays
+from fl_client.errors import (
+    ClientError,
+    Contested,
+    Fenced,
+    InvalidCertificate,
+    NotAllowed,
+    ProtocolMismatch,
+    Refused,
+    SessionLost,
+    StartError,
+    TransportError,
+)
+from fl_client.rate_limit import RateLimiter
+
+log = structlog.get_logger()
+
+CONNECTIONS_PER_S, CONNECTION_BURST = 0.5, 30
+"""Limit of new connections, whatever the coordinator answers."""
+
+MAX_BLOCKED = 10
+"""Times `RetryDelays.blocked`, between two tries of a daemon that is refused again and again."""
+
+NEEDS_A_PERSON = (ProtocolMismatch, NotAllowed, Refused, StartError)
+"""Errors that no retry alone can repair."""
+
+
+class ReconnectPolicy:
+    """The waits between connections. Each kind of error has its own backoff."""
+
+    def __init__(self, delays: RetryDelays) -> None:
+        self._backoff = Backoff(delays)
+        self._blocked = Backoff(RetryDelays(first=delays.blocked, longest=MAX_BLOCKED * delays.blocked))
+        self._fenced_delays = replace(delays, first=delays.longest, longest=MAX_BLOCKED * delays.blocked)
+        self._fenced = Backoff(self._fenced_delays)
+        self._connections = RateLimiter(CONNECTIONS_PER_S, CONNECTION_BURST)
+
+    def attached(self) -> None:
+        """A stream is open: the next waits are short again."""
+        self._backoff.reset()
+        self._blocked.reset()
+
+    def limit(self, wait: float) -> float:
+        """The wait, or a longer one that keeps to the limit of new connections."""
+        return max(wait, self._connections.delay())
+
+    def after_end(self, requested: float | None) -> float:
+        """Seconds to wait after a stream that the coordinator ended."""
+        return self._backoff.after(requested)
+
+    def after_fault(self) -> float:
+        """Seconds to wait after an error of the daemon itself."""
+        return self._backoff.next()
+
+    def after(self, error: ClientError, attended_s: float, *, was_registered: bool) -> float:
+        """Seconds to wait after an error. Errors that need a person are logged with what to do.
+
+        attended_s: duration of the connection. was_registered: whether it began with a known session.
+        """
+        if isinstance(error, Fenced) and error.by_other_instance:
+            return self._after_fence(attended_s, error)
+        if isinstance(error, SessionLost | Fenced):
+            if was_registered:
+                self._backoff.reset()  # the coordinator is back and only needs a new registration
+            return self._backoff.next()
+        if isinstance(error, NEEDS_A_PERSON):
+            log.error(
+                "refused", reason=str(error), todo=next(todo for kind, todo in _TODO.items() if isinstance(error, kind))
+            )
+            return self._blocked.next()
+        if isinstance(error, InvalidCertificate):
+            log.error("certificate_invalid", reason=str(error), todo=error.todo)
+            if error.ended:
+                return self._blocked.next()
+        if isinstance(error, Contested):
+            log.error("identity_in_use", reason=str(error), todo=_TWO_DAEMONS)
+        return self._backoff.after(error.wait if isinstance(error, TransportError) else None)
+
+    def _after_fence(self, attended_s: float, error: Fenced) -> float:
+        """Another daemon opened a newer session. An immediate reconnect would fence it in turn, without end.
+
+        After a long session the waits start from the shortest again.
+        """
+        if attended_s > self._fenced_delays.longest:
+            self._fenced.reset()
+        log.error("fenced", reason=str(error), todo=_TWO_DAEMONS)
+        return self._fenced.next()
+
+
+_TWO_DAEMONS = (
+    "two daemons use one identity: end one of them; a copied device needs a client_id, a state_dir and a certificate "
+    "of its own. This daemon retries meanwhile, with growing waits"
+)
+_TODO: dict[type[ClientError], str] = {
+    ProtocolMismatch: "upgrade the older side; this daemon retries meanwhile",
+    NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",
+    StartError: "restore the file; this daemon retries meanwhile",
+    Refused: "compare this daemon's configuration and version with the coordinator's",
+}

@@ -1,0 +1,53 @@
+"""Checks of a registration's response, and the session that it opens."""
+
+from __future__ import annotations
+
+from fl_client.connection.link import Session
+from fl_client.connection.transport import Connection
+from fl_client.errors import ProtocolMismatch, Unreachable
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
+
+MIN_CHUNK_BYTES = 16 << 10
+"""A lower limit on chunks is ignored: a model would need millions of them."""
+_SESSION_CHARS = 256
+
+
+def check_registration(response: pb.RegisterResponse, request: pb.RegisterRequest) -> None:
+    """Check version and session id.
+
+    Raises:
+        ProtocolMismatch: the version was not offered.
+        Unreachable: the session id is empty or too long.
+    """
+    offered = request.protocol
+    if not offered.min <= response.protocol <= offered.max:
+        raise ProtocolMismatch(
+            f"expected protocol {offered.min} to {offered.max}, got {response.protocol}",
+            (response.protocol, response.protocol),
+        )
+    if not 1 <= len(response.session_id) <= _SESSION_CHARS:
+        raise Unreachable(f"expected a session id of 1 to {_SESSION_CHARS} characters, got {len(response.session_id)}")
+
+
+def session_of(response: pb.RegisterResponse, connection: Connection) -> Session:
+    """The session, with chunk sizes within both sides' limits. Missing sizes get this side's defaults."""
+    largest = max(min(response.limits.max_chunk_bytes or MAX_CHUNK_BYTES, MAX_CHUNK_BYTES), MIN_CHUNK_BYTES)
+    preferred = min(response.limits.chunk_bytes or CHUNK_BYTES, largest)
+    return Session(response.session_id, connection, preferred, largest)
+
+
+def requested_events(response: pb.RegisterResponse, request: pb.RegisterRequest) -> list[pb.AttendResponse]:
+    """The outcomes and ended runs that the request asked about, as events. Others are ignored."""
+    pending = {key.SerializeToString(deterministic=True) for key in request.pending}
+    runs = {state.run_id for state in request.states}
+    events: list[pb.AttendResponse] = []
+    for outcome in response.outcomes:
+        if (name := outcome.key.SerializeToString(deterministic=True)) in pending:
+            pending.remove(name)
+            events.append(pb.AttendResponse(outcome=outcome))
+    for run_id in response.ended_runs:
+        if run_id in runs:
+            runs.remove(run_id)
+            events.append(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
+    return events

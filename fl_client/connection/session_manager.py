@@ -1,0 +1,300 @@
+"""Keeps one attended session open: register, attend, and reconnect with growing waits.
+
+When certificates are renewed, the session moves to a new connection. It is attended there before the old connection is
+closed, so that no event is missed. Calls in progress end on the connection where they began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from fl_client.connection.link import ActiveCalls, Link, Session
+from fl_client.connection.messages import log_text, seconds_of
+from fl_client.connection.reconnect import NEEDS_A_PERSON, ReconnectPolicy
+from fl_client.connection.registration import check_registration, requested_events, session_of
+from fl_client.connection.stream import EventStream
+from fl_client.connection.transport import Connect, Connection
+from fl_client.errors import (
+    Fenced,
+    InvalidCertificate,
+    NotAllowed,
+    SessionLost,
+    StartError,
+    TransportError,
+    Unreachable,
+)
+from fl_client.rate_limit import RateLimiter
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+LAST_EVENTS_S = 20.0
+"""Longest wait for the end of an old stream whose session has moved."""
+
+EVENTS_PER_S, EVENT_BURST = 500.0, 1000
+"""Limit of events that are taken. A coordinator that pushes more has to wait."""
+
+NOTICES_PER_S, NOTICE_BURST = 0.1, 10
+"""Limit of an operator's notices in the log. Others are dropped."""
+
+
+WaitForRenewal = Callable[[], Awaitable[None]]
+"""Waits until a new connection is needed although the current one works."""
+
+
+async def _never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def _unchanged(error: TransportError) -> TransportError:
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The coordinator's address, and how to connect to it."""
+
+    server: str
+    connect: Connect
+    renewed: WaitForRenewal = _never
+    explained: Callable[[TransportError], TransportError] = _unchanged
+    """The error of a connection without an answer, or the cause of it that this device knows."""
+
+
+class EventHandler(Protocol):
+    """Takes the events of a session, and knows what a registration has to list."""
+
+    def attached(self) -> None:
+        """The coordinator's stream is open."""
+        ...
+
+    def disconnected(self) -> None:
+        """The stream is closed."""
+        ...
+
+    def handle(self, event: pb.AttendResponse) -> None:
+        """Act on one event."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until the next event can be handled."""
+        ...
+
+    async def pending_updates(self) -> list[training_pb2.ExchangeKey]:
+        """Keys of the updates with an unknown outcome."""
+        ...
+
+    async def client_states(self) -> list[pb.HeldState]:
+        """The runs with a client state."""
+        ...
+
+
+class SessionManager:
+    """Keeps one attended session open, and gives it to the link."""
+
+    def __init__(self, request: Callable[[], pb.RegisterRequest], endpoint: Endpoint, link: Link) -> None:
+        """request: returns this daemon's registration as it is now, without updates and states."""
+        self._request = request
+        self._endpoint = endpoint
+        self._link = link
+        self._session: pb.RegisterResponse | None = None
+        self._reconnect = ReconnectPolicy(link.delays)
+        self._events = RateLimiter(EVENTS_PER_S, EVENT_BURST)
+        self._notices = RateLimiter(NOTICES_PER_S, NOTICE_BURST)
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Connections that the session has moved away from, with calls in progress."""
+        self._wait: float | None = None
+        self._reason = ""
+        """The wait that the coordinator requested before the next connection, and why it ended this one."""
+        self._needs_renewal = False
+        """Whether the last connection failed in a way that renewed certificates may repair."""
+
+    async def run(self, handler: EventHandler) -> None:
+        """Attend until cancelled, and give every event to `handler`."""
+        try:
+            while True:
+                wait, reason = await self._attend_once(handler)
+                wait = self._reconnect.limit(wait)
+                log.warning(
+                    "disconnected", server=self._endpoint.server, reason=reason, next_try_seconds=round(wait, 1)
+                )
+                handler.disconnected()
+                await self._sleep(wait)
+        finally:
+            for task in self._leaving:
+                task.cancel()
+            await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait before the next connection, or until the files are renewed where that may help."""
+        if not self._needs_renewal:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._endpoint.renewed()
+
+    async def _attend_once(self, handler: EventHandler) -> tuple[float, str]:
+        """Attend one session until it ends. Returns the seconds before the next try, and why it ended."""
+        known, began = self._session is not None, time.monotonic()
+        self._needs_renewal = False
+        try:
+            await self._attend(handler)
+        except (TransportError, StartError) as failed:
+            error = self._endpoint.explained(failed) if isinstance(failed, Unreachable) else failed
+            self._needs_renewal = isinstance(error, (InvalidCertificate, *NEEDS_A_PERSON))
+            if isinstance(error, (SessionLost, Fenced, *NEEDS_A_PERSON)):
+                self._session = None
+            return self._reconnect.after(error, time.monotonic() - began, was_registered=known), str(error)
+        except Exception as error:  # a fault of the daemon must not end it; the next connection may work
+            self._session = None
+            log.exception("attendance_broken", server=self._endpoint.server)
+            return self._reconnect.after_fault(), f"{type(error).__name__}: {log_text(str(error))}"
+        return self._reconnect.after_end(self._wait), self._reason
+
+    async def _attend(self, handler: EventHandler) -> None:
+        """Attend on one connection, or on several in turn when the session moves."""
+        self._wait, self._reason = None, "the coordinator ended the stream"
+        connection = self._endpoint.connect()
+        try:
+            stream = await self._open_stream(connection, handler)
+        except BaseException:
+            await connection.close()
+            raise
+        renewal = asyncio.ensure_future(self._endpoint.renewed())
+        try:
+            await stream.wait_for_first()
+            while await self._take_until(stream, renewal, handler):
+                stream, until = await self._move(stream, handler)
+                renewal = asyncio.ensure_future(until())
+        finally:
+            renewal.cancel()
+            self._link.close()
+            await stream.close()
+
+    async def _open_stream(self, connection: Connection, handler: EventHandler) -> EventStream:
+        """The session's stream. A session that the coordinator no longer knows is replaced on the same connection.
+
+        After a restart of the coordinator this is the case for every daemon, and saves each a connection.
+        """
+        if self._session is not None:
+            stream = self._stream_of(session_of(self._session, connection), handler)
+            try:
+                if not await stream.session_is_lost():
+                    return stream
+            except (asyncio.CancelledError, Unreachable):
+                await stream.close()
+                raise
+            log.info("session_lost", server=self._endpoint.server)
+            self._session = None  # also if the registration below is deferred: the next try must not ask for it again
+        self._session = await self._register(connection, handler)
+        return self._stream_of(session_of(self._session, connection), handler)
+
+    def _stream_of(self, session: Session, handler: EventHandler) -> EventStream:
+        """A stream whose events are requested at a limited rate, and only while the handler is ready."""
+
+        async def ready() -> None:
+            if delay := self._events.delay():
+                await asyncio.sleep(delay)
+            await handler.ready()
+
+        return EventStream(session, ready)
+
+    async def _move(self, old: EventStream, handler: EventHandler) -> tuple[EventStream, WaitForRenewal]:
+        """Move the session to a new connection. Returns the old stream if the new connection fails.
+
+        The second value waits for the next move.
+        """
+        session = replace(old.session, connection=self._endpoint.connect(), calls=ActiveCalls())
+        new = self._stream_of(session, handler)
+        try:
+            old_is_open = await self._take_until(old, new.next_event, handler)
+            first = await self._first_event(new, old_is_open)
+            if first is None:
+                await new.close()
+                return old, partial(asyncio.sleep, self._link.delays.longest)
+            if old_is_open:
+                await self._take_last_events(old, handler)
+        except BaseException:
+            await new.close()
+            raise
+        self._take(first, new, handler)
+        log.info("moved", server=self._endpoint.server)
+        leaving = asyncio.create_task(old.close_after_calls())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        return new, self._endpoint.renewed
+
+    async def _first_event(self, new: EventStream, old_is_open: bool) -> pb.AttendResponse | None:
+        """The first event of the new stream. None if the new connection is refused and the old one still works."""
+        try:
+            if (first := await new.next()) is not None:
+                return first
+            raise Unreachable("the coordinator ended the stream")
+        except (Unreachable, NotAllowed) as error:
+            if not old_is_open:
+                raise
+            todo = "the earlier connection is kept; does the coordinator know the CA of the new certificate?"
+            log.warning("not_moved", server=self._endpoint.server, reason=str(error), todo=todo)
+            return None
+
+    async def _take_last_events(self, old: EventStream, handler: EventHandler) -> None:
+        """The coordinator has ended the old stream. Its events come before those of the new one."""
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(LAST_EVENTS_S):
+                while (event := await old.next()) is not None:
+                    self._take(event, old, handler)
+
+    async def _take_until(self, stream: EventStream, other: asyncio.Future[Any], handler: EventHandler) -> bool:
+        """Take events until `other` is done. Returns False if the stream ended before."""
+        while True:
+            await asyncio.wait({stream.next_event, other}, return_when=asyncio.FIRST_COMPLETED)
+            if not stream.next_event.done():
+                return True
+            if (event := stream.take()) is None:
+                return False
+            self._take(event, stream, handler)
+
+    def _take(self, event: pb.AttendResponse, stream: EventStream, handler: EventHandler) -> None:
+        kind = event.WhichOneof("event")
+        if not stream.attached:
+            if kind != "attached":
+                raise Unreachable(f"expected Attached as the first event, got {kind or 'an unknown one'}")
+            stream.attached = True
+            self._reconnect.attached()
+            self._link.open(stream.session)
+            handler.attached()
+            return
+        match kind:
+            case "attached":
+                pass  # a repeat
+            case "retry":
+                self._wait, self._reason = seconds_of(event.retry.wait), log_text(event.retry.reason)
+            case "drain":
+                self._reason = log_text(event.drain.reason) or "drained"
+                log.info("drained", by_coordinator=event.drain.coordinator_leaving, reason=self._reason)
+            case "notice":
+                if self._notices.try_acquire():
+                    log.warning("notice", text=log_text(event.notice.text))
+            case _:
+                handler.handle(event)
+
+    async def _register(self, connection: Connection, handler: EventHandler) -> pb.RegisterResponse:
+        request = self._request()
+        request.pending.extend(await handler.pending_updates())
+        request.states.extend(await handler.client_states())
+        response = await connection.register(request)
+        check_registration(response, request)
+        log.info("registered", client=request.client_id, protocol=response.protocol)
+        for event in requested_events(response, request):
+            handler.handle(event)
+        return response

@@ -1,0 +1,225 @@
+"""The daemon's configuration: TOML files, read and checked once.
+
+Relative paths are relative to the directory in which the daemon is started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fl_client.errors import ConfigError
+from fl_client.settings import schedule
+from fl_common.names import check_id
+from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+
+Precision = Literal["float32", "bfloat16"]
+MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+GateName = Literal["window", "gpu", "power", "temperature"]
+
+
+def _client_id(value: str) -> str:
+    return check_id("this device's name", value)
+
+
+def _device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
+        raise ValueError(f'expected "auto", "cpu", "cuda" or "cuda:1", got {value!r}')
+    return value
+
+
+def _reachable(value: str) -> str:
+    if split_address(value)[1] == 0:
+        raise ValueError(f"expected the coordinator's port, got {value!r}")
+    return value
+
+
+def _window(value: str) -> str:
+    schedule.parse(value)
+    return value
+
+
+def _zone(value: str) -> str:
+    try:
+        return ZoneInfo(value).key if value else ""
+    except (ValueError, OSError, KeyError):
+        raise ValueError(
+            f'expected a time zone such as "Europe/Zurich", got {value!r}; if no zone is known, install tzdata'
+        ) from None
+
+
+class TlsConfig(Section):
+    """PEM files for mTLS."""
+
+    ca: Path
+    """CA certificates that may have signed the coordinator's."""
+    cert: Path
+    """This device's certificate. Its name is the device's identity."""
+    key: Path
+    """The certificate's private key."""
+
+
+class TaskConfig(Section):
+    """The task that is trained."""
+
+    name: str
+    """Name of a built-in task, or module:attribute of an installed module."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options for the task: {data_root = "..."}."""
+
+
+class ShardConfig(Section):
+    """This device's part of the training data, by one of partition, file and folder. Without any of them: all data."""
+
+    partition: dict[str, str | bool | int | float] | None = None
+    """A partition made from a seed, by the fields of tasks.PartitionSpec. Devices differ only in `index`."""
+    file: Path | None = None
+    """A partition file."""
+    index: int | None = Field(default=None, ge=0)
+    """Number of the client in the partition, from 0."""
+    folder: Path | None = None
+    """A folder of the device's own files, which the task reads."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("partition", "file", "folder") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"expected one of partition, file and folder, got {' and '.join(given)}")
+        if given in (["partition"], ["file"]) and self.index is None:
+            raise ValueError(f"{given[0]} needs an index: the number of this device's part, from 0")
+        if self.index is not None and given not in (["partition"], ["file"]):
+            raise ValueError("index needs a partition or a file")
+        return self
+
+
+class GatesConfig(Section):
+    """Conditions for training. Without any of them the device may train at any time."""
+
+    windows: list[Annotated[str, AfterValidator(_window)]] = Field(default_factory=list)
+    """Local times of training: "22:00-06:00", "mon-fri 18:30-24:00", "sat,sun 00:00-24:00"."""
+    timezone: Annotated[str, AfterValidator(_zone)] = ""
+    """Time zone of the windows, such as "Europe/Zurich". "": the device's own."""
+    on_mains: bool = False
+    """Train only while the device does not run on a battery."""
+    temperature_below: float | None = Field(default=None, gt=0, le=150)
+    """Train only while the hottest zone is below this, in degrees Celsius."""
+    temperature_margin: float = Field(default=5.0, ge=0, le=50)
+    """Degrees below the limit at which training may start again."""
+    temperature_zones: list[str] = Field(default_factory=list)
+    """Types of the thermal zones that count. Empty: all that can be read."""
+    gpu_below: float | None = Field(default=None, gt=0, le=1)
+    """Train only while other programs use less of the GPU than this share. 0.2 is a fifth."""
+    finish: list[GateName] = Field(default=["window"])
+    """Gates that let a round in progress finish when they close: "window", "power", "temperature", "gpu". Any
+    other gate ends the round."""
+    check_s: float = Field(default=15.0, gt=0, le=3600)
+    """Seconds between checks. Windows begin and end at their own times."""
+    open_after_s: float = Field(default=60.0, ge=0, le=86400)
+    """Seconds for which the condition of power, temperature or GPU must hold before training starts again."""
+    sysfs: Path = Path("/sys")
+    """Folder of Linux's files about power and temperature. In a container it may be another one."""
+
+    @model_validator(mode="after")
+    def _of_use(self) -> Self:
+        if self.timezone and not self.windows:
+            raise ValueError(
+                "timezone is the time zone of windows, and there are none: add windows, or remove timezone"
+            )
+        if self.temperature_zones and self.temperature_below is None:
+            raise ValueError("temperature_zones needs temperature_below")
+        return self
+
+
+class LimitsConfig(Section):
+    """Limits of the work that a coordinator may request. The task's own model limits the size of downloads."""
+
+    max_steps: int = Field(default=10_000_000, ge=1)
+    """Local steps of one assignment. An assignment of more steps is refused."""
+    max_batch_size: int = Field(default=65_536, ge=1)
+    """Examples in one batch. An assignment with larger batches is refused, unless the shard is smaller."""
+    max_seconds: float = Field(default=86_400.0, gt=0, le=31_536_000)
+    """Seconds of computing for one assignment. Also the deadline of an assignment without one, or with a later one."""
+    max_assignments: int = Field(default=4, ge=1, le=64)
+    """Assignments in progress at once, and as many evaluations. Beyond it the oldest is given up."""
+    max_wait_s: float = Field(default=3_600.0, ge=1, le=604_800)
+    """Longest wait, in seconds, that a coordinator may request before the next try."""
+    max_runs: int = Field(default=16, ge=1)
+    """Runs with client states at once. Work of another run that needs a client state is refused."""
+    max_kept_bytes: int = Field(default=16 << 30, ge=1)
+    """Bytes on disk of client states and of updates with a next state. Work that needs more is refused."""
+
+
+class ClientConfig(Section):
+    """All settings of a daemon."""
+
+    client_id: Annotated[str, AfterValidator(_client_id)] | None = None
+    """Identity: 1 to 64 characters of [A-Za-z0-9._-]. None: the certificate's name."""
+    server: Annotated[Address, AfterValidator(_reachable)]
+    """Coordinator's host:port."""
+    state_dir: Path
+    """Directory of identity, shard, pending updates and client states. For one daemon at a time."""
+    task: TaskConfig
+    shard: ShardConfig = ShardConfig()
+    device: Annotated[str, AfterValidator(_device)] = "auto"
+    """"auto": the first CUDA device, else the CPU."""
+    precision: Precision = "float32"
+    """Number format of forward and backward passes. "bfloat16" is for devices that are faster with it. Parameters and
+    updates stay float32."""
+    memory_format: MemoryFormat = "auto"
+    """Order of axes of images and convolutions: "channels_last" suits CUDA and is "auto" there, "contiguous" is "auto"
+    elsewhere."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """Threads of torch. Results on a CPU are equal bit for bit only with the same number."""
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    """Use plain text with a coordinator on this machine."""
+    insecure_remote: bool = False
+    """Use plain text over a network, where everyone can read and change it."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels by which runs select clients."""
+    gates: GatesConfig = GatesConfig()
+    limits: LimitsConfig = LimitsConfig()
+    metrics_listen: Address | None = None
+    """host:port of the Prometheus metrics. None or "": no metrics."""
+    max_bundle_bytes: int = Field(default=4 << 30, ge=1)
+    """Largest bundle, in bytes, that is downloaded. Only bundles that fit the task's model are downloaded at all."""
+    log: Literal["auto", "json", "pretty"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_absent(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if (key, value) != ("metrics_listen", "")}
+        return values
+
+    @model_validator(mode="after")
+    def _plain_text_by_name(self) -> Self:
+        if self.tls is not None:
+            if self.insecure or self.insecure_remote:
+                raise ValueError("insecure and [tls] contradict each other: remove one of them")
+            return self
+        if not self.insecure:
+            raise ValueError("expected a [tls] section with ca, cert and key; for plain text set insecure = true")
+        if not is_loopback(split_address(self.server)[0]) and not self.insecure_remote:
+            raise ValueError(
+                f"server: plain text to {self.server}, which is not this machine, is refused: add [tls], or set"
+                " insecure_remote = true where everyone on the network may read and change what is sent"
+            )
+        if self.client_id is None:
+            raise ValueError(
+                "client_id: expected a name for this device (without [tls] there is no certificate with a name)"
+            )
+        return self
+
+
+def load_config(path: Path, overrides: Sequence[Path] = ()) -> ClientConfig:
+    """Read a file, with later files replacing its keys. Raises ConfigError that names file and key."""
+    try:
+        return read_settings(path, ClientConfig, overrides)
+    except SettingsError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,65 @@
+"""Checks whether the server is a coordinator, and whether it accepts this device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from fl_client.connection.transport import GrpcTransport
+from fl_client.errors import NotAllowed, ProtocolMismatch, TransportError
+from fl_client.settings.config import ClientConfig
+from fl_client.settings.identity import identity_of
+from fl_client.setup.doctor.findings import Finding, fail, ok
+from fl_client.setup.doctor.handshake import uses_tls
+from fl_common.pem import PemFiles
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+
+def check(config: ClientConfig) -> Iterator[Finding]:
+    """Register with a protocol version that does not exist.
+
+    A coordinator checks certificate and name first, and then refuses with its supported versions. No session is opened,
+    so a running daemon of the same identity is not fenced.
+    """
+    try:
+        asyncio.run(_register(config))
+    except ProtocolMismatch as refusal:
+        yield _versions(config, refusal)
+    except NotAllowed as refusal:
+        yield fail("coordinator", f"expected to be accepted as {identity_of(config)}, got: {refusal}", _OPERATOR)
+    except TransportError as error:
+        yield _no_answer(config, error)
+    else:
+        yield ok("coordinator", f"{config.server} answers")
+
+
+async def _register(config: ClientConfig) -> None:
+    tls = None if config.tls is None else PemFiles(config.tls.cert, config.tls.key, config.tls.ca).read()
+    transport = GrpcTransport(config.server, tls)
+    try:
+        await transport.register(pb.RegisterRequest(client_id=identity_of(config), protocol=pb.ProtocolRange()))
+    finally:
+        await transport.close()
+
+
+def _versions(config: ClientConfig, refusal: ProtocolMismatch) -> Finding:
+    low, high = refusal.supported
+    if high < PROTOCOL_MIN or low > PROTOCOL_MAX:
+        message = f"expected a coordinator with protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, got {low} to {high}"
+        return fail("coordinator", message, "upgrade the older one: pip install --upgrade impetus-fl")
+    return ok("coordinator", f"supports protocol {low} to {high}, and accepts {identity_of(config)}")
+
+
+def _no_answer(config: ClientConfig, error: TransportError) -> Finding:
+    message = f"expected a coordinator's answer, got: {error}"
+    if config.tls is None and uses_tls(config):
+        return fail(
+            "coordinator", f"{message}. The server uses TLS", "add [tls] with ca, cert and key, without insecure"
+        )
+    return fail(
+        "coordinator", message, "is this the port of the coordinator's `listen`, not its admin port or another?"
+    )
+
+
+_OPERATOR = "ask the coordinator's operator: its log has the reason, and `fl ca issue client` makes certificates"

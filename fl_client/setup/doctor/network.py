@@ -1,0 +1,57 @@
+"""Checks the coordinator's name and port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Iterator
+
+from fl_client.settings.config import ClientConfig
+from fl_client.setup.doctor.findings import Finding, fail, ok
+from fl_common.settings import split_address
+
+SECONDS = 5.0
+"""Timeout of one connection."""
+
+
+def look_up(config: ClientConfig) -> Iterator[Finding]:
+    """Resolve the coordinator's name."""
+    host, port = split_address(config.server)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        fix = (
+            "no name server answered: is the network up? resolvectl status"
+            if error.errno == socket.EAI_AGAIN
+            else f"check server in the settings, and the name server: getent hosts {host}"
+        )
+        yield fail("name", f"expected an address for {host}, got: {error.strerror}", fix)
+        return
+    yield ok("name", f"{host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}")
+
+
+def connect(config: ClientConfig) -> Iterator[Finding]:
+    """Open a TCP connection, and measure its time."""
+    began = time.monotonic()
+    try:
+        open_connection(config).close()
+    except OSError as error:
+        yield fail("port", f"expected a connection to {config.server}, got: {error}", _fix(error))
+        return
+    yield ok("port", f"{config.server} is open, connected in {1000 * (time.monotonic() - began):.0f} ms")
+
+
+def open_connection(config: ClientConfig) -> socket.socket:
+    """A connection, which the caller closes. Raises OSError."""
+    return socket.create_connection(split_address(config.server), timeout=SECONDS)
+
+
+def _fix(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "the port is closed: is the coordinator running, and is this the port of its `listen`?"
+    if isinstance(error, TimeoutError):
+        return "no answer: is there a firewall? the coordinator's port for clients must be open"
+    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return "there is no route: is the network up? ip route get ADDRESS"
+    return "check the network: ip route, ping"

@@ -1,0 +1,133 @@
+"""Client states: SCAFFOLD's c_i, FedDyn's h_i. One file for each run, and the next state of a round in progress.
+
+A state belongs to the update that created it: to its run, round and digest, and to the epoch that it was made in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from algorithms import tree
+from algorithms.base import Algorithm, ClientContext, ClientUpdate, Memory, Tensors
+from fl_client.storage import files, memory_file
+from protos.digests import digest_of
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class NextState:
+    """The client state after a round whose outcome is unknown.
+
+    The next state of every method is affine in the factor c by which the coordinator clips the delta. So the states
+    for c = 1 and c = 0 determine all others.
+    """
+
+    at_one: Memory
+    """The state for c = 1: the delta counts as it was sent."""
+    at_zero: Memory
+    """The state for c = 0, only for the symbols that depend on the delta."""
+
+    @staticmethod
+    def of(algorithm: Algorithm, context: ClientContext, update: ClientUpdate) -> NextState:
+        """The method's next state after this update, which was computed from `context`."""
+        at_one = algorithm.next_client_state(context, update)
+        at_zero = algorithm.next_client_state(context, update.admitted(0.0))
+        return NextState(at_one, {symbol: it for symbol, it in at_zero.items() if not _equal(it, at_one[symbol])})
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors of both."""
+        memories = (self.at_one, self.at_zero)
+        return sum(it.nbytes for memory in memories for tensors in memory.values() for it in tensors.values())
+
+    def at(self, clip_factor: float) -> Memory:
+        """The state of a round that counted with this factor. A factor of 1 returns the tensors of `at_one`."""
+        if clip_factor == 1.0:
+            return self.at_one
+        return {
+            symbol: tree.map(lambda a, b: _blend(a, b, clip_factor), self.at_zero[symbol], tensors)
+            if symbol in self.at_zero
+            else tensors
+            for symbol, tensors in self.at_one.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClientState:
+    """The state of this device in a run, after a round that counted."""
+
+    created_by: training_pb2.Outcome
+    """Outcome of the update that created it. Its state_epoch is the one that the state was made in."""
+    memory: Memory
+
+
+class ClientStateStore:
+    """Files of client states, each replaced by one rename."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = files.made(folder)
+
+    def put(self, state: ClientState) -> None:
+        """Write a state in place of the run's earlier one, durable against a power cut. Raises OSError."""
+        data = memory_file.encode(state.created_by.SerializeToString(), [state.memory])
+        files.write_whole(self._path(state.created_by.key.run_id), data, durable=True)
+
+    def find(self, run_id: str) -> ClientState | None:
+        """The run's state. None if there is none, or if its file is unreadable, which is logged."""
+        path = self._path(run_id)
+        try:
+            with path.open("rb") as file:
+                metadata, (memory,) = memory_file.decode(file, 1)
+            return ClientState(training_pb2.Outcome.FromString(metadata), memory)
+        except FileNotFoundError:
+            return None
+        except (OSError, DecodeError, memory_file.Damaged) as error:
+            log.error("state_unreadable", run=run_id, file=path.name, reason=str(error), todo="it counts as lost")
+            return None
+
+    def created_by(self, run_id: str) -> training_pb2.Outcome | None:
+        """Outcome of the update that created the run's state, read without the state."""
+        return _created_by(self._path(run_id))
+
+    def drop(self, run_id: str) -> None:
+        """Remove a run's state, if there is one."""
+        self._path(run_id).unlink(missing_ok=True)
+
+    def held(self) -> list[pb.HeldState]:
+        """The runs with a state, and the epoch that it was made in."""
+        read = (_created_by(path) for path in sorted(self._folder.glob("*.state")))
+        return [pb.HeldState(run_id=it.key.run_id, state_epoch=it.state_epoch) for it in read if it is not None]
+
+    def size_bytes(self) -> int:
+        """Bytes on disk of all states."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.state"))
+
+    def _path(self, run_id: str) -> Path:
+        # The run's id comes from the wire, so it is not trusted as a file name.
+        return self._folder / f"{digest_of(run_id.encode()).hex()[:32]}.state"
+
+
+def _created_by(path: Path) -> training_pb2.Outcome | None:
+    try:
+        with path.open("rb") as file:
+            return training_pb2.Outcome.FromString(memory_file.read_metadata(file))
+    except (OSError, DecodeError, memory_file.Damaged):
+        return None
+
+
+def _blend(at_zero: Tensor, at_one: Tensor, factor: float) -> Tensor:
+    """at_zero + factor * (at_one - at_zero) in float64, rounded once."""
+    return torch.lerp(at_zero.double(), at_one.double(), factor).to(at_one.dtype)
+
+
+def _equal(a: Tensors, b: Tensors) -> bool:
+    return a is b or (a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items()))

@@ -1,0 +1,149 @@
+"""The state directory: its lock, the identity that owns it, and the shard of the data that never changes.
+
+lock            held while a daemon runs; contains the holder's process id
+identity.json   the client id that the directory belongs to
+shard.json      the shard as it was configured, and its indices
+pending/        updates with an unknown outcome, each with its next client state
+states/         client states after the latest round that counted, one for each run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fl_client.errors import StateError
+from fl_client.storage.files import made, make_folder, write_whole
+from fl_common.file_lock import FileLock, FileLocked
+
+FILES = ("lock", "identity.json", "shard.json", "pending", "states")
+"""Names of the files and folders in the directory."""
+
+
+class StateDir:
+    """A state directory, locked by this process from `__enter__` to `__exit__`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: FileLock | None = None
+        self._contents: dict[str, bytes] = {}
+        """Contents of the files that never change, by name."""
+
+    @property
+    def pending(self) -> Path:
+        """Folder of the updates with an unknown outcome."""
+        return self.path / "pending"
+
+    @property
+    def states(self) -> Path:
+        """Folder of the client states."""
+        return self.path / "states"
+
+    def __enter__(self) -> Self:
+        """Make and lock the directory. Raises StateError, which names the holder of the lock, if that fails."""
+        try:
+            make_folder(self.path)
+            self._lock = self._locked()
+        except OSError as error:
+            raise StateError(f"state_dir: expected a directory that can be written, got {error}") from None
+        return self
+
+    def _locked(self) -> FileLock:
+        """Raises StateError, OSError."""
+        try:
+            return FileLock(self.path / "lock", f"{os.getpid()}\n")
+        except FileLocked as locked:
+            raise StateError(
+                f"state_dir: {self.path} is held by another daemon, process {locked.holder.strip() or 'unknown'}: end"
+                " that one, or give this one a directory of its own"
+            ) from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.release()
+
+    # While the daemon runs.
+
+    def is_whole(self) -> bool:
+        """Whether lock, files and folders are those of this process. Raises OSError where this cannot be seen."""
+        return (
+            self._lock is not None
+            and self._lock.is_at(self.path / "lock")
+            and all((self.path / name).exists() for name in self._contents)
+            and all(folder.is_dir() for folder in (self.pending, self.states))
+        )
+
+    def make_again(self) -> None:
+        """Make what has vanished: the directory, its lock, its files with their old contents, and empty folders.
+
+        Raises:
+            OSError: the directory cannot be made.
+            StateError: another daemon or another device has it now.
+        """
+        make_folder(self.path)
+        if self._lock is None or not self._lock.is_at(self.path / "lock"):
+            lost, self._lock = self._lock, self._locked()
+            if lost is not None:
+                lost.release()
+        for name, content in self._contents.items():
+            path = self.path / name
+            if not path.exists():
+                write_whole(path, [content], durable=True)
+            elif path.read_bytes() != content:
+                raise StateError(f"{path}: expected its content at this daemon's start, got another device or shard")
+        for folder in (self.pending, self.states):
+            if not folder.is_dir():
+                made(folder)
+
+    # At the start.
+
+    def claim(self, client_id: str) -> None:
+        """Bind the directory to an identity. Raises StateError if it belongs to another device."""
+        kept = self._kept("identity.json", lambda: {"client_id": client_id})
+        if kept["client_id"] != client_id:
+            raise StateError(
+                f"state_dir: {self.path} belongs to client {kept['client_id']!r}, expected {client_id!r}: a state"
+                " directory belongs to one device; use another one here"
+            )
+
+    def shard(self, configured: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+        """Indices of this device's examples, made on the first start and the same on every later one.
+
+        Args:
+            configured: task and shard, in JSON's types.
+            make: returns the indices, or None where the shard has none.
+
+        Raises:
+            StateError: an earlier start had another shard configured.
+        """
+        kept = self._kept("shard.json", lambda: {"asked": configured, "indices": make()})
+        if kept["asked"] != configured:
+            raise StateError(
+                f"shard: {self.path / 'shard.json'} has {json.dumps(kept['asked'])}, the configuration has"
+                f" {json.dumps(configured)}: a device's shard never changes; set it back, or use another state_dir"
+            )
+        indices: list[int] | None = kept["indices"]
+        return indices
+
+    def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The content of a file, which is made and written atomically if there is none."""
+        path = self.path / name
+        made = None if path.exists() else make()
+        try:
+            if made is not None:
+                write_whole(path, [json.dumps(made).encode()], durable=True)
+            content = path.read_bytes()
+            kept = json.loads(content)
+        except (OSError, ValueError) as error:
+            raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None
+        if not isinstance(kept, dict):
+            raise StateError(f"{path}: expected a JSON object that this daemon wrote, got other content")
+        self._contents[name] = content
+        return kept

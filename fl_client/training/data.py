@@ -1,0 +1,104 @@
+"""A task with this device's data: the task's code, its fingerprint, and the examples of the shard, loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fl_client.errors import ConfigError
+from fl_client.settings.config import ClientConfig, ShardConfig
+from protos.fl.v1 import coordinator_pb2, training_pb2
+from tasks.base import Examples, Shard, Task, TaskError
+from tasks.loading import fingerprint, load_task
+from tasks.partitioning.file import load_partition
+from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """A task with this device's data on the training device."""
+
+    name: str
+    task: Task
+    fingerprint: training_pb2.TaskFingerprint
+    train: Examples
+    held_out: Examples
+
+    def offer(self) -> coordinator_pb2.TaskOffer:
+        """The task as a registration offers it."""
+        return coordinator_pb2.TaskOffer(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            train_examples=len(self.train),
+            eval_examples=len(self.held_out),
+        )
+
+
+class ShardKeeper(Protocol):
+    """Keeps a device's shard: the state directory, or a read-only view of it."""
+
+    def shard(self, configured: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+        """See `StateDir.shard`."""
+        ...
+
+
+def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.device) -> LocalTask:
+    """Load the configured task and its data. Raises ConfigError with the task's error, StateError for another shard."""
+    try:
+        task = load_task(config.task.name, config.task.options)
+        version, source = fingerprint(task)
+        shard = _shard(config, state, task)
+        train, held_out = task.train_data(shard).to(device), task.eval_data(shard).to(device)
+        if not len(train):
+            raise TaskError("expected at least one training example in this device's shard, got none")
+    except TaskError as error:
+        raise ConfigError(f"task {config.task.name}: {error}") from error
+    return LocalTask(
+        config.task.name, task, training_pb2.TaskFingerprint(version=version, source=source), train, held_out
+    )
+
+
+def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:
+    """This device's shard, as it was made on the first start. Later changes of the partition's code have no effect."""
+    configured = {"task": config.task.name, **config.shard.model_dump(mode="json", exclude_none=True)}
+
+    def make() -> list[int] | None:
+        indices = _indices(config.shard, task)
+        task.train_data(_shard_of(indices, config.shard))  # a shard that cannot be loaded is not saved
+        return indices
+
+    return _shard_of(state.shard(configured, make), config.shard)
+
+
+def _shard_of(indices: list[int] | None, shard: ShardConfig) -> Shard:
+    return Shard(None if indices is None else torch.tensor(indices, dtype=torch.int64), shard.folder)
+
+
+def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
+    if shard.index is None:
+        return None
+    labels = training_labels(task)
+    if shard.partition is not None:
+        parts = make_partition(_partition_spec(shard.partition), labels, training_groups(task))
+    else:
+        parts = load_partition(shard.file or Path(), len(labels)).parts
+    if shard.index >= len(parts):
+        raise ConfigError(f"shard.index: expected 0 to {len(parts) - 1} of {len(parts)} clients, got {shard.index}")
+    return [int(index) for index in parts[shard.index]]
+
+
+def _partition_spec(fields_: dict[str, Any]) -> PartitionSpec:
+    try:
+        return PartitionSpec(**fields_)
+    except TypeError:
+        optional = [field.name for field in fields(PartitionSpec)][2:]
+        raise ConfigError(
+            f"shard.partition: expected method and clients, and optionally {', '.join(optional)}, got"
+            f" {', '.join(fields_)}"
+        ) from None
+    except TaskError as error:
+        raise ConfigError(f"shard.partition: {error}") from None

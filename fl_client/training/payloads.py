@@ -1,0 +1,113 @@
+"""Checks of the payloads that an assignment asks for, and packing of computed payloads into an update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from google.protobuf.json_format import Error as JsonError
+from google.protobuf.json_format import MessageToDict
+from torch import Tensor
+
+import algorithms
+from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
+from fl_client.errors import WorkFailed
+from fl_client.storage.pending_updates import Update, name_of, work_digest
+from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import payload_kind
+
+
+def method_of(training: training_pb2.LocalTraining) -> Algorithm:
+    """The method that an assignment names. Raises WorkFailed if it is unknown."""
+    spec = training.algorithm
+    try:
+        return algorithms.build(spec.name, **MessageToDict(spec.parameters))
+    except (ValueError, TypeError, LookupError, JsonError) as error:
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
+
+
+def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Exchange:
+    """The exchange of an assignment. Raises WorkFailed, before any work, if this device cannot answer it."""
+    number = assignment.key.exchange
+    if number >= len(algorithm.exchanges):
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"exchange: expected 0 to {len(algorithm.exchanges) - 1} of {algorithm.name!r}, got {number}",
+        )
+    exchange = algorithm.exchanges[number]
+    offered = [payload_kind(payload) for payload in exchange.payloads]
+    if list(assignment.payloads) != offered:
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"payloads: expected {_names(offered)} for exchange {number} of {algorithm.name!r}, got"
+            f" {_names(assignment.payloads)}",
+        )
+    if assignment.upload_encodings and tensor_pb2.ENCODING_PLAIN not in assignment.upload_encodings:
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"upload_encodings: expected PLAIN among them, got {list(assignment.upload_encodings)}",
+        )
+    if assignment.training.WhichOneof("work") is None:
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "training: expected local_epochs or local_steps, got neither")
+    return exchange
+
+
+def check_size(assignment: training_pb2.Assignment, exchange: Exchange, model: Layout) -> None:
+    """Raises WorkFailed if the update of a model with this layout will exceed the coordinator's limit."""
+    trainable = max((entry.end for entry in model.entries if entry.trainable), default=0)  # these come first
+    sizes = [model.size_bytes if payload == "delta" else trainable for payload in exchange.payloads]
+    if 0 < assignment.max_update_bytes < sum(sizes):
+        raise WorkFailed(
+            pb.FAILURE_REASON_RESOURCES,
+            f"expected an update of at most {assignment.max_update_bytes} bytes, this model needs {sum(sizes)}: raise"
+            " the coordinator's limit",
+        )
+
+
+def check_finite(update: ClientUpdate) -> None:
+    """Raises WorkFailed if the loss or a value of a payload is NaN or infinite."""
+    if update.loss is not None and not math.isfinite(update.loss):
+        raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
+    for name, tensor in _all_tensors(update):
+        # A finite sum proves finite values. Each element is checked only if the sum is not finite.
+        if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {name}")
+
+
+def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int, seconds: float) -> Update:
+    """Pack the payloads in order. The delta of a model has the final values of its buffers too.
+
+    examples: n_i; seconds: of training.
+    """
+    payloads: list[training_pb2.Payload] = []
+    pieces: list[Buffer] = []
+    for payload, tensors in computed.payloads.items():
+        laid_out = {**tensors, **computed.buffers} if payload == "delta" else tensors
+        layout = Layout.of(laid_out, tensors.keys())
+        payloads.append(training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest()))
+        pieces += pieces_of(laid_out, layout)
+    header = training_pb2.UpdateHeader(
+        key=assignment.key,
+        attempt=assignment.attempt,
+        payloads=payloads,
+        size_bytes=sum(payload.manifest.size_bytes for payload in payloads),
+        digest=digest_message(digest_of(*pieces)),
+        num_examples=examples,
+        num_steps=computed.steps,
+        training_loss=computed.loss,
+        training_seconds=seconds,
+        state_epoch=assignment.state_epoch,
+    )
+    return Update(work_digest(assignment), header, tuple(pieces))
+
+
+def _all_tensors(update: ClientUpdate) -> Iterator[tuple[str, Tensor]]:
+    parts: list[tuple[str, Tensors]] = [*update.payloads.items(), ("buffers", update.buffers)]
+    return ((f"{part} {name}", tensor) for part, tensors in parts for name, tensor in tensors.items())
+
+
+def _names(kinds: Iterable[training_pb2.PayloadKind]) -> str:
+    return ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in kinds) or "none"

@@ -1,0 +1,180 @@
+"""The PEM files of one end of a connection: read, checked, and polled for renewal while the process runs.
+
+A renewal writes the files one after the other, possibly while they are read. So new contents are used only after they
+were found unchanged at a second poll and all of them fit together. Until then the old contents stay in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from fl_common.file_permissions import check_private_key
+from fl_common.settings import SettingsError
+
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_LAST_SHARE = 0.25
+"""Certificates are usually renewed when a third of their time is left. Below this share, renewal has failed."""
+
+Check = Callable[["Pem"], None]
+"""Raises SettingsError for files that must not be used."""
+
+
+def invalid_now(certificate: x509.Certificate, now: datetime) -> str | None:
+    """Why a certificate is not valid at this time: "ended on 2026-11-01 10:00 UTC". None if it is valid."""
+    if now >= certificate.not_valid_after_utc:
+        return f"ended on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    if now < certificate.not_valid_before_utc:
+        return (
+            f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M}"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """The contents of one end's files."""
+
+    cert: bytes
+    """The end's certificate, followed by the intermediate ones."""
+    key: bytes
+    ca: bytes | None
+    """Trusted authorities for the other end's certificate; None if that end needs no certificate."""
+
+    @property
+    def leaf(self) -> x509.Certificate:
+        """The end's own certificate."""
+        return x509.load_pem_x509_certificate(self.cert)
+
+    def ends(self) -> dict[str, float]:
+        """When the files expire, in seconds since the epoch: the first end in the chain, the last in the CA bundle."""
+        ends = {"cert": min(map(_expiry, x509.load_pem_x509_certificates(self.cert)))}
+        if self.ca is not None:
+            ends["ca"] = max(map(_expiry, x509.load_pem_x509_certificates(self.ca)))
+        return ends
+
+    def ending(self, now: datetime) -> bool:
+        """Whether so little of the certificate's lifetime is left that its renewal has probably failed."""
+        leaf = self.leaf
+        lifetime = leaf.not_valid_after_utc - leaf.not_valid_before_utc
+        return leaf.not_valid_after_utc - now < lifetime * _LAST_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class PemFiles:
+    """Paths of the files of one end."""
+
+    cert: Path
+    key: Path
+    ca: Path | None
+    ca_setting: str = "ca"
+
+    def read(self) -> Pem:
+        """The current contents, checked. Raises SettingsError, which names setting and path."""
+        pem = self.contents()
+        self.check(pem)
+        return pem
+
+    def contents(self) -> Pem:
+        """The current contents, unchecked.
+
+        Raises:
+            SettingsError: a file cannot be read or is not PEM, or others can read the private key.
+        """
+        ca = None if self.ca is None else _read(self.ca, self.ca_setting)
+        pem = Pem(_read(self.cert, "cert"), _read(self.key, "key"), ca)
+        check_private_key(self.key, "tls.key")
+        return pem
+
+    def check(self, pem: Pem) -> None:
+        """Raises SettingsError unless certificate and key belong together and every certificate is complete."""
+        leaf = _certificates(pem.cert, self.cert, "cert")[0]
+        if pem.ca is not None and self.ca is not None:
+            _certificates(pem.ca, self.ca, self.ca_setting)
+        try:
+            own = load_pem_private_key(pem.key, password=None).public_key() == leaf.public_key()
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise SettingsError(f"tls.key: expected a private key without password in {self.key}: {error}") from None
+        if not own:
+            raise SettingsError(f"tls.key: expected the private key of {self.cert}, got another in {self.key}")
+
+
+class PemChange(Enum):
+    """The result of a poll."""
+
+    SAME = "same"
+    RENEWED = "renewed"
+    UNUSABLE = "unusable"
+
+
+class PemWatcher:
+    """Holds the contents in use and polls the files for new ones. For one thread, but any thread may read `pem`."""
+
+    def __init__(self, files: PemFiles, check: Check = lambda pem: None) -> None:
+        """Read and check the files. Raises SettingsError. check: a further check of the contents."""
+        self._files, self._further_check = files, check
+        self.pem = files.read()
+        check(self.pem)
+        self.problem = ""
+        """Why the contents of the files are not used; empty if they are."""
+        self._previous: Pem | None = None
+
+    def poll(self, *, at_once: bool = False) -> PemChange:
+        """Read the files again. New contents are used if the previous poll found the same, or with `at_once`.
+
+        UNUSABLE is returned once for each reason.
+        """
+        try:
+            pem = self._files.contents()
+            if pem == self.pem:
+                self.problem = ""
+                return PemChange.SAME
+            previous, self._previous = self._previous, pem
+            if pem != previous and not at_once:
+                return PemChange.SAME
+            self._check(pem)
+        except SettingsError as error:
+            if str(error) == self.problem:
+                return PemChange.SAME
+            self.problem = str(error)
+            return PemChange.UNUSABLE
+        self.pem, self.problem = pem, ""
+        return PemChange.RENEWED
+
+    def _check(self, pem: Pem) -> None:
+        self._files.check(pem)
+        if invalid := invalid_now(pem.leaf, datetime.now(UTC)):
+            raise SettingsError(f"tls.cert: expected a certificate that is valid now, got one that {invalid}")
+        self._further_check(pem)
+
+
+def _expiry(certificate: x509.Certificate) -> float:
+    return certificate.not_valid_after_utc.timestamp()
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"tls.{setting}: {path} cannot be read: {error.strerror}") from error
+    if b"-----BEGIN" not in content:
+        raise SettingsError(f"tls.{setting}: expected a PEM file, got {path} without any -----BEGIN line")
+    return content
+
+
+def _certificates(pem: bytes, path: Path, setting: str) -> list[x509.Certificate]:
+    """All certificates of a file: at least one, each complete."""
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise SettingsError(f"tls.{setting}: expected certificates in PEM in {path}: {error}") from None
+    if len(found) != pem.count(_BEGIN):
+        raise SettingsError(f"tls.{setting}: expected whole certificates in {path}, got one that is cut short")
+    return found

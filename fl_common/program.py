@@ -1,0 +1,66 @@
+"""What the three programs share at their start and end: a quiet end at Ctrl-C, and the text of --version.
+
+It imports little, because it is imported first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell."""
+
+
+@contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """End the process with `INTERRUPTED` at Ctrl-C, without a traceback, where the program has no handler of its own.
+
+    Imports take seconds, and an exception in the midst of one can come out as another error. Nothing is left half done:
+    at this time a program has written nothing.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # for example ignored, in the background
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        _replace(_end, signal.default_int_handler)
+
+
+@contextmanager
+def raised_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C again, within `quiet_interrupts`."""
+    changed = _replace(_end, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if changed:
+            _replace(signal.default_int_handler, _end)
+
+
+def version_text(protocol: tuple[int, int]) -> str:
+    """For example: impetus 0.1.0, protocol 1 to 2, Python 3.11.7. protocol: the oldest and the newest version."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only for --version
+    from platform import python_version  # noqa: PLC0415 - the same
+
+    try:
+        impetus = version("impetus-fl")
+    except PackageNotFoundError:
+        impetus = "not installed"
+    return f"impetus {impetus}, protocol {protocol[0]} to {protocol[1]}, Python {python_version()}"
+
+
+def _replace(old: object, new: object) -> bool:
+    if signal.getsignal(signal.SIGINT) is not old:
+        return False
+    signal.signal(signal.SIGINT, new)  # type: ignore[arg-type] # one of the two functions of this module
+    return True
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)

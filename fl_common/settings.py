@@ -1,0 +1,170 @@
+"""Settings files: TOML, checked by pydantic, with error messages for people.
+
+Several files may be merged: the keys of a later file replace those of an earlier one, table by table, and the result is
+checked as a whole. So many machines can share one file, and a secret or a device's own settings have their own file.
+
+Relative paths in a settings file are relative to the working directory of the program.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import ipaddress
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+
+class SettingsError(ValueError):
+    """A settings file cannot be used. The message names the file, the key, the expected and the actual value."""
+
+
+class Section(BaseModel):
+    """A section of settings: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Settings = TypeVar("Settings", bound=Section)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[::1]:port". Raises ValueError for anything else."""
+    if "://" in address:
+        raise ValueError(f"expected host:port, got {address!r}: leave out the scheme")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f'expected host:port with a port up to 65535, such as "127.0.0.1:7070", got {address!r}')
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is "localhost" or a loopback address. Other names are not resolved."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(value: str) -> str:
+    split_address(value)
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+"""host:port."""
+
+
+def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = ()) -> Settings:
+    """Read a settings file, merge the overrides into it in order, and check the result.
+
+    Raises:
+        SettingsError: a file cannot be read, or a value is wrong. The message names the file with the wrong value.
+    """
+    files = {file: _read(file) for file in (path, *overrides)}
+    try:
+        return kind.model_validate(functools.reduce(_merged, files.values()))
+    except ValidationError as error:
+        messages: dict[Path, list[str]] = {}
+        for detail in error.errors():
+            messages.setdefault(_file_of(detail["loc"], files), []).append(describe_error(detail, kind))
+        raise SettingsError("; ".join(f"{file}: {'; '.join(texts)}" for file, texts in messages.items())) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: expected a settings file there, found none") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: is not TOML: {error}") from None
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """Tables are merged key by key; any other value of `above` replaces that of `below`."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _merged(below.get(key), value) for key, value in above.items()}
+
+
+def _file_of(where: Sequence[int | str], files: Mapping[Path, dict[str, Any]]) -> Path:
+    """The last file that has the key; the first file if none has any part of it."""
+    depths = {file: _depth(where, values) for file, values in files.items()}
+    deepest = max(depths.values())
+    return next(file for file in (reversed(depths) if deepest else depths) if depths[file] == deepest)
+
+
+def _depth(where: Sequence[int | str], values: Any) -> int:
+    for depth, part in enumerate(where):
+        if not isinstance(values, dict) or part not in values:
+            return depth
+        values = values[part]
+    return len(where)
+
+
+def describe_error(detail: ErrorDetails, kind: type[BaseModel]) -> str:
+    """One error of pydantic as "key: expected ..., got ..."."""
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{where}: unknown key{_suggestion(detail, kind)}"
+    if detail["type"] == "missing":
+        return f"{where}: expected a value, found none"
+    if detail["type"] == "value_error":
+        text = str(detail["ctx"]["error"])
+        return f"{where}: {text}" if where else text
+    return f"{where}: expected {expected_value(detail)}, got {detail['input']!r}"
+
+
+_EXPECTED = {
+    "bool": "true or false",
+    "date": "a date",
+    "dict": "a table",
+    "finite": "a finite number",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "model": "a table",
+    "path": "a path",
+    "string": "text",
+}
+"""First word of pydantic's type of an error -> what was expected, in the words of TOML."""
+
+
+def expected_value(detail: ErrorDetails) -> str:
+    """What an error of pydantic expected, in plain words: a whole number, text, 'a' or 'b'."""
+    kind = detail["type"]
+    if kind in {"string_too_short", "string_too_long"}:
+        bound = "at least" if kind == "string_too_short" else "at most"
+        return f"text of {bound} {next(iter(detail['ctx'].values()))} characters"
+    if kind.endswith(("_type", "_parsing", "_number", "_from_float")):
+        return _EXPECTED.get(kind.partition("_")[0], detail["msg"])
+    text = detail["msg"]
+    for words in ("Value error, ", "Input should be ", "Value should be ", "expected "):
+        text = text.removeprefix(words)
+    return text
+
+
+def _suggestion(detail: ErrorDetails, kind: type[BaseModel]) -> str:
+    """The known key most similar to an unknown one, or all keys of the section."""
+    section = kind
+    for part in detail["loc"][:-1]:
+        if str(part) not in section.model_fields:
+            continue  # an index of a list, or a name in a table of sections
+        annotation = section.model_fields[str(part)].annotation
+        section = next(each for each in (annotation, *get_args(annotation)) if _is_section(each))
+    known = list(section.model_fields)
+    near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+    return f", did you mean {near[0]}?" if near else f", expected one of {', '.join(known)}"
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

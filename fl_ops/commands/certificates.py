@@ -1,0 +1,128 @@
+"""`fl ca`: a small certificate authority on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fl_common.command_help import Group, examples
+from fl_ops.admin import settings
+from fl_ops.commands.options import Context, command
+from fl_ops.render import output
+
+app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Make certificates for a site that has no authority of its own."
+)
+issue_app = typer.Typer(cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an admin.")
+app.add_typer(issue_app, name="issue")
+
+Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the authority and its certificates.")]
+Days = Annotated[int, typer.Option(min=1, max=36_500, help="Validity in days.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an older certificate and key: renewal.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="1 to 64 letters, digits, dots, dashes, underscores.")]
+
+
+@app.command(**examples("fl ca init --name 'Clinic CA'"))
+@command
+def init(
+    context: Context,
+    directory: Dir = Path("pki"),
+    name: Annotated[str, typer.Option(help="Name of the issuer, shown in certificates.")] = "Impetus CA",
+    days: Days = 3_650,
+) -> None:
+    """Make an authority: ca.key, which stays here, and ca.crt, which every machine needs."""
+    # Imported in each command: the cryptography library takes as long to load as the rest of `fl`.
+    from fl_ops.certificates import pki
+
+    issued = pki.init(directory, name, days)
+    hint = (
+        f"next: `fl ca issue server --dir {directory} --host HOST`; keep {issued.pair.key} secret and off the devices"
+    )
+    output.show(issued.facts(), issued.text(hint), context.as_json)
+
+
+@issue_app.command(**examples("fl ca issue server --host fl.example.org --host 192.0.2.10"))
+@command
+def server(
+    context: Context,
+    host: Annotated[list[str], typer.Option(help="DNS name or IP address of the server; repeat for more.")],
+    name: Annotated[str, typer.Option(help="Name of the server in logs.")] = "coordinator",
+    directory: Dir = Path("pki"),
+    days: Days = 90,
+    force: Force = False,
+) -> None:
+    """Issue a coordinator's certificate."""
+    from fl_ops.certificates import pki
+
+    issued = pki.issue(pki.LeafRequest(directory, "server", name, days, force, tuple(host)))
+    pair = issued.pair
+    section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
+    hint = f"in server.toml, with the paths that the files have on the server:\n\n{section}"
+    output.show(issued.facts(), issued.text(hint), context.as_json)
+
+
+@issue_app.command(**examples("fl ca issue client edge-3"))
+@command
+def client(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a device's certificate; its daemon can only register under this name."""
+    from fl_ops.certificates import pki
+
+    issued = pki.issue(pki.LeafRequest(directory, "client", name, days, force))
+    pair = issued.pair
+    section = _section("tls", ca=pair.authority, cert=pair.certificate, key=pair.key)
+    hint = (
+        f"copy these two and {pair.authority} to the device; in its client.toml, with the paths that they have there:"
+        f"\n\n{section}"
+    )
+    output.show(issued.facts(), issued.text(hint), context.as_json)
+
+
+@issue_app.command(**examples("fl ca issue admin alice"))
+@command
+def admin(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue an operator's certificate for this command."""
+    from fl_ops.certificates import pki
+
+    issued = pki.issue(pki.LeafRequest(directory, "admin", name, days, force))
+    pair = issued.pair
+    files = {"ca": pair.authority, "cert": pair.certificate, "key": pair.key}
+    flags = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items())
+    section = _section("", **files)
+    hint = f"fl run list {flags}\n\nwithout these options, in {settings.file_path(os.environ)}:\n\n{section}"
+    output.show(issued.facts(), issued.text(hint), context.as_json)
+
+
+@app.command(**examples("fl ca renew --within 30", "fl ca renew client-edge-3"))
+@command
+def renew(
+    context: Context,
+    holder: Annotated[list[str] | None, typer.Argument(help="client-edge-3, server-coordinator; none: all.")] = None,
+    directory: Dir = Path("pki"),
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Folder of the old certificates, to move to a new authority."),
+    ] = None,
+    within: Annotated[int | None, typer.Option(min=1, help="Only certificates that end within so many days.")] = None,
+    days: Days = 90,
+) -> None:
+    """Issue new certificates and keys with the same roles, names and hosts.
+
+    Running coordinators and daemons load new files by themselves.
+    """
+    from fl_ops.certificates import pki
+
+    renewed = pki.renew(directory, pki.RenewalRequest(source or directory, tuple(holder or ()), within, days))
+    lines = [f"made {each.pair.certificate} and {each.pair.key}, until {each.not_after[:10]}" for each in renewed]
+    text = "\n".join(lines) or f"no certificate ends within {within} days"
+    output.show({"renewed": [each.facts() for each in renewed]}, text, context.as_json)
+
+
+def _section(name: str, **files: Path) -> str:
+    """A section of a settings file in TOML; without a name, the keys alone. Its paths hold in every folder."""
+    lines = [f"{key} = {json.dumps(str(path.resolve()), ensure_ascii=False)}" for key, path in files.items()]
+    return "\n".join([f"[{name}]", *lines] if name else lines)

@@ -1,0 +1,74 @@
+"""The command `fl`: all sub-commands in one program."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import typer
+
+from fl_common.command_help import Group, examples
+from fl_common.program import version_text
+from fl_ops.commands import certificates, clients, runs
+from fl_ops.commands.compare import compare
+from fl_ops.commands.demo import demo
+from fl_ops.commands.export import export
+from fl_ops.commands.options import Context, command
+from fl_ops.commands.partition import partition
+from fl_ops.commands.simulate import simulate
+from fl_ops.environment import package_version
+from fl_ops.render import output
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 refused or failed; 2 wrong command line, configuration or value; 3 no coordinator reached; "
+    "4 not allowed; 5 no such run, client or round; 6, 7 the watched run was stopped, failed; 130 Ctrl-C."
+    "\n\nEvery command has --json: protobuf's JSON with the fields' own names (64-bit numbers are strings), lists as "
+    "arrays, a watched run as one object per line. Errors are text on stderr."
+)
+
+app = typer.Typer(
+    name="fl",
+    cls=Group,
+    no_args_is_help=True,
+    epilog=_EPILOG,
+    help="Operate a federated learning coordinator: runs, clients, models and certificates.",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(runs.app, name="run")
+app.add_typer(clients.app, name="clients")
+app.add_typer(certificates.app, name="ca")
+app.command(**examples("fl compare table.toml --processes 4", "fl compare table.toml --no-run"))(compare)
+app.command(**examples("fl demo", "fl demo --rounds 10 --algorithm fedavg --algorithm scaffold"))(demo)
+app.command(**examples("fl export digits-1 --round best --out best.safetensors"))(export)
+app.command(**examples("fl partition digits --clients 8 --out parts.json --alpha 0.1"))(partition)
+app.command(
+    **examples(
+        "fl simulate config.toml --seeds 0,1,2 --processes 3 --out results",
+        "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
+    )
+)(simulate)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(version_text((PROTOCOL_MIN, PROTOCOL_MAX)))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version  # handled by its callback
+
+
+@app.command("version", **examples("fl version --json"))
+@command
+def show_version(context: Context) -> None:
+    """Show the versions of this command, of the protocol and of Python."""
+    impetus = package_version("impetus-fl")
+    facts = {"impetus": impetus, "protocol": [PROTOCOL_MIN, PROTOCOL_MAX], "python": platform.python_version()}
+    output.show(facts, version_text((PROTOCOL_MIN, PROTOCOL_MAX)), context.as_json)

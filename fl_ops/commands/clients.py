@@ -1,0 +1,126 @@
+"""`fl clients`: list, ban, release and drain clients."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, cast
+
+import typer
+
+from fl_common.command_help import Group, examples
+from fl_ops.commands import completion
+from fl_ops.commands.options import Context, admin_command
+from fl_ops.errors import UsageError
+from fl_ops.render import output, tables
+from fl_ops.render.client_details import client_details
+from protos.fl.v1 import admin_pb2
+
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List clients and control which of them take part.")
+Client = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="The client's id, as `fl clients list` shows it.", autocompletion=completion.client_names
+    ),
+]
+Reason = Annotated[str, typer.Option(help="Stored in the history and shown in the list.")]
+
+
+class Presence(StrEnum):
+    """Presence of a client."""
+
+    PRESENT = "present"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+@app.command("list", **examples("fl clients list"))
+@admin_command
+def list_clients(
+    context: Context,
+    state: Annotated[Presence | None, typer.Option(help="Only clients in this state, by default in all.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only clients with this label; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Largest number of clients, in order of name. 0: all.")] = 0,
+) -> None:
+    """List all clients that have registered and were not forgotten."""
+    wanted = (
+        None
+        if state is None
+        else cast(admin_pb2.ClientState, admin_pb2.ClientState.Value(f"CLIENT_STATE_{state.name}"))
+    )
+    with context.connect() as client:
+        clients = client.list_clients(wanted, _labels(label or []), limit)
+    output.show(clients, lambda: tables.clients_table(clients), context.as_json)
+
+
+@app.command(**examples("fl clients show edge-3"))
+@admin_command
+def show(
+    context: Context,
+    name: Client,
+    history: Annotated[int, typer.Option(min=1, help="Number of history entries to show, the newest.")] = 10,
+) -> None:
+    """Show one client: its session and address, its current work and its history."""
+    with context.connect() as client:
+        details = client.get_client(name, history)
+    output.show(details, client_details(details), context.as_json)
+
+
+@app.command(**examples("fl clients ban edge-3 --reason 'lost device'"))
+@admin_command
+def ban(context: Context, name: Client, reason: Reason) -> None:
+    """Refuse a client from now on; its work is given to others."""
+    with context.connect() as client:
+        _show_client(context, client.ban_client(name, reason))
+
+
+@app.command(**examples("fl clients unban edge-3"))
+@admin_command
+def unban(context: Context, name: Client) -> None:
+    """Admit a banned client again."""
+    with context.connect() as client:
+        _show_client(context, client.unban_client(name))
+
+
+@app.command(**examples("fl clients release edge-3"))
+@admin_command
+def release(context: Context, name: Client) -> None:
+    """End a client's quarantine, and admit it to runs that left it out for lost states."""
+    with context.connect() as client:
+        _show_client(context, client.release_client(name))
+
+
+@app.command(**examples("fl clients forget edge-3"))
+@admin_command
+def forget(context: Context, name: Client) -> None:
+    """Remove a client from the roster for good. It may register again, unless it is banned; a ban stays."""
+    with context.connect() as client:
+        banned = client.forget_client(name)
+    suffix = f"; it stays banned until `fl clients unban {name}`" if banned else ""
+    output.show({"client_id": name, "still_banned": banned}, f"forgot {name}{suffix}", context.as_json)
+
+
+@app.command(**examples("fl clients drain edge-3 --reason maintenance", "fl clients drain edge-3 --undo"))
+@admin_command
+def drain(
+    context: Context,
+    name: Client,
+    reason: Reason = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Assign work again.")] = False,
+) -> None:
+    """Let a client finish its current work, and assign nothing new."""
+    with context.connect() as client:
+        _show_client(context, client.drain_client(name, reason, undo))
+
+
+def _labels(given: list[str]) -> dict[str, str]:
+    """Labels by key. Raises UsageError."""
+    for text in given:
+        if not text.partition("=")[1]:
+            raise UsageError(f"--label: expected KEY=VALUE, got {text!r}")
+    return {key: value for key, _, value in (text.partition("=") for text in given)}
+
+
+def _show_client(context: Context, client: admin_pb2.ClientStatus) -> None:
+    output.show(client, tables.clients_table([client]), context.as_json)

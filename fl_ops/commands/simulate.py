@@ -1,0 +1,129 @@
+"""`fl simulate`: simulate a run in this process, or replay a run of a coordinator."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fl_ops.commands.options import Context, command
+from fl_ops.errors import Exit, UsageError
+from fl_ops.render import output
+
+if TYPE_CHECKING:
+    from fl_ops.simulate.replay import ReplayRequest
+    from fl_ops.simulate.seeds import Job
+
+
+@command
+def simulate(
+    context: Context,
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.TOML", help="As for `fl run create`, with a table \\[simulation].")
+    ],
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one processor.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
+    ] = None,
+    replay: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --replay: the coordinator's state directory; only read.")
+    ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --replay: a ledger in PostgreSQL, instead of --state-dir; only read."),
+    ] = None,
+    client_configs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --replay: the daemons' TOML files, instead of \\[simulation]."),
+    ] = None,
+) -> None:
+    r"""Simulate a run in one process, without a coordinator.
+
+    With close = "cohort" on a CPU, the models equal those of a networked run bit for bit.
+
+    The defaults of \[simulation] are clients = 100, names = "client-{index:03d}", partition = { method = "iid" } and
+    validation_every = 0; docs/simulation.md explains them. Labels are ignored. With --replay, the exit code is 1 if a
+    model differs from the ledger's.
+    """
+    # Imported here because torch takes seconds to load and most other commands do not need it.
+    from fl_common.allocator import keep_freed_memory
+    from fl_ops.simulate.replay import ReplayRequest
+
+    keep_freed_memory()
+    if replay is not None:
+        _replay(context, ReplayRequest(replay, _ledger(state_dir, ledger, seeds, out), config, client_configs))
+        return
+    if any(option is not None for option in (state_dir, ledger, client_configs)):
+        raise UsageError("--state-dir, --ledger and --client-configs require --replay RUN")
+    _simulate(context, _jobs(config, seeds, out), processes)
+
+
+def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
+    """The ledger of --replay. Raises UsageError for none, for two, and for options that do not go with it."""
+    place = ledger if state_dir is None else state_dir
+    if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
+        raise UsageError("--replay RUN requires --state-dir DIR or --ledger URL, and excludes --seeds and --out")
+    return place
+
+
+def _console(context: Context) -> Console:
+    """The console for progress: with --json, stdout is for the result only."""
+    return Console(stderr=context.as_json, highlight=False)
+
+
+def _replay(context: Context, request: ReplayRequest) -> None:
+    from fl_ops.simulate import replay
+
+    facts = replay.replay(request, _console(context))
+    output.show(facts, replay.summary(facts), context.as_json)
+    if not facts["same"]:
+        raise typer.Exit(Exit.REFUSED)
+
+
+def _simulate(context: Context, jobs: list[Job], processes: int) -> None:
+    from fl_ops.simulate import console
+
+    results = console.simulate(jobs, processes, _console(context))
+    facts = {"seeds": [result.as_json() for result in results]}
+    output.show(facts, console.results_table(results), context.as_json)
+    if any(result.status == "failed" for result in results):
+        raise typer.Exit(Exit.RUN_FAILED)
+
+
+def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:
+    from fl_ops.simulate.seeds import Job
+    from fl_ops.simulate.settings import read_simulation
+
+    simulation = read_simulation(config)
+    wanted = [simulation.run.seed] if seeds is None else _seeds(seeds)
+    return [Job(simulation, seed, None if out is None else _folder(out, seed)) for seed in wanted]
+
+
+def _seeds(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) < 1 << 64 for part in parts):
+        raise UsageError(f"--seeds: expected whole numbers such as 0,1,2, got {text!r}")
+    if len(set(map(int, parts))) < len(parts):
+        raise UsageError(f"--seeds: expected each seed once, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _folder(out: Path, seed: int) -> Path:
+    """Create a seed's folder now, so that a folder that cannot be written is reported before the run."""
+    folder = out / f"seed-{seed}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise UsageError(f"--out: {folder} cannot be written: {exc.strerror or exc}; choose another folder") from exc
+    return folder

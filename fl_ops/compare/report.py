@@ -1,0 +1,99 @@
+"""The summary as Markdown tables, and their insertion into a hand-written page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fl_ops.compare.data_files import parameters_text
+from fl_ops.compare.plan import Plan
+from fl_ops.compare.summary import Row, Spread, rows, tried
+from fl_ops.compare.table import TuningSection
+from fl_ops.errors import UsageError
+from fl_ops.render.units import NOTHING
+
+_BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
+
+
+def tables(plan: Plan) -> str:
+    """The results of every split, and the settings that tuning tried."""
+    found = rows(plan)
+    parts: list[str] = []
+    for split in plan.table.spec.splits:
+        parts += [f"### Test accuracy, {split}", _result(plan, [row for row in found if row.split == split])]
+    if tuning := plan.table.spec.tuning:
+        for split in plan.table.spec.splits:
+            parts += [f"### Validation accuracy of the search, {split}", _search(plan, tuning, split)]
+    return "\n\n".join(parts)
+
+
+def insert_tables(text: str, plan: Plan) -> str:
+    """Replace the text between a page's two marker lines by the tables. Raises UsageError without the markers."""
+    begin, end = _BEGIN.format(plan.table.name), _END.format(plan.table.name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise UsageError(f"--page: expected the lines {begin} and {end} once each, in this order")
+    before, after = text.split(begin, maxsplit=1)[0], text.split(end)[1]
+    return f"{before}{begin}\n\n{tables(plan)}\n\n{end}{after}"
+
+
+def _result(plan: Plan, found: Sequence[Row]) -> str:
+    spec = plan.table.spec
+    target = f"{100 * spec.report.target:g} %" if spec.report.target else "target"
+    heads = [
+        "Method", "rate", "own parameters", "final", f"last {spec.report.last}", "best", f"rounds to {target}",
+        f"MB down / up to {target}", "MB down / up in all",
+    ]  # fmt: skip
+    return _table(heads, [_result_row(row, len(spec.seeds)) for row in found])
+
+
+def _result_row(row: Row, seeds: int) -> list[str]:
+    if row.choice is None:
+        return [row.label, *["not run yet"], *[""] * 7]
+    rate = f"{row.choice.learning_rate:g}{' (edge)' if row.at_edge else ''}"
+    last = _percent(row.last)
+    notes = f" ({len(row.seeds)} of {seeds} seeds)" if len(row.seeds) < seeds else ""
+    notes += f" (diverged: {len(row.diverged)} of {len(row.seeds)})" if row.diverged else ""
+    reached = row.rounds_to_target
+    some = f" ({reached.count} of {len(row.seeds)})" if reached and reached.count < len(row.seeds) else ""
+    return [
+        row.label + notes,
+        rate,
+        parameters_text(row.choice.parameters),
+        _percent(row.final),
+        f"**{last}**" if row.among_best else last,
+        _percent(row.best),
+        f"{reached.mean:.0f}{some}" if reached else NOTHING,
+        _pair(row.down_to_target, row.up_to_target),
+        _pair(row.down, row.up),
+    ]
+
+
+def _search(plan: Plan, tuning: TuningSection, split: str) -> str:
+    rates = sorted(tuning.learning_rates)
+    lines = []
+    for each in (one for one in plan.experiments if one.experiment.split == split):
+        cells: dict[str, dict[float, str]] = {}
+        choice = (each.choice.learning_rate, each.choice.parameters) if each.choice else None
+        for one in tried(plan, each):
+            value = one["validation"]
+            text = "diverged" if value is None else f"{100 * value:.1f}"
+            chosen = choice == (one["learning_rate"], one["parameters"])
+            row = cells.setdefault(parameters_text(one["parameters"]), {})
+            row[one["learning_rate"]] = f"**{text}**" if chosen else text
+        label = each.experiment.method.label
+        lines += [[label, name, *(row.get(rate, "") for rate in rates)] for name, row in cells.items()]
+    return _table(["Method", "own parameters", *(f"rate {rate:g}" for rate in rates)], lines)
+
+
+def _percent(spread: Spread | None) -> str:
+    if spread is None:
+        return NOTHING
+    return f"{100 * spread.mean:.2f}" + ("" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}")
+
+
+def _pair(down: Spread | None, up: Spread | None) -> str:
+    return f"{down.mean:.0f} / {up.mean:.0f}" if down and up else NOTHING
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", "---", *["--:"] * (len(heads) - 2)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, rule, *lines])

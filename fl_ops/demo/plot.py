@@ -1,0 +1,81 @@
+"""Plots accuracy by round, with one curve for each algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_ops.demo.results import Result
+from fl_ops.demo.settings import DIRICHLET_ALPHA, TARGET, DemoSettings
+from fl_ops.render.units import percent
+
+_COLOURS = ("#0b6e99", "#d1642e", "#5b8c3a", "#8a4f9e", "#8c6d1f")
+"""The first two differ for colour-blind readers and in grey."""
+_INK, _PALE = "#333333", "#b8b8b8"
+
+
+def draw(settings: DemoSettings, results: Sequence[Result], path: Path) -> None:
+    """Write the plot as PNG: all rounds, and next to them the last ones enlarged. Opens no window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    last = len(results[0].last)
+    enlarge = last < settings.rounds
+    panels = figure.subplots(1, 1 + enlarge, width_ratios=[2.1, 1][: 1 + enlarge], squeeze=False)[0]
+    for axes in panels:
+        _frame(axes)
+        for result, colour in zip(results, _COLOURS * len(results), strict=False):
+            _curve(axes, result, colour)
+    _all_rounds(panels[0], settings)
+    if enlarge:
+        _last_rounds(panels[1], settings.rounds, results)
+    figure.savefig(path)
+
+
+def _heading(settings: DemoSettings) -> str:
+    return (
+        f"{settings.task}, {settings.clients_per_round} of {settings.clients} clients a round, Dirichlet "
+        f"{DIRICHLET_ALPHA:g}, seed {settings.seed}"
+    )
+
+
+def _all_rounds(axes: Any, settings: DemoSettings) -> None:
+    axes.set_xlim(0.5, settings.rounds + 0.5)
+    axes.set_ylim(0, 102)
+    axes.set_ylabel("Accuracy on held-out data, %", color=_INK)
+    axes.set_title(_heading(settings), loc="left", color=_INK, fontsize=11)
+    axes.annotate(
+        percent(TARGET, 0), (0.995, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(0, -3),
+        textcoords="offset points", ha="right", va="top", color="#777777", fontsize=9,
+    )  # fmt: skip
+    axes.legend(loc="lower right", frameon=False, labelcolor=_INK, fontsize=9.5)
+
+
+def _last_rounds(axes: Any, rounds: int, results: Sequence[Result]) -> None:
+    last = len(results[0].last)
+    values = [100 * accuracy for result in results for accuracy in result.last]
+    margin = max(0.08 * (max(values) - min(values)), 0.2)
+    axes.set_xlim(rounds - last + 0.5, rounds + 0.5)
+    axes.set_ylim(min(values) - margin, max(values) + margin)
+    axes.set_title(f"The last {last} rounds, enlarged", loc="left", color=_INK, fontsize=11)
+
+
+def _frame(axes: Any) -> None:
+    axes.axhline(100 * TARGET, color="#999999", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    axes.set_xlabel("Rounds done", color=_INK)
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_PALE)
+    axes.tick_params(colors=_INK, length=3)
+
+
+def _curve(axes: Any, result: Result, colour: str) -> None:
+    rounds = [one.number + 1 for one in result.rounds]
+    values = [100 * one.accuracy for one in result.rounds]
+    label = f"{result.label}: mean of the last {len(result.last)} rounds {percent(result.mean_last, 1)}"
+    axes.plot(rounds, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=label, zorder=3)

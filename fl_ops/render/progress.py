@@ -1,0 +1,134 @@
+"""The state of a watched run: rows of rounds, lines of events, and the exit code at its end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Self
+
+from fl_ops.errors import Exit
+from fl_ops.render import units
+from fl_ops.render.states import run_state
+from protos.fl.v1 import admin_pb2
+
+SHOWN_ROUNDS = 10
+SHOWN_EVENTS = 4
+_ENDS = {
+    admin_pb2.RUN_STATE_COMPLETED: Exit.OK,
+    admin_pb2.RUN_STATE_STOPPED: Exit.RUN_STOPPED,
+    admin_pb2.RUN_STATE_FAILED: Exit.RUN_FAILED,
+}
+
+
+def exit_code(run: admin_pb2.RunStatus) -> Exit | None:
+    """The exit code for a run that has ended; None before."""
+    return _ENDS.get(run.state)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """In place of an event: there is no connection to the coordinator; it is tried again."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One round of the table. None: not known (yet).
+
+    accuracy: share of 1; loss: on held-out data; training_loss: of the clients' local steps; on_clients: mean and
+    standard deviation of the accuracy over clients; worst_decile: its mean over the worst tenth of the clients.
+    """
+
+    round: int
+    phase: str
+    admitted: int
+    cohort: int
+    accuracy: float | None = None
+    loss: float | None = None
+    training_loss: float | None = None
+    seconds: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    on_clients: tuple[float, float] | None = None
+    worst_decile: float | None = None
+
+    @classmethod
+    def committed(cls, summary: admin_pb2.RoundSummary) -> Self:
+        """The row of a committed round."""
+        metrics = dict(summary.metrics)
+        mean, deviation = metrics.get("clients_accuracy_mean"), metrics.get("clients_accuracy_std")
+        return cls(
+            round=summary.round,
+            phase="committed",
+            admitted=summary.accepted,
+            cohort=summary.accepted + summary.dropped,
+            accuracy=metrics.get("accuracy"),
+            loss=metrics.get("loss"),
+            training_loss=summary.training_loss if summary.HasField("training_loss") else None,
+            seconds=summary.seconds,
+            bytes_down=summary.bytes_down,
+            bytes_up=summary.bytes_up,
+            on_clients=None if mean is None or deviation is None else (mean, deviation),
+            worst_decile=metrics.get("clients_accuracy_worst_decile"),
+        )
+
+
+@dataclass
+class RunProgress:
+    """A run, from the events so far. Keeps only the latest rounds and events: a run can last for weeks."""
+
+    run: admin_pb2.RunStatus = field(default_factory=admin_pb2.RunStatus)
+    received: float = 0.0
+    """When the latest event arrived, by the monotonic clock."""
+    lost: str = ""
+    """What to show while there is no connection to the coordinator."""
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
+    _rounds: dict[int, Row] = field(default_factory=dict)
+
+    def add(self, event: admin_pb2.WatchRunResponse) -> None:
+        """Add one event."""
+        self.run, self.received, self.lost = event.run, time.monotonic(), ""
+        for present, summary in (
+            (event.run.HasField("latest"), event.run.latest),
+            (event.HasField("round"), event.round),
+        ):
+            if present:
+                self._rounds[summary.round] = Row.committed(summary)
+        for old in sorted(self._rounds)[:-SHOWN_ROUNDS]:
+            del self._rounds[old]
+        if (line := event_line(event)) is not None:
+            self.events.append(line)
+
+    def rows(self) -> list[Row]:
+        """The latest committed rounds and the current one, by number."""
+        rows = [self._rounds[number] for number in sorted(self._rounds)]
+        if self.run.phase and self.run.rounds_done not in self._rounds:
+            rows.append(Row(self.run.rounds_done, self.run.phase, self.run.admitted, len(self.run.cohort)))
+        return rows
+
+
+def event_line(event: admin_pb2.WatchRunResponse) -> str | None:
+    """One event as a line, for logs and the live table; None for events that only change the table."""
+    if event.event in ("phase", "admitted"):
+        return None
+    if event.event == "snapshot" and exit_code(event.run) is None:
+        return f"watching {event.run.run_id}: {event.run.rounds_done} rounds done" + _detail(event.run.reason)
+    if event.event in ("snapshot", "state"):
+        return run_state(event.run) + _detail(event.detail or event.run.reason)
+    if not event.HasField("round"):
+        return f"{event.event.replace('_', ' ')}{_detail(event.detail)}"
+    summary = event.round
+    if event.event == "evaluated":
+        values = ", ".join(f"{units.metric_name(name)} {summary.metrics[name]:.4f}" for name in sorted(summary.metrics))
+        return f"round {summary.round} evaluated{_detail(values)}"
+    return (
+        f"round {summary.round} {event.event}: {summary.accepted} of {summary.accepted + summary.dropped} clients, "
+        f"{units.duration(summary.seconds)}, {units.size(summary.bytes_down)} down, {units.size(summary.bytes_up)} up"
+        + _detail(event.detail)
+    )
+
+
+def _detail(text: str) -> str:
+    return f": {text}" if text else ""

@@ -1,0 +1,161 @@
+"""Messages of the Admin service as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fl_ops.render import units, waits
+from fl_ops.render.fitted import FittedTable
+from fl_ops.render.health import health_rows, lowest_loss
+from fl_ops.render.progress import Row
+from fl_ops.render.rounds import round_details_table, rounds_table
+from fl_ops.render.schedules import schedules_text
+from fl_ops.render.states import client_state, first_of, member_rows, run_state
+from fl_ops.render.target import TargetCost
+from fl_ops.render.units import NOTHING
+from protos.fl.v1 import admin_pb2
+
+_STATE_STYLES = {
+    "running": "green",
+    "present": "green",
+    "completed": "bold green",
+    "waiting": "yellow",
+    "paused": "yellow",
+    "suspect": "yellow",
+    "failed": "bold red",
+    "not loaded": "bold red",
+    "banned": "red",
+}
+_NAMES_SHOWN = 10
+"""Clients of a cohort that are listed by name."""
+
+
+def rounds_text(run: admin_pb2.RunStatus) -> str:
+    """Committed rounds and the target number: 12 of 40."""
+    return f"{run.rounds_done} of {run.spec.stop.rounds}" if run.spec.stop.rounds else str(run.rounds_done)
+
+
+def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
+    """A row for each run."""
+    table = FittedTable(
+        ("Run", "State", "Task", "Algorithm", ">Rounds", ">Best", "Now", ">Down", ">Up", "Created"),
+        optional=("Up", "Down", "Created", "Task", "Algorithm", "Now"),
+    )
+    for run in runs:
+        table.add_row(
+            _text(run.run_id), _state(run_state(run)), _text(run.spec.task.name), _text(run.spec.algorithm.name),
+            rounds_text(run), _text(metric_of(run, run.best)), _text(waits.current(run)), units.size(run.bytes_down),
+            units.size(run.bytes_up), units.moment(run.created),
+        )  # fmt: skip
+    if not runs:
+        return Text("no runs yet: `fl run create config.toml` makes one")
+    return Group(table, *(_text(line) for run in runs if (line := _below(run))))
+
+
+def _below(run: admin_pb2.RunStatus) -> str:
+    """A line below the list of runs, for a run that is not loaded or that waits."""
+    if run.state == admin_pb2.RUN_STATE_UNSPECIFIED:
+        return f"{run.run_id}: {run.reason}"
+    return f"{run.run_id}: {waits.line(run)}" if run.waiting_for else ""
+
+
+def run_details(
+    response: admin_pb2.GetRunResponse, target: TargetCost | None = None, *, details: bool = False
+) -> RenderableType:
+    """One run and its committed rounds. target: the cost of reaching it; details: a second table of the rounds."""
+    rows = [Row.committed(summary) for summary in response.rounds]
+    more: list[RenderableType] = [Text(), round_details_table(response.rounds)] if details else []
+    return Group(run_summary(response.run, target), Text(), rounds_table(rows), *more)
+
+
+def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> RenderableType:
+    """One run as names and values."""
+    grid = Table.grid(padding=(0, 2))
+    cohort = first_of(run.cohort[:_NAMES_SHOWN], len(run.cohort))
+    cohort = f"{run.admitted}/{len(run.cohort)} updates of {cohort}" if run.cohort else ""
+    rows: list[tuple[str, str | Text]] = [
+        ("run", _text(run.run_id)),
+        ("state", _state(run_state(run))),
+        ("why", _text(run.reason)),
+        ("task", _text(run.spec.task.name)),
+        ("algorithm", _text(run.spec.algorithm.name)),
+        ("schedules", _text(schedules_text(run.spec))),
+        ("rounds", rounds_text(run)),
+        ("phase", _text(f"{run.phase}, attempt {run.attempt}" if run.phase else "")),
+        ("cohort", _text(cohort)),
+        ("awaited", _text(waits.awaited(run))),
+        ("waits for", _text(run.waiting_for)),
+        ("eligible clients", str(run.eligible_clients)),
+        ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
+        *((name, _text(text)) for name, text in member_rows(run)),
+        ("best", _text(best_of(run))),
+        ("target", _text(target.text() if target else "")),
+        *((name, _text(text)) for name, text in health_rows(run)),
+        ("bytes", f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"),
+        ("created", units.moment(run.created)),
+        ("ended", units.moment(run.ended)),
+    ]
+    for name, value in rows:
+        if str(value) not in ("", NOTHING):
+            grid.add_row(name, value)
+    return grid
+
+
+def best_of(run: admin_pb2.RunStatus) -> str:
+    """The best round by the run's metric, and the lowest loss."""
+    best = f"{metric_of(run, run.best)} in round {run.best.round}" if run.HasField("best") else ""
+    return ", ".join(filter(None, (best, lowest_loss(run))))
+
+
+def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
+    """A row for each client."""
+    table = FittedTable(
+        ("Client", "State", "Device", "Tasks", "Run", ">Counted", ">Refused", "Last seen", "Labels", "Note"),
+        optional=("Labels", "Device", "Last seen", "Tasks", "Run", "Note", "Refused", "Counted"),
+        wraps=("State", "Note"),
+    )
+    for client in clients:
+        table.add_row(
+            _text(client.client_id), _state(client_state(client)), _text(client.device.name or client.device.kind),
+            _text(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
+            _text(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.updates_refused:,}",
+            units.moment(client.last_seen),
+            _text(" ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
+            _text(client.quarantine.reason or _why_unavailable(client) or client.note),
+        )  # fmt: skip
+    return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
+
+
+def _why_unavailable(client: admin_pb2.ClientStatus) -> str:
+    """Why the client may not train, as its daemon reported it."""
+    return "" if client.availability.may_train else client.availability.detail
+
+
+def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
+    """State changes, oldest first."""
+    table = FittedTable(("When", "Who", "What", "Why"), optional=("Who",), wraps=("Why",))
+    for entry in entries:
+        table.add_row(units.moment(entry.time), _text(entry.actor), _text(entry.event), _text(entry.detail))
+    return table if entries else Text("nothing has happened yet")
+
+
+def _text(value: str) -> Text:
+    """Text from other machines: markup and control characters have no effect."""
+    return Text(units.plain(value))
+
+
+def _state(name: str) -> Text:
+    return Text(name, style=_STATE_STYLES.get(name.partition(",")[0], ""))
+
+
+def metric_of(run: admin_pb2.RunStatus, summary: admin_pb2.RoundSummary) -> str:
+    """A round's accuracy, or the metric that the run stops by."""
+    metric = run.spec.stop.metric or "accuracy"
+    if metric not in summary.metrics:
+        return NOTHING
+    value = summary.metrics[metric]
+    return units.percent(value) if metric == "accuracy" else f"{metric} {value:.4g}"

@@ -1,0 +1,34 @@
+"""Counts the tensor bytes that a networked run would transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fl_client.connection.bundles import Bundle
+from protos.fl.v1.tensor_pb2 import ResourceKind
+
+
+class TrafficCounter:
+    """Tensor bytes in both directions. A daemon keeps the bundles of its latest assignment and fetches only others."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, set[tuple[ResourceKind, bytes]]] = {}
+        self._bytes_down = 0
+        self._bytes_up = 0
+
+    def download(self, client: str, bundles: Mapping[ResourceKind, Bundle]) -> None:
+        """Count the bundles of an assignment that the client does not hold."""
+        wanted = {(kind, bundle.layout.digest(bundle.data)): len(bundle.data) for kind, bundle in bundles.items()}
+        held = self._held.get(client, set())
+        self._bytes_down += sum(size for name, size in wanted.items() if name not in held)
+        self._held[client] = set(wanted)
+
+    def upload(self, size: int) -> None:
+        """Count an update of `size` bytes."""
+        self._bytes_up += size
+
+    def take(self) -> tuple[int, int]:
+        """Bytes (down, up) since the last call."""
+        counted = (self._bytes_down, self._bytes_up)
+        self._bytes_down = self._bytes_up = 0
+        return counted

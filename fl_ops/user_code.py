@@ -1,0 +1,42 @@
+"""The traceback of an error in code that is not ours, for the author of a task."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
+
+_PACKAGES = Path(__file__).resolve().parents[1]
+_OURS = tuple(
+    f"{_PACKAGES / name}/"
+    for name in ("fl_ops", "fl_client", "fl_server", "fl_common", "algorithms", "tasks", "protos")
+)
+_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "tasks.")
+_RAN_A_TASK = {"TaskError", "WorkFailed"}
+"""Errors that have an exception of a task's code as their cause."""
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of the exception that caused `error`, from the first frame that is not ours.
+
+    Empty if no code of a task's author took part: `error` then states everything, such as a missing file.
+    """
+    cause: BaseException | None = error
+    ours = ""
+    while cause is not None and f"{type(cause).__module__}.".startswith(_NAMES):
+        cause, ours = cause.__cause__, type(cause).__name__
+    if cause is None or ours not in _RAN_A_TASK:
+        return ""
+    trace = TracebackException.from_exception(cause)
+    foreign = [index for index, frame in enumerate(trace.stack) if _is_foreign(frame)]
+    if not foreign and not isinstance(cause, SyntaxError):
+        return ""
+    trace.stack = StackSummary.from_list(trace.stack[foreign[0] :] if foreign else [])
+    return "".join(trace.format(chain=cause.__cause__ is not None or not cause.__suppress_context__)).rstrip("\n")
+
+
+def _is_foreign(frame: FrameSummary) -> bool:
+    file = frame.filename
+    installed = "/site-packages/" in file or "/dist-packages/" in file
+    return not file.startswith(("<frozen", *_OURS)) and (installed or not file.startswith(_STANDARD))

@@ -1,0 +1,113 @@
+"""Checks the buffers of an update against those that its client was sent.
+
+Buffers arrive as final values and are averaged, or taken at their maximum: the norm of a delta does not cover them. A
+floating buffer may move as far as others did, a variance is not negative, and an integer buffer counts work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import algorithms as fl
+from fl_server.admission.norms import NO_LIMIT, RelativeNorm
+from fl_server.store.spool.update_file import UpdateFile
+from protos.codec import Entry
+
+VARIANCES = frozenset({"running_var", "moving_var", "running_variance", "moving_variance"})
+"""Last parts of the names of buffers that are variances: torch's norm layers have the first."""
+FARTHEST = 1e15
+"""Multiple of 1 + the norm of the buffers sent: the largest distance, also before others are known."""
+_PASSES = 4
+"""Times that local training may see an example per step: at two points, and before the steps."""
+_BLOCK = 1 << 16
+"""Values in memory at a time."""
+
+
+class BadBuffer(Exception):
+    """A buffer that no honest training produces. The text names it, with expected and received values."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRules:
+    """The rules for the buffers of one client's update. The default only checks variances."""
+
+    sent: fl.Tensors = field(default_factory=dict)
+    """The buffers that the client was sent, by name."""
+    bounded: bool = False
+    """Whether distances and integers are checked."""
+    limit: RelativeNorm = NO_LIMIT
+    """Limit of the distance."""
+    most: int = 0
+    """Largest growth of an integer: the number of examples seen in the local steps."""
+
+    def check(self, path: Path, entries: Sequence[Entry]) -> float | None:
+        """The L2 distance of the floating buffers from those sent; None without any. Raises BadBuffer.
+
+        Args:
+            path: of a whole update on disk, of which every value is finite.
+            entries: of its delta, with offsets in the file.
+        """
+        if all(entry.trainable for entry in entries):
+            return None
+        squares, before, floating = 0.0, 0.0, False
+        with UpdateFile(path) as file:
+            for entry, start, values in _blocks(file, entries):
+                _check_variance(entry, values)
+                if (sent := self._sent(entry, start, len(values))) is None:
+                    continue
+                if values.is_floating_point():
+                    floating, wide = True, sent.double()
+                    squares += float(torch.sum((values.double() - wide) ** 2))
+                    before += float(torch.sum(wide**2))
+                elif self.bounded and values.dtype != torch.bool:
+                    self._check_integers(entry, values, sent)
+        if not floating:
+            return None
+        self._check_distance(math.sqrt(squares), math.sqrt(before))
+        return math.sqrt(squares)
+
+    def _sent(self, entry: Entry, start: int, count: int) -> torch.Tensor | None:
+        values = self.sent.get(entry.name)
+        return None if values is None else values.flatten()[start : start + count]
+
+    def _check_distance(self, distance: float, before: float) -> None:
+        farthest = FARTHEST * (1.0 + before)
+        beside = f"{self.limit.times:g} times the median of those that counted, round.max_relative_payload"
+        for limit, why in ((self.limit.limit, beside), (farthest, f"{FARTHEST:g} times 1 + the norm of those sent")):
+            if self.bounded and limit and not distance <= limit:
+                raise BadBuffer(f"expected buffers at a distance of {limit:g} at most ({why}), got {distance:g}")
+
+    def _check_integers(self, entry: Entry, values: torch.Tensor, sent: torch.Tensor) -> None:
+        """Between the value sent (or 0 if that is smaller) and the value sent plus the largest growth."""
+        wide, before = values.to(torch.int64), sent.to(torch.int64)
+        low, high = before.clamp(max=0), before.clamp(max=torch.iinfo(torch.int64).max - self.most) + self.most
+        if bool((wide < low).any()) or bool((wide > high).any()):
+            raise BadBuffer(
+                f"buffer {entry.name!r}: expected whole numbers of {int(high.max())} at most ({self.most} over those "
+                f"sent) and {int(low.min())} at least, got {int(wide.max())} and {int(wide.min())}"
+            )
+
+
+def most_counted(steps: int, examples: int, batch_size: int) -> int:
+    """Largest growth of a buffer that counts examples, batches or steps, in this number of steps."""
+    return _PASSES * (steps * batch_size + examples + batch_size)
+
+
+def _check_variance(entry: Entry, values: torch.Tensor) -> None:
+    if entry.name.rpartition(".")[2] in VARIANCES and bool((values < 0).any()):
+        raise BadBuffer(f"buffer {entry.name!r}: expected a variance of 0 or more, got {float(values.min()):g}")
+
+
+def _blocks(file: UpdateFile, entries: Sequence[Entry]) -> Iterator[tuple[Entry, int, torch.Tensor]]:
+    """(entry, number of the first value, values) of the buffers, in pieces."""
+    for entry in entries:
+        for start in range(0, 0 if entry.trainable else entry.numel, _BLOCK):
+            count = min(_BLOCK, entry.numel - start)
+            data = memoryview(bytearray(count * entry.dtype.itemsize))
+            file.read_into(entry.offset + start * entry.dtype.itemsize, data)
+            yield entry, start, torch.frombuffer(data, dtype=entry.dtype)

@@ -1,0 +1,176 @@
+"""The admission gate: the checks of an update before it can enter a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl_server.admission.buffers import BadBuffer, BufferRules
+from fl_server.admission.digest_and_norms import digest_and_norms
+from fl_server.admission.expected_work import ExpectedWork
+from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
+from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from protos.codec import Layout, LayoutError, digest_bytes, digest_text
+from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
+
+_TIMES_TENSORS = 10
+"""A manifest with this multiple of the model's tensors is refused without parsing them."""
+_MAX_EXAMPLES = 2**53
+"""Largest count that float64 represents exactly; weights are computed in it."""
+
+
+class UpdateRefused(Exception):
+    """The update will never count. `reason` is the wire's, the text says what was expected and what came."""
+
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class WrongDigest(UpdateRefused):
+    """The bytes do not have the announced digest. A single case may be a fault of the disk or the network."""
+
+    def __init__(self, expected: bytes, came: bytes) -> None:
+        super().__init__(
+            RefusalReason.REFUSAL_REASON_DIGEST,
+            f"expected bytes with the digest {digest_text(expected)}, got {digest_text(came)}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionGate:
+    """The rules for one client's update of an exchange."""
+
+    shape: UpdateShape
+    max_bytes: int
+    max_norm: float
+    """Largest L2 norm of a delta's trainable part; 0: any finite norm."""
+    clip_norm: float
+    """Norm to which a longer delta is scaled down; 0: no scaling."""
+    state_epoch: int
+    relative: RelativeNorm = NO_LIMIT
+    """Limit relative to earlier updates, to refuse a longer delta or to scale it down."""
+    others: Mapping[str, RelativeNorm] = field(default_factory=dict)
+    """Relative limits of the other vectors, by payload name or "buffers"; a longer vector is refused."""
+    ordered: ExpectedWork | None = None
+    """The assigned work; None: the header is not compared with it."""
+    buffers: BufferRules = field(default_factory=BufferRules)
+
+    def check_header(self, header: UpdateHeader) -> None:
+        """All checks that need no tensor bytes. Raises UpdateRefused."""
+        if not 1 <= header.num_examples <= _MAX_EXAMPLES or header.num_steps < 1:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_HEADER,
+                f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {header.num_examples} and "
+                f"{header.num_steps}",
+            )
+        if self.ordered is not None and (difference := self.ordered.difference(header)):
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, difference)
+        if header.state_epoch != self.state_epoch:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_STATE_EPOCH,
+                f"expected client state of epoch {self.state_epoch}, got {header.state_epoch}: it restarts from zero",
+            )
+        self._check_payloads(header)
+        if header.size_bytes != self.shape.size_bytes or header.size_bytes > self.max_bytes:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_SIZE,
+                f"expected {self.shape.size_bytes} bytes (limit {self.max_bytes}), got {header.size_bytes}",
+            )
+        try:
+            digest_bytes(header.digest)
+        except ValueError as error:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
+
+    def _check_payloads(self, header: UpdateHeader) -> None:
+        kinds, expected = [payload.kind for payload in header.payloads], [each.kind for each in self.shape.payloads]
+        if kinds != expected:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_LAYOUT,
+                f"expected the payloads {_kind_names(expected)}, got {_kind_names(kinds) or 'nothing'}",
+            )
+        for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
+            if payload.manifest == shape.manifest and shape.layout.size_bytes <= self.max_bytes:
+                continue  # exactly as expected; the code below finds the difference otherwise
+            if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
+                raise UpdateRefused(
+                    RefusalReason.REFUSAL_REASON_LAYOUT,
+                    f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
+                )
+            try:
+                came = Layout.from_manifest(payload.manifest, self.max_bytes)
+            except LayoutError as error:
+                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
+            if difference := shape.layout.difference(came):
+                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+
+    def clip_factor(self, norm: float) -> float:
+        """The factor for a delta of this norm."""
+        clips = self.relative.clips and self.shape.trains
+        limits = [limit for limit in (self.clip_norm, self.relative.limit if clips else 0.0) if limit]
+        return min(1.0, min(limits) / norm) if limits and norm else 1.0
+
+    def check_file(self, path: Path, digest: bytes) -> dict[str, float]:
+        """Check a whole update on disk; returns the L2 norms of its vectors, the first payload's first.
+
+        A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
+        includes every value, so it also finds NaN. Raises WrongDigest, UpdateRefused.
+        """
+        came, squares = digest_and_norms(path, self.shape.entries)
+        if came != digest:
+            raise WrongDigest(digest, came)
+        of_tensor = iter(squares)
+        norms: dict[str, float] = {shape.payload: self._norm(shape, of_tensor) for shape in self.shape.payloads}
+        if self.shape.trains:
+            self._check_norm(norms["delta"])
+            norms |= self._check_buffers(path)
+        self._check_others(norms)
+        return norms
+
+    def _check_buffers(self, path: Path) -> dict[str, float]:
+        try:
+            distance = self.buffers.check(path, self.shape.layout_of("delta").entries)
+        except BadBuffer as error:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_NORM, str(error)) from error
+        return {} if distance is None else {BUFFERS: distance}
+
+    def _check_others(self, norms: Mapping[str, float]) -> None:
+        """Raises UpdateRefused if a payload other than the delta is too long."""
+        for vector, relative in self.others.items():
+            if relative.limit and norms.get(vector, 0.0) > relative.limit:
+                raise UpdateRefused(
+                    RefusalReason.REFUSAL_REASON_NORM,
+                    f"{vector}: expected a norm of {relative.limit:g} at most ({relative.times:g} times the median of "
+                    f"those that counted, round.max_relative_payload), got {norms[vector]:g}",
+                )
+
+    def _check_norm(self, norm: float) -> None:
+        """Raises UpdateRefused if the delta is too long."""
+        relative = self.relative
+        beside = f" ({relative.times:g} times the median of those that counted)"
+        for limit, why in ((self.max_norm, ""), (0.0 if relative.clips else relative.limit, beside)):
+            if limit and norm > limit:
+                raise UpdateRefused(
+                    RefusalReason.REFUSAL_REASON_NORM,
+                    f"expected an update of norm {limit:g} at most{why}, got {norm:g}",
+                )
+
+    def _norm(self, shape: PayloadShape, squares: Iterator[float]) -> float:
+        """Norm of a payload's trainable part. Raises UpdateRefused for a value that is not finite, also in a buffer."""
+        total = 0.0
+        for entry, square in zip(shape.layout.entries, squares, strict=False):
+            if not math.isfinite(square):
+                raise UpdateRefused(
+                    RefusalReason.REFUSAL_REASON_NOT_FINITE,
+                    f"{shape.payload}, tensor {entry.name!r}: expected finite values, got a NaN or an infinity",
+                )
+            total += square if entry.trainable else 0.0
+        return math.sqrt(total)
+
+
+def _kind_names(kinds: Iterable[int]) -> str:
+    known = PayloadKind.values()
+    names = [PayloadKind.Name(kind) if kind in known else str(kind) for kind in kinds]
+    return ", ".join(name.removeprefix("PAYLOAD_KIND_") for name in names)

@@ -1,0 +1,48 @@
+"""Builds the admission gate of an exchange, for the coordinator and for simulations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_server.admission.buffers import BufferRules, most_counted
+from fl_server.admission.expected_work import ExpectedWork
+from fl_server.admission.gate import AdmissionGate
+from fl_server.admission.norms import BUFFERS, NO_LIMIT, NormHistory
+from fl_server.aggregation.engine import Engine, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """The exchange under way."""
+
+    snapshot: Snapshot
+    """The model that its clients were sent."""
+    exchange: int
+    state_epoch: int
+    history: NormHistory
+
+
+def build_gate(engine: Engine, collecting: Collecting, registered: int, max_bytes: int = 0) -> AdmissionGate:
+    """The gate for a client with this number of registered examples. max_bytes: 0 for no limit but the exact size."""
+    section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
+    shape = engine.shape(exchange)
+    ordered = ExpectedWork(registered, local, engine.algorithm.exchanges[exchange].trains)
+    others = collecting.history.others(section)
+    steps = ordered.steps(max(1, registered))
+    buffers = BufferRules(
+        collecting.snapshot.buffers,
+        bounded=bool(section.max_relative_payload),
+        limit=others.get(BUFFERS, NO_LIMIT),
+        most=min(most_counted(steps, registered, local.batch_size), 1 << 53),
+    )
+    return AdmissionGate(
+        shape,
+        max_bytes or shape.size_bytes,
+        section.max_update_norm,
+        section.clip_update_norm,
+        collecting.state_epoch,
+        collecting.history.limit(section),
+        {vector: limit for vector, limit in others.items() if vector != BUFFERS},
+        ordered,
+        buffers,
+    )

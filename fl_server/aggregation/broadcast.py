@@ -1,0 +1,96 @@
+"""Bundles for clients, sent from the model's own memory, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import algorithms as fl
+from fl_server.aggregation.bundles import packed
+from protos.chunks import crc32c
+from protos.codec import (
+    Buffer,
+    Layout,
+    chunk_spans,
+    digest_message,
+    digest_text,
+    encode_chunk,
+    encode_fetch_header,
+)
+from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
+
+RECENT = 4
+"""Encoded chunks that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Tensors for clients, and their kind."""
+
+    kind: ResourceKind
+    tensors: fl.Tensors
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Broadcast:
+    """One resource as it goes over the wire."""
+
+    resource: Resource
+    digest: bytes
+    header: bytes
+    """The FetchModelResponse before the chunks, encoded."""
+    bundle: Buffer
+    """It does not change any more."""
+    checksums: tuple[int, ...]
+    """CRC-32C of the chunks."""
+    chunk_bytes: int
+    _recent: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The latest encoded chunks by place: clients that fetch at the same time share them."""
+
+    @property
+    def kind(self) -> str:
+        """One of "model", "direction" or "frozen"."""
+        return ResourceKind.Name(self.resource.kind).removeprefix("RESOURCE_KIND_").lower()
+
+    @property
+    def text(self) -> str:
+        """The digest as text."""
+        return digest_text(self.digest)
+
+    def places(self, offset: int) -> Sequence[int]:
+        """Positions of the messages to send: the header, and the chunks from the last chunk border up to `offset`."""
+        return (0, *range(1 + offset // self.chunk_bytes, 1 + len(self.checksums)))
+
+    def message(self, place: int) -> tuple[bytes, int]:
+        """An encoded FetchModelResponse, and its number of tensor bytes (0 for the header).
+
+        Chunks are encoded when they are sent, and only the latest are kept: all of them would take the memory of a
+        second model.
+        """
+        if not place:
+            return self.header, 0
+        offset = (place - 1) * self.chunk_bytes
+        length = min(self.chunk_bytes, self.resource.size_bytes - offset)
+        message = self._recent.get(place)
+        if message is None:
+            message = self._recent[place] = encode_chunk(self.bundle, offset, length, self.checksums[place - 1])
+            if len(self._recent) > RECENT:
+                del self._recent[next(iter(self._recent))]
+        return message, length
+
+
+def make_broadcast(outgoing: Outgoing, chunk_bytes: int) -> Broadcast:
+    """Compute the digest and checksums of tensors for sending. Tensors in wire layout are not copied."""
+    layout = outgoing.layout
+    bundle = packed(outgoing.tensors, layout)
+    digest = layout.digest(bundle)
+    resource = Resource(
+        kind=outgoing.kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN
+    )
+    view = memoryview(bundle)
+    spans = chunk_spans(layout.size_bytes, chunk_bytes)
+    checksums = tuple(crc32c(view[offset : offset + length]) for offset, length in spans)
+    return Broadcast(
+        resource, digest, encode_fetch_header(resource, layout.to_manifest()), bundle, checksums, chunk_bytes
+    )

@@ -1,0 +1,249 @@
+"""Computes a run: first model, server update, bundles for clients, evaluation. Blocking; called from worker threads.
+
+A Snapshot holds everything that passes from round to round; the engine itself keeps only constants.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+import algorithms as fl
+from algorithms import tree
+from algorithms.precision import master_dtype, widened
+from fl_server.aggregation.broadcast import Outgoing
+from fl_server.aggregation.bundles import blank, laid_out, master_layout
+from fl_server.aggregation.client_share import capped
+from fl_server.aggregation.methods import algorithm_in, build_algorithm
+from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
+from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
+from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
+from fl_server.aggregation.task_model import TaskModel
+from fl_server.errors import model_of
+from fl_server.run_config import RunConfig
+from fl_server.store.checkpoints import Checkpoint
+from protos.codec import Layout
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
+from tasks import Examples, Task
+from tasks.base import task_code
+from tasks.evaluation import evaluate
+
+_NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A committed model, or the first one."""
+
+    round: int
+    """The round that made it; -1 for the first model."""
+    state: fl.ServerState
+    buffers: fl.Tensors
+    rounded: fl.Tensors = field(default_factory=dict)
+    """The parameters of a lower precision than the state's, in the model's dtypes."""
+
+    @property
+    def parameters(self) -> fl.Tensors:
+        """The trainable parameters in the model's dtypes: what clients are sent, what is evaluated and exported."""
+        return {**self.state.x, **self.rounded}
+
+
+class Engine:
+    """One run's task and algorithm."""
+
+    def __init__(self, config: RunConfig, task: Task) -> None:
+        self.config = config
+        self.algorithm = build_algorithm(config)
+        """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
+        self._task = task
+        self._model = TaskModel(task, config.seed)
+        self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
+        self._state_layout = master_layout(self._trainable_layout)
+        self._low = {
+            entry.name: entry.dtype
+            for entry in self._trainable_layout.entries
+            if entry.dtype != master_dtype(entry.dtype)
+        }
+        self._shapes = [
+            UpdateShape.of(exchange.payloads, self.layout, self._trainable_layout)
+            for exchange in self.algorithm.exchanges
+        ]
+        self.frozen: fl.Tensors = {}
+        """Frozen tensors of the first model; set with the first snapshot."""
+        self.held_out: Examples | None = None
+        self._evaluating = threading.Lock()
+
+    def first(self) -> Snapshot:
+        """The state before round 0. Raises InvalidInput if the file named by `initial_model` does not fit."""
+        with self._evaluating, self._model.first(self.config.initial_model) as start:
+            self.frozen = laid_out(start.frozen, Layout.of(start.frozen))
+            return self._laid_out(Snapshot(-1, self.algorithm.init(start.trainable), start.buffers))
+
+    def _laid_out(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot in memory of its own, in wire layout."""
+        into, master = blank(self.layout), {name: snapshot.state.x[name].clone() for name in self._low}
+        tree.copy_(into, {**snapshot.state.x, **snapshot.buffers})
+        memory = {symbol: laid_out(each, self._state_layout) for symbol, each in snapshot.state.memory.items()}
+        return self._snapshot(snapshot.round, into, master, memory)
+
+    def _snapshot(self, round_: int, model: fl.Tensors, master: fl.Tensors, memory: fl.Memory) -> Snapshot:
+        """model: all that is sent; master: the state's tensors for parameters of low precision."""
+        x = {entry.name: model[entry.name] for entry in self.layout.entries if entry.trainable}
+        buffers = {entry.name: model[entry.name] for entry in self.layout.entries if not entry.trainable}
+        rounded = {name: model[name] for name in self._low}
+        return Snapshot(round_, fl.ServerState({**x, **master}, memory, self._low), buffers, rounded)
+
+    def to_checkpoint(self, snapshot: Snapshot, facts: dict[str, object]) -> Checkpoint:
+        """The checkpoint of a snapshot."""
+        model = {**snapshot.parameters, **snapshot.buffers, **self.frozen}
+        master = {name: snapshot.state.x[name] for name in snapshot.rounded}
+        return Checkpoint(model, snapshot.state.memory, facts, self._model.tied, master)
+
+    def from_checkpoint(self, checkpoint: Checkpoint) -> Snapshot:
+        """The snapshot of a checkpoint."""
+        with self._evaluating:
+            self._model.release()
+        sent = {entry.name for entry in self.layout.entries}
+        frozen = {name: tensor for name, tensor in checkpoint.model.items() if name not in sent}
+        self.frozen = laid_out(frozen, Layout.of(frozen))
+        # Checkpoints of older versions have no master, and memory in the model's dtypes.
+        memory = {symbol: widened(tensors) for symbol, tensors in checkpoint.memory.items()}
+        master = {name: checkpoint.master.get(name, checkpoint.model[name]).float() for name in self._low}
+        return self._laid_out(self._snapshot(checkpoint.facts["round"], dict(checkpoint.model), master, memory))
+
+    def shape(self, exchange: int) -> UpdateShape:
+        """The payloads of an exchange's update."""
+        return self._shapes[exchange]
+
+    def outgoing(self, snapshot: Snapshot, exchange: int = 0, sums: Mapping[str, fl.Tensors] = _NONE) -> list[Outgoing]:
+        """The bundles for the clients of an exchange: model, and direction and frozen parts if there are any.
+
+        Args:
+            snapshot: of the round before.
+            exchange: of the round under way.
+            sums: of the round's earlier exchanges.
+        """
+        model = {**snapshot.parameters, **snapshot.buffers}
+        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
+        direction = self._algorithm_after(snapshot).exchanges[exchange].direction(snapshot.state, sums)
+        if direction is not None:
+            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
+        if self.frozen:
+            sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
+        return sent
+
+    def reduce(
+        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], paths: Sequence[Path]
+    ) -> dict[str, fl.Tensors]:
+        """The method's sums over an exchange's accepted updates, with the run's reducer in place of the mean.
+
+        cohort and paths are in the order of client id bytes. Raises Diverged.
+        """
+        updates = AcceptedUpdates(self._capped(cohort), paths, self.shape(exchange))
+        sums = self._reduction(snapshot, exchange, updates).sums()
+        for symbol, tensors in sums.items():
+            _check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
+        if self._low:
+            self._check_direction(snapshot, exchange + 1, sums)
+        return sums
+
+    def _check_direction(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> None:
+        """Raises Diverged if the model's dtype cannot hold the direction of an exchange of the next round."""
+        direction = self._algorithm_after(snapshot).exchanges[exchange].direction(snapshot.state, sums)
+        if direction is not None:
+            _check_finite(f"the direction as {_names(self._low)}", direction, snapshot.round + bool(exchange))
+
+    def server_update(
+        self,
+        snapshot: Snapshot,
+        cohort: Sequence[fl.UpdateInfo],
+        paths: Sequence[Path],
+        earlier_sums: Mapping[str, fl.Tensors] = _NONE,
+    ) -> tuple[Snapshot, ServerUpdateStats]:
+        """Reduce the last exchange and apply the server half; returns the next snapshot. Raises Diverged.
+
+        earlier_sums: of the round's earlier exchanges.
+        """
+        last = len(self.algorithm.exchanges) - 1
+        accepted = AcceptedUpdates(self._capped(cohort), paths, self.shape(last))
+        selected = select_updates(self.config.round, accepted)
+        memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
+        master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
+        made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
+        reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=earlier_sums)
+        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
+        if self._low:
+            tree.copy_(made.rounded, made.state.x)
+            _check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
+            self._check_direction(made, 0, _NONE)
+        weights = self.algorithm.weights(accepted.cohort)
+        if made.buffers:
+            tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
+        return made, replace(
+            stats,
+            left_out=_left_out(accepted.cohort, selected.cohort),
+            capped=_lighter(cohort, self.algorithm.weights(cohort), weights),
+            largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
+        )
+
+    def _capped(self, cohort: Sequence[fl.UpdateInfo]) -> Sequence[fl.UpdateInfo]:
+        """The cohort with weights cut to the run's largest share of the examples, if it has such a limit."""
+        share = self.config.round.max_client_share
+        return capped(cohort, share) if share and max(self.algorithm.weights(cohort)) > share else cohort
+
+    def _reduction(self, snapshot: Snapshot, exchange: int, updates: AcceptedUpdates) -> Reduction:
+        info = self._round_info(snapshot.round + 1, len(updates.cohort))
+        return Reduction(self._algorithm_after(snapshot), exchange, self.config.round, info, updates)
+
+    def _algorithm_after(self, snapshot: Snapshot) -> fl.Algorithm:
+        """The method with its parameters of the round under way."""
+        return algorithm_in(self.config, self.algorithm, snapshot.round + 1)
+
+    def restart(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the server's part of the client states reset; the model stays."""
+        return replace(snapshot, state=self.algorithm.restart(snapshot.state))
+
+    def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
+        rate = self.config.local.learning_rate_in
+        return fl.RoundInfo(
+            round_,
+            rate(round_),
+            previous_learning_rate=rate(round_ - 1) if round_ else None,
+            rounds=self.config.horizon,
+            population=self.config.population or None,
+            population_examples=self.config.population_examples or None,
+            cohort_size=cohort_size,
+        )
+
+    def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
+        """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time."""
+        with self._evaluating:
+            if self.held_out is None:
+                with task_code("the task's eval_data()"):
+                    self.held_out = self._task.eval_data()
+            with self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)) as model:
+                return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
+
+
+def _check_finite(what: str, tensors: fl.Tensors, round_: int) -> None:
+    """Raises Diverged unless all values are finite."""
+    if not bool(torch.isfinite(tree.norm(widened(tensors)))):
+        raise Diverged(f"{what} of round {round_} is not finite; {model_of(round_ - 1)} stays. Lower the learning rate")
+
+
+def _names(dtypes: Mapping[str, torch.dtype]) -> str:
+    return " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes.values()}))
+
+
+def _lighter(cohort: Sequence[fl.UpdateInfo], before: Sequence[float], after: Sequence[float]) -> tuple[str, ...]:
+    return tuple(info.client_id for info, was, now in zip(cohort, before, after, strict=True) if now < was)
+
+
+def _left_out(cohort: Sequence[fl.UpdateInfo], taken: Sequence[fl.UpdateInfo]) -> tuple[str, ...]:
+    ids = {info.client_id for info in taken}
+    return tuple(info.client_id for info in cohort if info.client_id not in ids)

@@ -1,0 +1,72 @@
+"""The plain mean: weighted sums of updates, and the average of their buffers.
+
+Each payload is read once for all sums over it, in the order of client ids. Cutting tensors into blocks changes no bit
+(`algorithms.aggregate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import algorithms as fl
+from fl_server.aggregation.blocks import by_block, joined, neighbours
+from fl_server.aggregation.shapes import AcceptedUpdates
+from protos.codec import Entry, Layout
+
+
+def sum_payloads(updates: AcceptedUpdates, wanted: Mapping[str, fl.WeightedSum]) -> dict[str, fl.Tensors]:
+    """The sums by name; each payload is read once for all the sums over it."""
+    totals: dict[str, fl.Tensors] = {}
+    for payload in {row.payload: None for row in wanted.values()}:
+        names = [name for name, row in wanted.items() if row.payload == payload]
+        rows = [wanted[name].coefficients for name in names]
+        totals.update(zip(names, sum_updates(updates.paths, updates.shape.layout_of(payload), rows), strict=True))
+    return totals
+
+
+def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:
+    """For each row the weighted sum of the trainable tensors of the updates; in float32 for a lower precision.
+
+    Args:
+        paths: one file an update, all of this layout, in the order of client id bytes.
+        layout: of each file.
+        rows: coefficients, one for each path.
+
+    Raises:
+        OSError, LayoutError: a file is gone or too short.
+    """
+    sums: list[fl.Tensors] = [{} for _ in rows]
+    for together in neighbours([entry for entry in layout.entries if entry.trainable]):
+        wholes = by_block(paths, joined(together), lambda blocks: fl.weighted_sums(blocks, rows))
+        for total, whole in zip(sums, wholes, strict=True):
+            total.update(_apart(whole, together))
+    return sums
+
+
+def _apart(whole: torch.Tensor, entries: Sequence[Entry]) -> fl.Tensors:
+    """The tensors of a group, each in memory of its own: the last bit of a norm may depend on the alignment."""
+    if len(entries) == 1:
+        return {entries[0].name: whole}
+    pieces = whole.split([entry.numel for entry in entries])
+    return {entry.name: piece.view(entry.shape).clone() for entry, piece in zip(entries, pieces, strict=True)}
+
+
+def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[float]) -> fl.Tensors:
+    """The buffers after a round: floating ones averaged plainly, integers at their maximum."""
+
+    def mean(blocks: Iterator[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        return [total.to(dtype) for total in fl.weighted_sums(blocks, [weights])]
+
+    def largest(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+        return [fl.maximum(blocks)]
+
+    averaged: fl.Tensors = {}
+    for entry in layout.entries:
+        if not entry.trainable:
+            floating = partial(mean, dtype=entry.dtype)
+            [averaged[entry.name]] = by_block(paths, entry, floating if entry.dtype.is_floating_point else largest)
+    return averaged

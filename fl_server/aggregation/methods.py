@@ -1,0 +1,78 @@
+"""A run's method: built from its configuration, which is checked and completed, and its parameters in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import algorithms as fl
+from fl_server.aggregation.reduction import check_reducer
+from fl_server.errors import InvalidInput
+from fl_server.run_config import RunConfig, ScheduleSection
+
+
+def build_algorithm(config: RunConfig) -> fl.Algorithm:
+    """The run's method with its parameters of round 0, after a check that the configuration has everything it needs.
+
+    Raises:
+        AlgorithmError: the method or its parameters are unknown or invalid.
+        InvalidInput: the run lacks a value that the method needs, or its reducer excludes the method.
+    """
+    algorithm = fl.build(config.algorithm.name, **config.algorithm.parameters)
+    check_schedules(config.algorithm.schedules, algorithm, config.horizon)
+    check_reducer(config.round, algorithm)
+    smallest = config.round.clients_per_round if config.round.sampling == "fixed" else 1
+    if algorithm.needs_population and config.population < smallest:
+        raise InvalidInput(
+            "population",
+            f"N, the clients that the run may ever draw from, {smallest} or more: {algorithm.name} needs it",
+            config.population,
+        )
+    if algorithm.objective == "examples" and config.round.max_client_share:
+        raise InvalidInput(
+            "round.max_client_share",
+            '0 with objective = "examples", for clients weigh their own steps by their examples',
+            config.round.max_client_share,
+        )
+    if algorithm.objective == "examples" and not config.population_examples:
+        raise InvalidInput(
+            "population_examples", 'the examples of all clients together, for objective = "examples"', "nothing"
+        )
+    return algorithm
+
+
+def complete(config: RunConfig) -> RunConfig:
+    """The configuration with its defaults filled in, as it is stored and shown.
+
+    Raises:
+        AlgorithmError: the method or its parameters are unknown or invalid.
+    """
+    parameters = dict(fl.build(config.algorithm.name, **config.algorithm.parameters).parameters)
+    algorithm = config.algorithm.model_copy(update={"parameters": parameters})
+    return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
+
+
+def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:
+    """The run's method with its parameters of a round. algorithm: of `build_algorithm`."""
+    return fl.at_round(algorithm, _schedules(config), round_, config.horizon)
+
+
+def parameters_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> dict[str, float | int | str | bool]:
+    """The parameters of a round for a client. Clients of any version read the values; they need no schedules."""
+    return fl.values_in(fl.client_parameters(algorithm), _schedules(config), round_, config.horizon)
+
+
+def check_schedules(sections: Mapping[str, ScheduleSection], algorithm: fl.Algorithm, rounds: int) -> None:
+    """Raises AlgorithmError, which names the schedule, unless the method can have these over so many planned rounds."""
+    for name, section in sections.items():
+        try:
+            fl.check_schedules(algorithm, {name: _schedule(section)}, rounds)
+        except fl.AlgorithmError as error:
+            raise fl.AlgorithmError(f"schedules.{name}: {error}") from None
+
+
+def _schedules(config: RunConfig) -> dict[str, fl.Schedule]:
+    return {name: _schedule(section) for name, section in config.algorithm.schedules.items()}
+
+
+def _schedule(section: ScheduleSection) -> fl.Schedule:
+    return fl.Schedule(**dict(section))

@@ -1,0 +1,103 @@
+"""The byte layout of an exchange's update: its payloads, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import algorithms as fl
+from protos.codec import Entry, Layout
+from protos.fl.v1.tensor_pb2 import Manifest
+from protos.fl.v1.training_pb2 import PayloadKind
+from protos.wire import payload_kind
+
+
+@dataclass(frozen=True)
+class PayloadShape:
+    """One payload's position in an update."""
+
+    payload: fl.Payload
+    layout: Layout
+    """Offsets from the start of the payload, as in its manifest."""
+    base: int
+    """Bytes before it in the update."""
+
+    @property
+    def kind(self) -> PayloadKind:
+        """The kind on the wire."""
+        return payload_kind(self.payload)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Its manifest in a header."""
+        return self.layout.to_manifest()
+
+    @cached_property
+    def placed(self) -> Layout:
+        """Its layout with offsets from the start of the update, for reading its file."""
+        entries = tuple(replace(entry, offset=entry.offset + self.base) for entry in self.layout.entries)
+        return Layout(entries, self.layout.size_bytes + self.base)
+
+
+@dataclass(frozen=True)
+class UpdateShape:
+    """The payloads of an exchange, in the exchange's order."""
+
+    payloads: tuple[PayloadShape, ...]
+
+    @staticmethod
+    def of(payloads: Sequence[fl.Payload], model: Layout, trainable: Layout) -> UpdateShape:
+        """Deltas are laid out as the model, buffers included; every other payload as its trainable tensors alone."""
+        shapes: list[PayloadShape] = []
+        base = 0
+        for payload in payloads:
+            layout = model if payload == "delta" else trainable
+            shapes.append(PayloadShape(payload, layout, base))
+            base += layout.size_bytes
+        return UpdateShape(tuple(shapes))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole update."""
+        return sum(shape.layout.size_bytes for shape in self.payloads)
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """All tensors, with offsets from the start of the update."""
+        return tuple(entry for shape in self.payloads for entry in shape.placed.entries)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the update has a delta."""
+        return any(shape.payload == "delta" for shape in self.payloads)
+
+    def only(self, names: Collection[str]) -> UpdateShape:
+        """The same update with these tensors only; their offsets stay."""
+        wanted = set(names)
+        return UpdateShape(tuple(replace(shape, layout=_only(shape.layout, wanted)) for shape in self.payloads))
+
+    def layout_of(self, payload: fl.Payload) -> Layout:
+        """The layout of a payload's tensors in the update. Raises KeyError for another payload."""
+        for shape in self.payloads:
+            if shape.payload == payload:
+                return shape.placed
+        raise KeyError(f"expected one of {[shape.payload for shape in self.payloads]}, got {payload}")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedUpdates:
+    """The accepted updates of an exchange, in the order of client id bytes."""
+
+    cohort: Sequence[fl.UpdateInfo]
+    paths: Sequence[Path]
+    shape: UpdateShape
+
+    def only(self, names: Collection[str]) -> AcceptedUpdates:
+        """The same updates with these tensors only."""
+        return replace(self, shape=self.shape.only(names))
+
+
+def _only(layout: Layout, names: Collection[str]) -> Layout:
+    return replace(layout, entries=tuple(entry for entry in layout.entries if entry.name in names))

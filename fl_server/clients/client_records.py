@@ -1,0 +1,121 @@
+"""The records of all clients: in memory, and the same in the ledger, so that a restarted coordinator knows them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+from fl_server.clients.fleet_changes import FleetChanges
+from fl_server.errors import Forbidden, NoSuchClient
+from fl_server.store.errors import StoreError
+from fl_server.store.ledger import Ledger, write_when_possible
+from fl_server.store.records import ClientRecord, HistoryRecord, only_banned
+
+log = structlog.get_logger()
+
+
+class ClientRecords:
+    """Reads and writes client records. Lives on the event loop."""
+
+    def __init__(self, ledger: Ledger, changes: FleetChanges) -> None:
+        self._ledger = ledger
+        self.changes = changes
+        self._records: dict[str, ClientRecord] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._watcher: Callable[[str], None] = lambda _: None
+
+    def watch(self, watcher: Callable[[str], None]) -> None:
+        """Call `watcher` with the id of each client whose record has changed."""
+        self._watcher = watcher
+
+    async def load(self) -> None:
+        """Read all records at a start."""
+        for record in await self.all():
+            self._set(record)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def in_memory(self) -> Mapping[str, ClientRecord]:
+        """The records by client id; a live view."""
+        return self._records
+
+    async def all(self) -> list[ClientRecord]:
+        """All records of the ledger in the order of id bytes, with the counters that only the ledger updates."""
+        return await self._ledger.do(self._ledger.store.clients)
+
+    def find(self, client_id: str) -> ClientRecord | None:
+        """A client's record; None if it never registered, or was forgotten."""
+        return self._records.get(client_id)
+
+    def get(self, client_id: str) -> ClientRecord:
+        """A client's record. Raises NoSuchClient."""
+        record = self.find(client_id)
+        if record is None:
+            raise NoSuchClient(client_id)
+        return record
+
+    def refuse_banned(self, client_id: str) -> None:
+        """Raises Forbidden for a banned client."""
+        known = self.find(client_id)
+        if known is not None and known.banned:
+            raise Forbidden(f"client:{client_id}", f"to be unbanned (banned: {known.note or 'no reason given'})")
+
+    async def write(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+        """Write a record here and in the ledger. Raises StoreError, and then nothing is changed."""
+        await self._put(record, why)
+        self.changes.changed()
+
+    async def write_note(self, client_id: str, text: str) -> None:
+        """Store a note on a client for operators: its last failure. A note changes nobody's eligibility."""
+        record = self.find(client_id)
+        if record is not None and record.note != text:
+            await self._put(replace(record, note=text), None)
+
+    def forget(self, client_id: str) -> None:
+        """Drop a client's record from memory. A ban stays."""
+        known = self._records.pop(client_id, None)
+        if known is not None and known.banned:
+            self._records[client_id] = only_banned(known)
+        self._watcher(client_id)
+
+    def write_history_later(self, why: HistoryRecord) -> None:
+        """Write a history row that belongs to no change of a record, in the background."""
+        self.in_background(partial(self._ledger.do, self._ledger.store.add_history, why))
+
+    def in_background(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Write to the ledger in the background, as soon as it can be written."""
+        task = asyncio.create_task(write_when_possible(_log_not_written, write))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _put(self, record: ClientRecord, why: HistoryRecord | None) -> None:
+        before = self.find(record.client_id)
+        self._set(record)
+        try:
+            await self._ledger.put_client(record, why)
+        except StoreError:
+            self._take_back(record, before)
+            raise
+
+    def _take_back(self, record: ClientRecord, before: ClientRecord | None) -> None:
+        """A record that is not in the ledger is not kept in memory either: a restart would not know it."""
+        if self._records.get(record.client_id) is record:
+            del self._records[record.client_id]
+            if before is not None:
+                self._records[record.client_id] = before
+            self._watcher(record.client_id)
+
+    def _set(self, record: ClientRecord) -> None:
+        self._records[record.client_id] = record
+        self._watcher(record.client_id)
+
+
+def _log_not_written(why: str) -> None:
+    if why:
+        log.warning("presence_not_written", error=why)

@@ -1,0 +1,249 @@
+"""Which clients a run may draw: those that are present, willing, not quarantined, and work for no other run."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any
+
+import structlog
+
+from fl_server.clients.client_records import ClientRecords
+from fl_server.clients.quarantine import Quarantine
+from fl_server.clients.rate_limits import ClientRate
+from fl_server.clients.roster import Roster
+from fl_server.store.records import ClientRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+
+log = structlog.get_logger()
+_MAY_TRAIN = pb.Availability(may_train=True)
+Wanted = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+"""A task and labels, as items."""
+Check = Callable[[str, Mapping[str, str], Mapping[str, str]], bool]
+"""Whether a client is able to work for a task with labels."""
+
+MOST_KINDS = 64
+"""Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
+
+
+class Eligibility:
+    """Decides who may be drawn. Lives on the event loop."""
+
+    def __init__(
+        self,
+        records: ClientRecords,
+        roster: Roster,
+        quarantine: Quarantine,
+        returns: ClientRate,
+    ) -> None:
+        """returns: how often a client may report that it may train again."""
+        self._records = records.in_memory()
+        self._roster = roster
+        self._quarantine = quarantine
+        self._changes = records.changes
+        self._returns = returns
+        self._delayed: dict[str, asyncio.TimerHandle] = {}
+        """Timers of reports "may train again" that came too soon after earlier ones."""
+        self._quarantine_ends: dict[str, asyncio.TimerHandle] = {}
+        self._availability: dict[str, pb.Availability] = {}
+        self._run_of: dict[str, str] = {}
+        self._workers: dict[str, set[str]] = {}
+        """`_run_of` by run."""
+        self._able = AbleClients(roster.present, self._is_able)
+        records.watch(self._able.changed)
+        roster.watch(self._able.changed)
+
+    def eligible(self, run_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Clients that a run may draw now, in the order of id bytes.
+
+        task: name, version and source of the fingerprint that a client must have.
+        """
+        able = self.able_clients(task, labels)
+        if len(self._run_of) == len(self._workers.get(run_id, ())):  # no other run has workers
+            return able
+        return tuple(client_id for client_id in able if self._run_of.get(client_id, run_id) == run_id)
+
+    def evaluators(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Clients with held-out examples of the task, whichever run they work for, in the order of id bytes."""
+
+        def examples(client_id: str) -> int:
+            offers = self._records[client_id].tasks
+            return max(int(offer["eval_examples"]) for offer in offers if offers_task(offer, task))
+
+        return tuple(client_id for client_id in self.able_clients(task, labels) if examples(client_id))
+
+    def able_clients(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Clients that are present, may train, and have the task and the labels, in the order of id bytes."""
+        able, quarantined = self._able.of(task, labels), set(self._quarantine.clients())
+        return tuple(client_id for client_id in able if client_id not in quarantined) if quarantined else able
+
+    def _is_able(self, client_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+        """All of it but the quarantine, which ends by itself."""
+        here = client_id in self._roster and self.availability(client_id).may_train
+        return here and fits(self._records[client_id], task, labels)
+
+    def set_workers(self, run_id: str, clients: AbstractSet[str]) -> None:
+        """From now on exactly these clients work for the run."""
+        before = self._workers.get(run_id, set())
+        self.change_workers(run_id, clients - before, before - clients)
+
+    def change_workers(self, run_id: str, begun: AbstractSet[str], done: AbstractSet[str]) -> None:
+        """Some clients have begun to work for the run, and some are done. Takes no longer for a large cohort."""
+        workers = self._workers.setdefault(run_id, set())
+        for client_id in done & workers:
+            del self._run_of[client_id]
+        workers -= done
+        for client_id in begun:
+            self._workers.get(self._run_of.get(client_id, run_id), workers).discard(client_id)
+            self._run_of[client_id] = run_id
+        workers |= begun
+        if not workers:
+            del self._workers[run_id]
+        if begun or done:
+            self._changes.changed()
+
+    def run_of(self, client_id: str) -> str:
+        """The run that the client works for now; empty for none."""
+        return self._run_of.get(client_id, "")
+
+    def registered(self, request: pb.RegisterRequest) -> None:
+        """Take the availability from a registration. A client that reports none may train."""
+        self._cancel_delayed(request.client_id)
+        reported = request.availability if request.HasField("availability") else _MAY_TRAIN
+        self._report(request.client_id, reported)
+
+    def set_availability(self, client_id: str, availability: pb.Availability) -> None:
+        """Take a client's report.
+
+        "May not train" takes effect at once. "May train again" makes all runs check all clients, and may push work: a
+        report that exceeds the rate limit takes effect later.
+        """
+        self._cancel_delayed(client_id)
+        before = self.availability(client_id)
+        if before.may_train == availability.may_train:
+            self._report(client_id, availability)  # only the detail changed
+            return
+        if availability.may_train:
+            loop = asyncio.get_running_loop()
+            if wait_s := self._returns.wait(client_id, loop.time()):
+                again = partial(self.set_availability, client_id, availability)
+                self._delayed[client_id] = loop.call_later(wait_s + 0.001, again)
+                return
+        self._report(client_id, availability)
+        log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
+        self._changes.changed()
+        if availability.may_train:
+            self._changes.available(client_id)
+
+    def _report(self, client_id: str, availability: pb.Availability) -> None:
+        self._availability[client_id] = availability
+        self._able.changed(client_id)
+
+    def _cancel_delayed(self, client_id: str) -> None:
+        """A newer report replaces a delayed one."""
+        if timer := self._delayed.pop(client_id, None):
+            timer.cancel()
+
+    def availability(self, client_id: str) -> pb.Availability:
+        """The client's last report."""
+        return self._availability.get(client_id, _MAY_TRAIN)
+
+    def quarantine_changed(self, client_id: str) -> None:
+        """Report the change, and the one at the end of the client's quarantine."""
+        if timer := self._quarantine_ends.pop(client_id, None):
+            timer.cancel()
+        if left := self._quarantine.seconds_left(client_id):
+            # A little after the end; the wall clock may also have been set back, and then this is repeated.
+            loop = asyncio.get_running_loop()
+            self._quarantine_ends[client_id] = loop.call_later(left + 0.02, self.quarantine_changed, client_id)
+        self._changes.changed()
+
+    def release(self, client_id: str) -> None:
+        """Drop the client's refusals and its quarantine."""
+        self._quarantine.drop(client_id)
+        self.quarantine_changed(client_id)
+
+    def forget(self, client_id: str) -> None:
+        """Drop all that is known of the client."""
+        self._cancel_delayed(client_id)
+        self._returns.forget(client_id)
+        self._availability.pop(client_id, None)
+        self._able.changed(client_id)
+        self.release(client_id)
+
+
+def fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether the client offers this task, has these labels, and is neither draining nor banned."""
+    if record.draining or record.banned or not labels.items() <= record.labels.items():
+        return False
+    return any(offers_task(offer, task) for offer in record.tasks)
+
+
+def offers_task(offer: Mapping[str, Any], task: Mapping[str, str]) -> bool:
+    """Whether an offer of a client is of this task: name, version and source."""
+    return all(offer.get(key) == value for key, value in task.items())
+
+
+class AbleClients:
+    """The clients that are able to work for a task, in the order of id bytes, kept up to date client by client.
+
+    Every run asks for them whenever some client changes. With ten thousand clients it takes a tenth of a second to
+    check them all, and a microsecond to check the one that changed.
+    """
+
+    def __init__(self, present: Callable[[], tuple[str, ...]], check: Check) -> None:
+        """present: all clients that may be able, in the order of id bytes. check: whether one of them is."""
+        self._present, self._check = present, check
+        self._kinds: OrderedDict[Wanted, _Kind] = OrderedDict()
+
+    def changed(self, client_id: str) -> None:
+        """Something about a client changed: its presence, its record, or what it reports."""
+        for kind in self._kinds.values():
+            kind.changed.add(client_id)
+
+    def of(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+        """The clients that are able now, in the order of id bytes."""
+        wanted = tuple(sorted(task.items())), tuple(sorted(labels.items()))
+        kind = self._kinds.get(wanted)
+        if kind is None:
+            kind = self._kinds[wanted] = _Kind(
+                [client for client in self._present() if self._check(client, task, labels)]
+            )
+            if len(self._kinds) > MOST_KINDS:
+                self._kinds.popitem(last=False)
+        self._kinds.move_to_end(wanted)
+        return kind.current(lambda client: self._check(client, task, labels))
+
+
+class _Kind:
+    """The able clients of one task and labels."""
+
+    def __init__(self, able: list[str]) -> None:
+        self.changed: set[str] = set()
+        """Clients to be checked again."""
+        self._able = able
+        self._result: tuple[str, ...] | None = None
+
+    def current(self, is_able: Callable[[str], bool]) -> tuple[str, ...]:
+        """The able clients, after the changed ones have been checked."""
+        for client in self.changed:
+            self._put(client, is_able(client))
+        self.changed.clear()
+        if self._result is None:
+            self._result = tuple(self._able)
+        return self._result
+
+    def _put(self, client: str, able: bool) -> None:
+        place = bisect_left(self._able, client.encode(), key=str.encode)
+        here = place < len(self._able) and self._able[place] == client
+        if here == able:
+            return
+        self._result = None
+        if able:
+            self._able.insert(place, client)
+        else:
+            del self._able[place]

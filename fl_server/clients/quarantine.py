@@ -1,0 +1,130 @@
+"""Quarantine: a client whose updates are refused repeatedly is not drawn for a while.
+
+Refusals in a row are counted over all runs; an update that counts resets the count. From refusal number `after` on,
+each refusal quarantines the client for twice as long as the one before, up to a limit. Only the client's own faults
+count, not a late update or one made from an abandoned state. A lost client state counts as a refusal. Failures of work
+that the client reports are counted separately, with the limit `failures`. Times are of the wall clock, so that a
+restart changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from fl_server.config import QuarantineConfig
+from fl_server.store.records import HistoryRecord, RefusalRecord, UpdateRecord
+from protos.fl.v1.training_pb2 import RefusalReason
+
+FAULTS = frozenset(
+    RefusalReason.Name(reason)
+    for reason in (
+        RefusalReason.REFUSAL_REASON_HEADER,
+        RefusalReason.REFUSAL_REASON_LAYOUT,
+        RefusalReason.REFUSAL_REASON_SIZE,
+        RefusalReason.REFUSAL_REASON_DIGEST,
+        RefusalReason.REFUSAL_REASON_NOT_FINITE,
+        RefusalReason.REFUSAL_REASON_NORM,
+    )
+)
+"""Names of the refusal reasons that are the client's own fault."""
+
+Verdict = tuple[RefusalRecord | None, HistoryRecord | None]
+"""The client's new refusal record, if it changes; and the history row of a new quarantine, if there is one."""
+
+
+class Quarantine:
+    """The refusal records of all clients, which are also in the ledger. Lives on the event loop."""
+
+    def __init__(self, rules: QuarantineConfig) -> None:
+        self._rules = rules
+        self._records: dict[str, RefusalRecord] = {}
+
+    def restore(self, records: Iterable[RefusalRecord]) -> None:
+        """Take over the ledger's records: at a start, and after a commit has reset those of its clients."""
+        self._records = {record.client_id: record for record in records}
+
+    def count_refusal(self, update: UpdateRecord) -> Verdict:
+        """The verdict on a client once this refused update is in the ledger. Nothing is kept yet."""
+        if update.admitted or update.reason not in FAULTS:
+            return None, None
+        word = update.reason.removeprefix("REFUSAL_REASON_").lower()
+        what = f"the last one in run {update.run_id} round {update.round} ({word}): {update.detail}"
+        return self._count_refusal(update.client_id, ("an update refused", "updates refused"), what)
+
+    def count_lost_state(self, client: str, what: str) -> Verdict:
+        """The verdict for a client state that the client reports as lost. It counts as a refusal."""
+        words = ("an update refused or a state lost", "updates refused or states lost")
+        return self._count_refusal(client, words, what)
+
+    def _count_refusal(self, client: str, words: tuple[str, str], what: str) -> Verdict:
+        if not self._rules.after:
+            return None, None
+        before = self._before(client)
+        refusals = before.refusals + 1
+        reason = f"{_in_a_row(refusals, words)}, {what}"
+        record = replace(before, refusals=refusals, reason=reason)
+        return self._judge(record, refusals - self._rules.after)
+
+    def count_failure(self, client: str, what: str) -> Verdict:
+        """The verdict for work that the client reports as failed. It is counted separately from refusals."""
+        if not self._rules.failures:
+            return None, None
+        before = self._before(client)
+        failures = before.failures + 1
+        reason = f"{_in_a_row(failures, ('a piece of work failed', 'pieces of work failed'))}, the last one in {what}"
+        record = replace(before, failures=failures, reason=reason)
+        return self._judge(record, failures - self._rules.failures)
+
+    def _before(self, client: str) -> RefusalRecord:
+        return self._records.get(client) or RefusalRecord(client, 0, 0.0, "")
+
+    def _judge(self, record: RefusalRecord, beyond: int) -> Verdict:
+        """beyond: how far the count is above the one at which a quarantine begins; below 0 there is none yet."""
+        if beyond < 0:
+            return record, None
+        now, seconds = time.time(), self._seconds(beyond)
+        record = replace(record, until=max(record.until, now + seconds))
+        until = f"{datetime.fromtimestamp(record.until, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        why = f"for {seconds:g} s, until {until}: {record.reason}"
+        return record, HistoryRecord(now, "coordinator", "client_quarantined", record.client_id, why)
+
+    def keep(self, record: RefusalRecord) -> None:
+        """Keep a record that is in the ledger."""
+        self._records[record.client_id] = record
+
+    def refusals_of(self, client: str) -> RefusalRecord | None:
+        """The client's refusal record, quarantined or not."""
+        return self._records.get(client)
+
+    def of(self, client: str) -> RefusalRecord | None:
+        """The refusal record of a quarantined client; None if it is not quarantined."""
+        record = self._records.get(client)
+        return record if record is not None and self.seconds_left(client) else None
+
+    def seconds_left(self, client: str) -> float:
+        """Seconds until the quarantine ends; 0 without one."""
+        record = self._records.get(client)
+        if record is None:
+            return 0.0
+        judged = (self._rules.after and record.refusals) or (self._rules.failures and record.failures)
+        return max(0.0, record.until - time.time()) if judged else 0.0
+
+    def clients(self) -> list[str]:
+        """The clients that are quarantined now."""
+        return [client for client in self._records if self.seconds_left(client)]
+
+    def drop(self, client: str) -> None:
+        """Drop the client's record."""
+        self._records.pop(client, None)
+
+    def _seconds(self, beyond: int) -> float:
+        doublings = min(beyond, 64)  # a float overflows after about a thousand doublings
+        return min(self._rules.first_s * 2.0**doublings, self._rules.longest_s)
+
+
+def _in_a_row(count: int, words: tuple[str, str]) -> str:
+    one, many = words
+    return f"{count} {many} in a row" if count > 1 else one

@@ -1,0 +1,128 @@
+"""Registration: checks a client, limits the rate, settles contested identities, and opens the session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from fl_server.clients.client_records import ClientRecords
+from fl_server.clients.contested_identities import ContestedIdentities
+from fl_server.clients.presence_history import PresenceHistory
+from fl_server.clients.rate_limits import RegistrationLimiter
+from fl_server.clients.registration_request import check_sizes, checked_id, common_protocol, record_of
+from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
+from fl_server.config import LimitsConfig
+from fl_server.errors import Contested, InvalidInput, NotNow
+from fl_server.identity import require_name
+from fl_server.store.records import HistoryRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+
+log = structlog.get_logger()
+
+LONGEST_WAIT_S = 10.0
+"""A client whose slot is this close waits in its call. Daemons wait 20 s; a second call would cost more."""
+_EVENTS = ("client_registered", "client_back", "client_fenced", "client_contested")
+"""History events that a registration can cause."""
+
+
+class Registration:
+    """Registers the clients of one coordinator. Lives on the event loop."""
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        records: ClientRecords,
+        sessions: Sessions,
+        contested: ContestedIdentities,
+    ) -> None:
+        self._limits = limits
+        self._records = records
+        self._sessions = sessions
+        self._contested = contested
+        self._limiter = RegistrationLimiter(limits.registrations_per_s)
+        self._history = PresenceHistory(limits.history_per_minute, records.write_history_later)
+
+    async def register(
+        self, request: pb.RegisterRequest, close_unattended: Callable[[Session], None]
+    ) -> tuple[Session, int]:
+        """Open a session. Returns it and the protocol version.
+
+        close_unattended: called with the session after the grace, to close it if the client never attended.
+        Raises InvalidInput, Forbidden, NoCommonProtocol, NotNow, Contested, StoreError.
+        """
+        client_id = checked_id(request.client_id)
+        require_name(client_id)
+        self._refuse_unwanted(client_id)
+        protocol = common_protocol(request.protocol)
+        check_sizes(request)
+        if not request.tasks:
+            raise InvalidInput("tasks", "at least one task that the client can train", "none")
+        await self._wait_for_slot(client_id)
+        await self._settle(client_id, origin := origin_of_call(request.instance_id))
+        known = self._records.find(client_id)
+        session, older = self._sessions.open(client_id, origin)
+        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, close_unattended, session)
+        await self._records.write(record_of(request, known), self._history_row(session, older))
+        return session, protocol
+
+    def forget(self, client_id: str) -> None:
+        """Drop what was counted for a client."""
+        self._history.forget(client_id, *_EVENTS)
+
+    async def _wait_for_slot(self, client_id: str) -> None:
+        """Wait until the rate limit lets the client in. Raises NotNow when that takes too long for one call."""
+        while wait_s := self._limiter.wait(client_id, time.monotonic()):
+            if wait_s > LONGEST_WAIT_S:
+                raise NotNow("many clients register at once", wait_s, routine=True)
+            await asyncio.sleep(wait_s)
+            self._refuse_unwanted(client_id)
+
+    async def _settle(self, client_id: str, newcomer: Origin) -> None:
+        """Wait until no other daemon works under the identity. Raises Contested, Forbidden, NotNow."""
+        while True:
+            try:
+                waited = await self._contested.settle(client_id, newcomer)
+            except Contested:
+                working = self._sessions.of(client_id)
+                at_work = f"{working.instance_id} at {_place(working.origin)}" if working else ""
+                detail = f"{newcomer.instance_id} at {_place(newcomer)}: {at_work} is at work"
+                if row := self._history.passed(_history(client_id, "client_contested", detail)):
+                    self._records.write_history_later(row)
+                raise
+            if not waited:
+                return
+            self._refuse_unwanted(client_id)
+
+    def _refuse_unwanted(self, client_id: str) -> None:
+        """Raises Forbidden, NotNow."""
+        self._records.refuse_banned(client_id)
+        if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
+            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
+
+    def _history_row(self, session: Session, older: Session | None) -> HistoryRecord | None:
+        """The history row of a registration; None for a routine one."""
+        client_id = session.client_id
+        if older is not None and older.instance_id != session.instance_id and older.stream is not None:
+            self._contested.fenced(older, session)
+            new, old = session.origin.address, older.origin.address
+            addresses = f" ({old} by {new})" if new or old else ""
+            fenced = f"{older.instance_id} by {session.instance_id}{addresses}"
+            return self._history.passed(_history(client_id, "client_fenced", fenced))
+        known = self._records.find(client_id)
+        if known is None:
+            log.info("client_registered", client=client_id)
+            return _history(client_id, "client_registered", session.instance_id)
+        if known.present:
+            return None
+        return self._history.passed(_history(client_id, "client_back", session.instance_id))
+
+
+def _place(origin: Origin) -> str:
+    return origin.address or "an unknown address"
+
+
+def _history(client_id: str, event: str, detail: str) -> HistoryRecord:
+    return HistoryRecord(time.time(), f"client:{client_id}", event, client_id, detail)

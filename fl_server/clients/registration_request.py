@@ -1,0 +1,94 @@
+"""Checks of a registration request, and the client record that is made from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fl_common.names import check_id
+from fl_server.errors import InvalidInput, NoCommonProtocol
+from fl_server.store.records import ClientRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+MAX_ENTRIES = {"labels": 64, "tasks": 64, "pending": 1000, "states": 1000}
+MAX_CHARS = 256
+"""Longest label, task name, device name and other text in a request."""
+_END_OF_TIME = 253_402_300_800 - 86_400
+"""A day before the end of the year 9999, so that the time can be shown in any zone."""
+
+
+def checked_id(client_id: str) -> str:
+    """A valid client id. Raises InvalidInput."""
+    try:
+        return check_id("client_id", client_id)
+    except ValueError as error:
+        raise InvalidInput("client_id", "1 to 64 of A-Z a-z 0-9 . _ -", client_id) from error
+
+
+def check_sizes(request: pb.RegisterRequest) -> None:
+    """Raises InvalidInput for a request that is too large: ledger and memory keep what it has."""
+    counts = {"labels": request.labels, "tasks": request.tasks, "pending": request.pending, "states": request.states}
+    for field, values in counts.items():
+        if len(values) > MAX_ENTRIES[field]:
+            raise InvalidInput(field, f"{MAX_ENTRIES[field]} at most", f"{len(values)}")
+    for field, text in _texts(request):
+        if len(text) > MAX_CHARS:
+            raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
+    check_availability(request.availability)
+
+
+def check_availability(availability: pb.Availability) -> None:
+    """Raises InvalidInput for a detail that is too long, or a time after the year 9999."""
+    if len(availability.detail) > MAX_CHARS:
+        raise InvalidInput("availability", f"{MAX_CHARS} characters at most", f"{len(availability.detail)}")
+    if not 0 <= availability.until.seconds < _END_OF_TIME:
+        raise InvalidInput("availability.until", "a time up to the year 9999", f"{availability.until.seconds}")
+
+
+def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
+    yield from (("instance_id", request.instance_id), ("software", request.software))
+    yield from (("device", request.device.kind), ("device", request.device.name))
+    for name, value in request.labels.items():
+        yield from (("labels", name), ("labels", value))
+    for offer in request.tasks:
+        for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
+            yield "tasks", text
+
+
+def unregistered(client_id: str) -> ClientRecord:
+    """The record of a client that an operator names before it registers. Raises InvalidInput."""
+    now = time.time()
+    return ClientRecord(checked_id(client_id), registered_at=now, last_seen=now)
+
+
+def common_protocol(client: pb.ProtocolRange) -> int:
+    """The highest version that both sides support. Raises NoCommonProtocol."""
+    highest = min(client.max, PROTOCOL_MAX)
+    if highest < max(client.min, PROTOCOL_MIN) or client.min > client.max:
+        raise NoCommonProtocol((client.min, client.max), (PROTOCOL_MIN, PROTOCOL_MAX))
+    return highest
+
+
+def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> ClientRecord:
+    """The client's record after this registration. What operators set before stays."""
+    now = time.time()
+    base = known or ClientRecord(request.client_id, registered_at=now, last_seen=now)
+    return replace(
+        base,
+        last_seen=now,
+        instance_id=request.instance_id,
+        software=request.software,
+        labels=dict(request.labels),
+        device={
+            "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
+        },
+        tasks=[
+            {
+                "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
+                "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+            }
+            for offer in request.tasks
+        ],
+    )  # fmt: skip

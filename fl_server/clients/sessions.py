@@ -1,0 +1,145 @@
+"""The sessions of clients, and the stream on which messages are pushed to each."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from fl_server.errors import Fenced, UnknownSessionError
+from fl_server.identity import address, caller
+from protos.fl.v1.coordinator_pb2 import AttendResponse
+
+UNREAD_S = 30.0
+"""An Attend stream with too many waiting messages is ended after this time without a read."""
+
+
+class Stream:
+    """One Attend stream: a queue of messages until it is ended."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[AttendResponse | Exception | None] = asyncio.Queue()
+        self._unread_since: float | None = None
+        """When the message that the reader has not taken yet was given to it."""
+        self.closed = asyncio.Event()
+        """Set when the stream is no longer read."""
+
+    def push(self, message: AttendResponse) -> None:
+        """Queue a message."""
+        self._queue.put_nowait(message)
+
+    def unread(self, most: int) -> bool:
+        """Whether more than `most` messages wait, and the reader has taken none for UNREAD_S."""
+        since = self._unread_since
+        too_many = self._queue.qsize() > most
+        return too_many and since is not None and time.monotonic() >= since + UNREAD_S
+
+    def drop(self, error: Exception) -> None:
+        """Drop the waiting messages and end the stream with an error."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self.end(error)
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the stream after the waiting messages, with an error if there is one."""
+        self._queue.put_nowait(error)
+
+    async def __aiter__(self) -> AsyncIterator[AttendResponse]:
+        while (item := await self._queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            self._unread_since = time.monotonic()
+            yield item
+            self._unread_since = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a registration came from: the daemon's process, its address, and its certificate if there is one."""
+
+    instance_id: str
+    address: str = ""
+    serial: str = ""
+    """Of the certificate, in hex; empty without one."""
+    ends: float | None = None
+    """When the certificate ends, in Unix seconds."""
+    at: float = field(default_factory=time.time)
+    """When it registered, in Unix seconds."""
+
+
+def origin_of_call(instance_id: str) -> Origin:
+    """The origin of the current call."""
+    who = caller.get()
+    return Origin(instance_id, address.get(), who.serial, who.ends)
+
+
+@dataclass(slots=True)
+class Session:
+    """One registration of one client."""
+
+    client_id: str
+    instance_id: str
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    stream: Stream | None = None
+    origin: Origin = Origin("")
+    closed: bool = False
+    """Whether it was closed, or fenced by a newer one."""
+
+
+class Sessions:
+    """The open sessions: at most one for each client; a newer one fences the older one."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Session] = {}
+        self._by_client: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def open(self, client_id: str, origin: Origin) -> tuple[Session, Session | None]:
+        """Open a session. Returns it, and the client's older session that it fenced, if there was one."""
+        instance_id = origin.instance_id
+        older = self._by_client.get(client_id)
+        if older is not None:
+            self._by_id.pop(older.id)
+            older.closed = True
+            if older.stream is not None:
+                older.stream.end(Fenced(client_id, older.instance_id != instance_id))
+        session = Session(client_id, instance_id, origin=origin)
+        self._by_id[session.id] = self._by_client[client_id] = session
+        return session, older
+
+    def get(self, session_id: str) -> Session:
+        """An open session by its id. Raises UnknownSessionError."""
+        session = self._by_id.get(session_id)
+        if session is None:
+            raise UnknownSessionError
+        return session
+
+    def of(self, client_id: str) -> Session | None:
+        """The client's open session, attended or not."""
+        return self._by_client.get(client_id)
+
+    def close(self, client_id: str, error: Exception) -> None:
+        """Close the client's session with an error, if it has one."""
+        session = self._by_client.pop(client_id, None)
+        if session is not None:
+            self._by_id.pop(session.id, None)
+            session.closed = True
+            if session.stream is not None:
+                session.stream.end(error)
+
+    def push(self, client_id: str, message: AttendResponse) -> bool:
+        """Push a message if the client is attached. False if it is not."""
+        session = self._by_client.get(client_id)
+        if session is None or session.stream is None:
+            return False
+        session.stream.push(message)
+        return True
+
+    def push_all(self, message: AttendResponse) -> None:
+        """Push a message to every attached client."""
+        for client_id in self._by_client:
+            self.push(client_id, message)

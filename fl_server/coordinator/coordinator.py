@@ -1,0 +1,147 @@
+"""All runs of one coordinator: finds them, holds the parts that act on them, and passes on the fleet's events."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from fl_server.aggregation.broadcast import Broadcast
+from fl_server.coordinator.audit import Audit
+from fl_server.coordinator.deletion import Deletions
+from fl_server.coordinator.outcomes import Outcomes
+from fl_server.coordinator.retention import Retention
+from fl_server.coordinator.run_actions import RunActions
+from fl_server.coordinator.run_creation import RunCreation
+from fl_server.coordinator.run_table import RunTable
+from fl_server.coordinator.task_versions import notify_of_other_version
+from fl_server.errors import InvalidInput, NoSuchModel, NoSuchResource, NoSuchRun
+from fl_server.rounds import events as ev
+from fl_server.rounds.state import Phase
+from fl_server.runs.client_states.lost_states import restart_if_due
+from fl_server.runs.run import Run
+from fl_server.services import Services
+from fl_server.store.checkpoints import INITIAL
+from fl_server.store.errors import StoreError
+from protos.codec import digest_text
+from protos.fl.v1 import coordinator_pb2 as pb
+
+log = structlog.get_logger()
+
+_DIGITS = 9
+"""Digits of a round's number."""
+_PERMANENT = ("banned", "forgotten")
+
+
+class Coordinator:
+    """The runs, by id. Lives on the event loop; the fleet's listener."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.table = RunTable()
+        self.audit = Audit(services.ledger)
+        self._deletions = Deletions(services)
+        self.creation = RunCreation(services, self.table, self._deletions, self.audit)
+        self.actions = RunActions(services, self.table, self._deletions)
+        self.outcomes = Outcomes(services.ledger, self.table)
+        self.retention = Retention(services.config.retention, services.ledger, self.runs, self.actions.delete)
+        self._retaining: asyncio.Task[None] | None = None
+        services.metrics.watch_runs(self.runs)
+
+    async def start(self) -> None:
+        """Restore every run, and continue those that had not ended."""
+        self._services.fleet.changes.listener = self
+        await self.creation.restore_all()
+        self._retaining = asyncio.create_task(self.retention.apply_regularly())
+
+    async def close(self) -> None:
+        """Stop all runs where they are."""
+        if self._retaining is not None:
+            self._retaining.cancel()
+        await self._deletions.close()
+        await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        return list(self.table.loaded.values())
+
+    def run(self, run_id: str) -> Run:
+        """A run by id. Raises NoSuchRun."""
+        run = self.table.loaded.get(run_id)
+        if run is None:
+            self.table.not_loaded.refuse(run_id)
+            raise NoSuchRun(run_id)
+        return run
+
+    def resource(self, digest: bytes) -> tuple[Run, Broadcast]:
+        """The broadcast with a digest, and its run. Raises NoSuchResource."""
+        for run in self.table.loaded.values():
+            if broadcast := run.broadcast(digest):
+                return run, broadcast
+        raise NoSuchResource(digest_text(digest))
+
+    async def model_round(self, run: Run, wanted: str) -> int:
+        """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel."""
+        best, latest = run.log.best, run.log.latest
+        if wanted == "best" and best is not None:
+            return best.round
+        if wanted in ("latest", "best"):
+            return latest.round if latest else INITIAL
+        kept = await self._services.in_compute(self._services.checkpoints.rounds, run.id)
+        # Compared as text: a number of a million digits is no number to Python, and none of these.
+        if (found := {str(round_): round_ for round_ in kept if round_ >= 0}.get(wanted)) is not None:
+            return found
+        if len(wanted) <= _DIGITS and wanted.isdecimal() and int(wanted) < run.state.round:
+            raise NoSuchModel(run.id, int(wanted), kept)
+        shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
+        raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted[:100]))
+
+    # For the fleet.
+
+    def client_attached(self, client_id: str) -> None:
+        """A client attached: send it the work that it still has."""
+        for run in self.table.loaded.values():
+            run.client_evaluations.client_attached(client_id)
+            if not run.ended:
+                run.dispatch.client_back(client_id)
+                notify_of_other_version(run, client_id)
+            elif client_id in run.client_states.members:
+                self._services.fleet.push(client_id, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
+
+    def client_available(self, client_id: str) -> None:
+        """A client may train again: ask it once more for work that it gave up and that is still wanted."""
+        for run in self.table.loaded.values():
+            if not run.ended:
+                run.dispatch.client_back(client_id)
+
+    def client_gone(self, client_id: str, reason: str) -> None:
+        """A client is lost, banned or forgotten: do not wait for it any more."""
+        for run in self.table.loaded.values():
+            run.submissions.client_out(client_id, "lost", reason)
+            run.client_evaluations.client_gone(client_id)
+            if reason == "forgotten":
+                run.client_states.drop(client_id)
+            if reason in _PERMANENT and not run.ended and client_id in run.state.members:
+                run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
+        if reason in _PERMANENT:
+            self._services.io.submit(self._remove_unfinished, client_id)
+
+    def _remove_unfinished(self, client_id: str) -> None:
+        """Remove the unfinished uploads of a client that will not come back; in a worker thread."""
+        try:
+            self._services.spool.remove_unfinished(client_id)
+        except StoreError as error:
+            log.warning("not_removed", client=client_id, error=str(error))
+
+    def client_released(self, client_id: str) -> None:
+        """An operator lets a client take part again, also in runs that it was left out of."""
+        for run in self.table.loaded.values():
+            run.client_states.release(client_id)
+            run.eligible.invalidate()
+            restart_if_due(run.context, run, at_once=run.state.phase is Phase.SELECTING)
+
+    def fleet_changed(self) -> None:
+        """The set of clients that may be drawn may have changed."""
+        for run in self.table.loaded.values():
+            if not run.ended:
+                run.fleet_changed()

@@ -1,0 +1,62 @@
+"""Runs in the ledger that this coordinator cannot load, each with the reason, for operators.
+
+Their ids stay taken, and their clients keep what they hold for them: another configuration may load them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_server.errors import NoSuchRun, one_line
+from fl_server.store.records import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NotLoaded:
+    """One run, and why it is not loaded."""
+
+    record: RunRecord
+    reason: str
+
+    def named(self, section: str) -> str:
+        """The name in a section of its spec, "task" or "algorithm"; empty where the spec has none."""
+        spec: Any = self.record.spec
+        part = spec.get(section) if isinstance(spec, Mapping) else None
+        name = part.get("name") if isinstance(part, Mapping) else None
+        return one_line(name, 256) if isinstance(name, str) else ""
+
+
+class NotLoadedRuns:
+    """All runs that are not loaded, by id."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, NotLoaded] = {}
+
+    def __contains__(self, run_id: object) -> bool:
+        return run_id in self._runs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def add(self, record: RunRecord, reason: str) -> None:
+        """Add a run."""
+        self._runs[record.run_id] = NotLoaded(record, one_line(reason))
+
+    def remove(self, run_id: str) -> None:
+        """The run was deleted."""
+        self._runs.pop(run_id, None)
+
+    def get(self, run_id: str) -> NotLoaded | None:
+        """The run with that id, if it is not loaded."""
+        return self._runs.get(run_id)
+
+    def all(self) -> list[NotLoaded]:
+        """All runs, oldest first."""
+        return list(self._runs.values())
+
+    def refuse(self, run_id: str) -> None:
+        """Raises NoSuchRun, with the reason, if the run is not loaded."""
+        if (found := self._runs.get(run_id)) is not None:
+            raise NoSuchRun(run_id, f"run {run_id!r} is in the ledger and not loaded: {found.reason}")

@@ -1,0 +1,121 @@
+"""Creates runs, and restores those of the ledger at a start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from algorithms import AlgorithmError, names
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import build_algorithm, complete
+from fl_server.coordinator.audit import Audit
+from fl_server.coordinator.deletion import Deletions
+from fl_server.coordinator.run_table import RunTable
+from fl_server.coordinator.task_loading import LoadedTask, load_allowed, not_loadable
+from fl_server.coordinator.task_versions import notify_of_other_version
+from fl_server.errors import InvalidInput, RunExists
+from fl_server.run_config import AlgorithmSection, RunConfig
+from fl_server.run_spec import from_stored
+from fl_server.runs.context import RunDependencies
+from fl_server.runs.restore.run import restore_run
+from fl_server.runs.run import Run
+from fl_server.services import Services
+from fl_server.store.records import DELETING, HistoryRecord, RunRecord
+from tasks import TaskError
+
+log = structlog.get_logger()
+
+
+class RunCreation:
+    """Puts runs into the coordinator's table. Lives on the event loop."""
+
+    def __init__(self, services: Services, table: RunTable, deletions: Deletions, audit: Audit) -> None:
+        self._services, self._table, self._deletions, self._audit = services, table, deletions, audit
+        self._creating = asyncio.Lock()
+
+    async def restore_all(self) -> None:
+        """Restore every run of the ledger. Runs that were being deleted are deleted to the end."""
+        ledger = self._services.ledger
+        self._deletions.restore(await ledger.do(ledger.store.deleted_runs))
+        for record in await ledger.do(ledger.store.runs):
+            if record.state == DELETING:
+                self._deletions.start(record.run_id)
+                continue
+            try:
+                config = from_stored(record.spec)
+                run = self._table.loaded[record.run_id] = self._build(record, config, await self._load_task(config))
+                await restore_run(run)
+            except (TaskError, InvalidInput, AlgorithmError) as error:
+                self._table.loaded.pop(record.run_id, None)
+                log.error("run_not_loaded", run=record.run_id, error=str(error))
+                self._table.not_loaded.add(record, str(error))
+
+    async def create(self, config: RunConfig, actor: str) -> Run:
+        """Check and store a run, and start it."""
+
+        async def create() -> Run:
+            async with self._creating:  # two concurrent calls must not take the same id
+                return await self._create(config, actor)
+
+        # If its call is cancelled, a run that is in the ledger starts all the same.
+        return await asyncio.shield(create())
+
+    async def _create(self, config: RunConfig, actor: str) -> Run:
+        run_id = self._free_id(config)
+        try:
+            config = complete(config)
+            record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
+            run = self._build(record, config, await self._task_for(run_id, config, actor))
+            # A crash before `create_run` may have left files under the id.
+            await self._services.in_compute(self._services.checkpoints.remove_run, run_id)
+            await run.model.load(config)
+        except TaskError as error:
+            raise not_loadable(error) from error
+        except AlgorithmError as error:
+            raise _invalid_algorithm(error, config.algorithm) from error
+        why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
+        await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
+        self._table.loaded[run_id] = run
+        for client_id in self._services.fleet.present():
+            notify_of_other_version(run, client_id)
+        log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
+        run.start()
+        return run
+
+    def _free_id(self, config: RunConfig) -> str:
+        taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids}
+        if config.name in taken:
+            raise RunExists(config.name, deleted=config.name in self._deletions.ids)
+        if config.name:
+            return config.name
+        base, number = config.base_id(), 1
+        while f"{base}-{number}" in taken:
+            number += 1
+        return f"{base}-{number}"
+
+    async def _task_for(self, run_id: str, config: RunConfig, actor: str) -> LoadedTask:
+        """The task of a run that an operator creates; a refusal goes into the history."""
+        try:
+            return await self._load_task(config)
+        except InvalidInput as error:
+            await self._audit.run_refused(actor, run_id, config.task.name, str(error))
+            raise
+
+    async def _load_task(self, config: RunConfig) -> LoadedTask:
+        return await self._services.in_compute(load_allowed, config.task, self._services.config.tasks)
+
+    def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
+        dependencies = RunDependencies(
+            task.fingerprint, build_algorithm(config), lambda current: Engine(current, task.task)
+        )
+        return Run(self._services, record, config, dependencies)
+
+
+def _invalid_algorithm(error: AlgorithmError, given: AlgorithmSection) -> InvalidInput:
+    """The error for the creator of a run, which names the wrong field."""
+    if given.name not in names():
+        return InvalidInput("algorithm.name", "a known algorithm", error)
+    field = ".".join(filter(None, ("algorithm.parameters", error.parameter)))
+    return InvalidInput(field, "a value that the algorithm takes", error)

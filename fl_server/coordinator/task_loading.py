@@ -1,0 +1,46 @@
+"""A run's task, loaded only where this coordinator's own configuration allows it.
+
+Any caller of the admin port can create a run, and importing a module runs its code. So a run may name a built-in
+task, an entry point of an installed package, or a `module:attribute` that server.toml lists, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fl_server.errors import InvalidInput
+from fl_server.run_config import TaskSection
+from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    """A run's task, with the (version, source) that clients must have."""
+
+    task: Task
+    fingerprint: tuple[str, str]
+
+
+def load_allowed(section: TaskSection, listed: Collection[str]) -> LoadedTask:
+    """The task of a run. `listed`: the key `tasks` of server.toml.
+
+    Raises InvalidInput for one that is not allowed, without importing anything, and for one that cannot be loaded.
+    """
+    try:
+        task = load_task(section.name, section.options, listed)
+        return LoadedTask(task, fingerprint(task))
+    except TaskNotListed as error:
+        raise InvalidInput(
+            "task.name",
+            f"a task that this coordinator may load: built in ({', '.join(BUILT_IN)}), an entry point of an installed"
+            f" package, or listed under `tasks` in its server.toml ({', '.join(listed) or 'none is'})",
+            section.name,
+        ) from error
+    except TaskError as error:
+        raise not_loadable(error) from error
+
+
+def not_loadable(error: TaskError) -> InvalidInput:
+    """The error for the creator of a run when the task's own code failed."""
+    return InvalidInput("task", "a task that this server can load", error)

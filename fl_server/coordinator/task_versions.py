@@ -1,0 +1,23 @@
+"""Clients that have another version of a run's task than the coordinator."""
+
+from __future__ import annotations
+
+import structlog
+
+from fl_server.runs.run import Run
+from protos.fl.v1 import coordinator_pb2 as pb
+
+log = structlog.get_logger()
+
+
+def notify_of_other_version(run: Run, client_id: str) -> None:
+    """A client with another version of the run's task is never drawn for it: log that, and notify the client."""
+    name, (version, source) = run.config.task.name, run.context.fingerprint
+    for offer in run.context.fleet.record(client_id).tasks:
+        if offer["name"] == name and (offer["version"], offer["source"]) != (version, source):
+            text = (
+                f"run {run.id!r} needs task {name!r} in version {version!r} ({source[:15]}), this client has "
+                f"{offer['version']!r} ({offer['source'][:15]}): install the coordinator's version of the task"
+            )
+            log.warning("task_differs", run=run.id, client=client_id, why=text)
+            run.context.fleet.push(client_id, pb.AttendResponse(notice=pb.Notice(text=text)))

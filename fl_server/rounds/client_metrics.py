@@ -1,0 +1,79 @@
+"""Statistics over many clients' evaluations of one model, and the names of their metrics.
+
+Names that begin with "clients_" are of the clients' evaluations; all others are of the server's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fl_server.rounds.stop_rules import lower_is_better
+
+PREFIX = "clients_"
+EVALUATED = "clients_evaluated"
+"""Number of clients that reported; present once their evaluation is over, even if it is 0."""
+
+ClientMetrics = tuple[int, Mapping[str, float]]
+"""(examples, means over them by the task's names) of one client."""
+
+
+def by_clients(metric: str) -> bool:
+    """Whether a metric comes from clients."""
+    return metric.startswith(PREFIX)
+
+
+def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
+    """Whether a round's metrics include the evaluation to which `metric` belongs: the clients' or the server's."""
+    if by_clients(metric):
+        return EVALUATED in metrics
+    return not all(map(by_clients, metrics))
+
+
+STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
+"""Statistic over clients -> suffix of its name in `summary`."""
+
+
+def spread(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The statistics over clients in a round's metrics, by the task's metric name."""
+    found = {}
+    for name in metrics:
+        own = name.removeprefix(PREFIX)
+        values = {each: metrics.get(f"{PREFIX}{own}_{ending}") for each, ending in STATISTICS.items()}
+        if by_clients(name) and None not in values.values():
+            found[own] = {each: value for each, value in values.items() if value is not None}
+    return found
+
+
+def summary(evaluations: Sequence[ClientMetrics]) -> dict[str, float]:
+    """Mean, standard deviation and worst decile over clients, for each metric that more than half of them report.
+
+    For a metric "accuracy" of n clients with values a_i over e_i examples:
+
+        clients_accuracy_mean           sum a_i / n: every client alike
+        clients_accuracy_std            sqrt(sum (a_i - mean)^2 / n), of the population
+        clients_accuracy_worst_decile   mean of the ceil(n / 10) worst a_i; of a loss or error the highest
+        clients_accuracy                sum e_i a_i / sum e_i: every example alike
+
+    and `clients_evaluated`, the number of clients. The order of the clients changes no bit. A metric that only few
+    clients report is left out.
+    """
+    names = {name for _, metrics in evaluations for name in metrics}
+    rows = {name: [(count, metrics[name]) for count, metrics in evaluations if name in metrics] for name in names}
+    result = {EVALUATED: float(len(evaluations))}
+    for name in sorted(names):
+        if 2 * len(rows[name]) > len(evaluations):
+            result.update(_of_one(name, rows[name]))
+    return result
+
+
+def _of_one(name: str, rows: Sequence[tuple[int, float]]) -> dict[str, float]:
+    values = [value for _, value in rows]
+    mean = math.fsum(values) / len(values)
+    worst = sorted(values, reverse=lower_is_better(name))[: math.ceil(len(values) / 10)]
+    return {
+        f"{PREFIX}{name}": math.fsum(count * value for count, value in rows) / sum(count for count, _ in rows),
+        f"{PREFIX}{name}_mean": mean,
+        f"{PREFIX}{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        f"{PREFIX}{name}_worst_decile": math.fsum(worst) / len(worst),
+    }

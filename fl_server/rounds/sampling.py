@@ -1,0 +1,101 @@
+"""Cohorts and seeds as pure functions of the run's seed, so that a restart draws the same clients.
+
+Every client gets a ticket, a 64-bit hash of (seed, round, attempt, id). A fixed-size cohort is the clients with the
+lowest tickets; a Bernoulli cohort is those whose ticket is below rate * 2^64. Neither depends on the order of the
+clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_TICKETS = 1 << 64
+_REDRAWS = 100
+"""Empty Bernoulli cohorts in a row after which one client is drawn: a tiny rate must not block the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Identifies one draw of a run."""
+
+    seed: int
+    round: int
+    attempt: int
+
+
+def by_id(clients: Iterable[str]) -> tuple[str, ...]:
+    """Clients in the order of their id bytes: the order of every list and every sum."""
+    return tuple(sorted(clients, key=str.encode))
+
+
+def ticket(kind: str, *parts: object) -> int:
+    """A 64-bit hash of the parts, uniform over [0, 2^64)."""
+    text = "\x1f".join((kind, *map(str, parts)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def tickets(kind: str, *parts: object) -> Callable[[str], int]:
+    """`ticket` of these parts and one more, a client: what they have in common is hashed once."""
+    common = hashlib.blake2b("".join(f"{part}\x1f" for part in (kind, *parts)).encode(), digest_size=8)
+
+    def of(client: str) -> int:
+        whole = common.copy()
+        whole.update(client.encode())
+        return int.from_bytes(whole.digest(), "big")
+
+    return of
+
+
+def draw_fixed(pool: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
+    """`size` clients of the pool, uniformly without replacement; the whole pool if it is smaller (ALGORITHMS 7.2)."""
+    of = tickets("fixed", draw.seed, draw.round, draw.attempt)
+    ranked = sorted((of(client), client) for client in pool)
+    return by_id(client for _, client in ranked[:size])
+
+
+def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw) -> tuple[str, ...]:
+    """Each client with probability `rate`, independently; an empty cohort is drawn again (ALGORITHMS 7.2, A24).
+
+    Empty only if the pool is.
+    """
+    clients = by_id(pool)
+    threshold = int(rate * _TICKETS)
+    if threshold <= 0:
+        raise ValueError(f"expected a rate over 0, got {rate}")
+    for redraw in range(_REDRAWS):
+        of = tickets("bernoulli", draw.seed, draw.round, draw.attempt, redraw)
+        cohort = tuple(client for client in clients if of(client) < threshold)
+        if cohort:
+            return cohort
+    # At so small a rate a cohort that is not empty has one client, each with the same probability.
+    return draw_fixed(clients, 1, draw)
+
+
+def draw_evaluators(pool: Iterable[str], size: int, seed: int, round: int) -> tuple[str, ...]:
+    """`size` clients of the pool to evaluate a committed round, or all with 0; independent of the training cohorts."""
+    of = tickets("evaluation", seed, round)
+    ranked = [client for _, client in sorted((of(client), client) for client in pool)]
+    return by_id(ranked[:size] if size else ranked)
+
+
+def training_seed(seed: int, round: int, client: str) -> int:
+    """Seed of a client's batch order, augmentation and dropout; independent of attempt, process and time."""
+    return ticket("training", seed, round, client)
+
+
+def initial_model_seed(seed: int) -> int:
+    """Seed of the first model's random values, in torch's range for a seed."""
+    return ticket("model", seed) >> 1
+
+
+Sampling = Literal["fixed", "bernoulli"]
+
+
+def within_population(eligible: Sequence[str], members: Collection[str], population: int) -> tuple[str, ...]:
+    """Eligible clients that may be drawn: members, and others in the order of id until the population is full."""
+    places = max(0, population - len(members))
+    joining = set([client for client in eligible if client not in members][:places])
+    return tuple(client for client in eligible if client in members or client in joining)

@@ -1,0 +1,173 @@
+"""The state of a run's rounds, and the policy that is fixed for the life of the run. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from fl_server.rounds.arrivals import Arrivals
+from fl_server.rounds.events import Accepted, Command, EndStatus, Event, Source
+from fl_server.rounds.sampling import Sampling, within_population
+
+
+class Phase(Enum):
+    """The phase of a run."""
+
+    SELECTING = "selecting"
+    COLLECTING = "collecting"
+    REDUCING = "reducing"
+    STEPPING = "stepping"
+    COMMITTING = "committing"
+    EVALUATING = "evaluating"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPolicy:
+    """How a run's rounds are filled and closed. It is fixed for the life of the run."""
+
+    seed: int
+    sampling: Sampling = "fixed"
+    clients_per_round: int = 1
+    """m of fixed-size sampling."""
+    rate: float = 0.0
+    """p of Bernoulli sampling."""
+    min_clients: int = 1
+    """Clients that must be eligible before the first draw of a round."""
+    close: Literal["cohort", "goal"] = "cohort"
+    quorum: int = 1
+    """Fewest updates that may close a round; a smaller cohort needs all of itself."""
+    deadline_s: float = 600.0
+    over_selection: float = 1.3
+    """Clients drawn for each update wanted, with close = "goal", before any drop-out was observed."""
+    exchanges: int = 1
+    """Collections in a round."""
+    population: int = 0
+    """N, the most clients that may ever take part; 0: no limit."""
+    evaluate_every: int = 1
+    """Rounds between evaluations; 0: never."""
+    await_evaluation: bool = False
+    """The next round waits for the evaluation, because a stop rule uses its metric."""
+    ask_clients_every: int = 0
+    """Rounds between evaluations by clients; 0: never."""
+    await_clients: bool = False
+    """The next round waits for the clients' evaluation, because a stop rule uses its metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """Everything that decides what happens next in a run."""
+
+    policy: RoundPolicy
+    rounds: int
+    """The run is complete after this many committed rounds."""
+    round: int = 0
+    attempt: int = 0
+    first_attempt: int = 0
+    """First attempt since the round was last redrawn; updates of earlier attempts are void."""
+    exchange: int = 0
+    phase: Phase = Phase.SELECTING
+    paused: bool = False
+    eligible: tuple[str, ...] = ()
+    """Clients that can be drawn now, from the last RosterChanged."""
+    settled: bool = False
+    """False after a start until every expected client is back or was waited for; no cohort is drawn before."""
+    members: frozenset[str] = frozenset()
+    """Clients that belong to the population: an update of theirs counted since the last reset of client states."""
+    over_selection: float = 0.0
+    """Over-selection factor, adapted to the drop-outs of earlier rounds; 0: the policy's factor."""
+    goal: int = 0
+    """Updates wanted in this round; 0 before its first draw."""
+    drawn: frozenset[str] = frozenset()
+    """All clients that may deliver in this exchange."""
+    out: frozenset[str] = frozenset()
+    """Drawn clients that are not expected to deliver: lost, failed, refused, cancelled."""
+    admitted: Sequence[tuple[str, bytes]] = ()
+    """(client, digest) in order of arrival; any sequence becomes `Arrivals`."""
+    accepted: Accepted = ()
+    """The accepted list of the last exchange, in the order of id bytes."""
+    fixed: Accepted = ()
+    """After a restart: the accepted list in the ledger. Only these updates can close the exchange."""
+    repeated: bool = False
+    """Whether this exchange was closed before, and reopened because an update was dropped."""
+    awaited: frozenset[Source] = frozenset()
+    """In EVALUATING: the evaluations of the previous round that are awaited."""
+    states_lost: str = ""
+    """Why the client states are reset after the commit of the current step; empty if they are not."""
+    ending: tuple[EndStatus, str] | None = None
+    """How and why the run ends after the current step, or has ended."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.admitted, Arrivals):
+            object.__setattr__(self, "admitted", Arrivals(self.admitted))
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """`admitted`."""
+        return self.admitted  # type: ignore[return-value]  # see __post_init__
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Eligible clients that the population limit allows."""
+        if not self.policy.population:
+            return self.eligible
+        return within_population(self.eligible, self.members | self.drawn, self.policy.population)
+
+    @property
+    def draws_per_update(self) -> float:
+        """Clients drawn for each update wanted."""
+        return (self.over_selection or self.policy.over_selection) if self.policy.close == "goal" else 1.0
+
+    @property
+    def collects(self) -> bool:
+        """Whether updates of the round count: x_t was sent and is unchanged."""
+        return self.phase is Phase.COLLECTING or (self.phase is Phase.SELECTING and self.goal > 0)
+
+    @property
+    def outstanding(self) -> frozenset[str]:
+        """Clients that are working for this exchange. It looks at the whole cohort: see `works` and `working`."""
+        return self.drawn - self.out - set(self.arrivals.clients())
+
+    def works(self, client: str) -> bool:
+        """Whether the client is one of `outstanding`."""
+        return client in self.drawn and client not in self.out and not self.arrivals.has(client)
+
+    @property
+    def working(self) -> int:
+        """The number of `outstanding` clients: every drawn client works, is out, or has delivered."""
+        return len(self.drawn) - len(self.out) - len(self.admitted)
+
+    @property
+    def quorum(self) -> int:
+        """Fewest updates that may close this round."""
+        return min(self.policy.quorum, self.goal)
+
+    def workers_since(self, before: RoundState) -> tuple[AbstractSet[str], AbstractSet[str]]:
+        """Clients that work now and did not work in an earlier state of the run, and the reverse.
+
+        As long as no clients are drawn it looks at those alone that delivered, dropped out or returned in between.
+        """
+        if self.drawn is not before.drawn or len(self.admitted) < len(before.admitted):
+            was, now = before.outstanding, self.outstanding
+            return now - was, was - now
+        begun = {client for client in before.out - self.out if self.works(client)}
+        done = {*self.arrivals.clients(len(before.admitted)), *(self.out - before.out)}
+        return begun, {client for client in done if before.works(client)}
+
+
+Result = tuple[RoundState, tuple[Command, ...]]
+"""What a rule returns: the next state, and the commands to carry out in this order."""
+Rule = Callable[[RoundState, Any], Result]
+"""What a phase does about one kind of event."""
+
+
+class UnexpectedEvent(Exception):
+    """The phase has no rule for the event. Nothing was changed. The caller of the state machine made the error."""
+
+    def __init__(self, event: Event, state: RoundState, why: str = "no rule for it") -> None:
+        super().__init__(f"{type(event).__name__} in phase {state.phase.value} of round {state.round}: {why}")
+        self.event = event
+        self.state = state

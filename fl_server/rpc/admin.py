@@ -1,0 +1,186 @@
+"""The Admin service: turns operators' messages into calls of the coordinator, and results into messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from fl_server.clients.operator_actions import OperatorActions
+from fl_server.coordinator.coordinator import Coordinator
+from fl_server.errors import InvalidInput
+from fl_server.identity import actor
+from fl_server.rpc.client_details import client_details, work_of
+from fl_server.rpc.lists import HISTORY_MOST, Lists
+from fl_server.rpc.model_exports import ModelExports
+from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status
+from fl_server.run_spec import from_spec
+from fl_server.runs.progress import Progress
+from fl_server.runs.run import Run
+from fl_server.services import Services
+from protos.fl.v1 import admin_pb2 as pb
+from protos.fl.v1 import admin_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "fl.v1.Admin"
+_SHOWN_HISTORY = 10
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """The methods that the `fl` command calls."""
+
+    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+        self._services = services
+        self._coordinator = coordinator
+        self._lists = Lists(services, coordinator)
+        self._clients = OperatorActions(services.ledger, services.fleet)
+        self._exports = ModelExports(services, coordinator)
+
+    async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
+        """Check a run's configuration, and create the run."""
+        run = await self._coordinator.creation.create(from_spec(request.spec), actor())
+        return pb.CreateRunResponse(run=run_status(run))
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        """A page of runs, the oldest first."""
+        return await self._lists.runs(request)
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        """One run, with its rounds if requested."""
+        if (problem := self._coordinator.table.not_loaded.get(request.run_id)) is not None:
+            return pb.GetRunResponse(run=not_loaded_status(problem))
+        run = self._coordinator.run(request.run_id)
+        rounds: list[pb.RoundSummary] = []
+        if request.with_rounds:
+            rounds = await self._lists.all_rounds(run)
+        return pb.GetRunResponse(run=run_status(run), rounds=rounds)
+
+    async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsResponse:
+        """A page of a run's committed rounds."""
+        return await self._lists.rounds(request)
+
+    async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
+        """The run now, and then its events until it has ended."""
+        run = self._coordinator.run(request.run_id)
+        with run.watchers.watch() as events:
+            yield _watch_response(run, Progress("snapshot"))
+            if run.ended:
+                return
+            async for progress in events:
+                yield progress.shown(partial(_watch_response, run, progress))
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        """Start no new round."""
+        run = self._coordinator.run(request.run_id)
+        await self._coordinator.actions.pause(run, actor())
+        return pb.PauseRunResponse(run=run_status(run))
+
+    async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
+        """Start new rounds again."""
+        run = self._coordinator.run(request.run_id)
+        await self._coordinator.actions.resume(run, actor(), _rate(request))
+        return pb.ResumeRunResponse(run=run_status(run))
+
+    async def ExtendRun(self, request: pb.ExtendRunRequest, context: Context) -> pb.ExtendRunResponse:
+        """Give the run more rounds or more time."""
+        run = self._coordinator.run(request.run_id)
+        if not request.rounds and request.wall_time_s <= 0:
+            raise InvalidInput("rounds", "rounds or wall_time_s over 0", "neither")
+        await self._coordinator.actions.extend(run, request.rounds, request.wall_time_s, actor())
+        return pb.ExtendRunResponse(run=run_status(run))
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
+        """End the run."""
+        run = self._coordinator.run(request.run_id)
+        await self._coordinator.actions.stop(run, request.reason, actor())
+        return pb.StopRunResponse(run=run_status(run))
+
+    async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.DeleteRunResponse:
+        """Remove a run that has ended."""
+        return pb.DeleteRunResponse(
+            finished=await self._coordinator.actions.delete(request.run_id, request.reason, actor())
+        )
+
+    async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
+        """A page of clients, in the order of id bytes."""
+        return await self._lists.clients(request)
+
+    async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.GetClientResponse:
+        """One client, with its sessions and its history."""
+        services, client_id = self._services, request.client_id
+        if request.history > HISTORY_MOST:
+            raise InvalidInput("history", f"at most {HISTORY_MOST:,} entries", f"{request.history:,}")
+        known = services.fleet.record(client_id)
+        counted = await services.ledger.do(services.ledger.store.client, client_id)
+        entries = await services.ledger.do(services.ledger.store.history, client_id, request.history or _SHOWN_HISTORY)
+        response = client_details(services.fleet, counted or known, entries)
+        response.work = work_of(self._coordinator, client_id, response.client.run_id)
+        return response
+
+    async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
+        """Ban a client."""
+        await self._clients.ban(request.client_id, request.reason, actor())
+        return pb.BanClientResponse(client=await self._client(request.client_id))
+
+    async def UnbanClient(self, request: pb.UnbanClientRequest, context: Context) -> pb.UnbanClientResponse:
+        """End a client's ban."""
+        await self._clients.unban(request.client_id, actor())
+        return pb.UnbanClientResponse(client=await self._client(request.client_id))
+
+    async def ReleaseClient(self, request: pb.ReleaseClientRequest, context: Context) -> pb.ReleaseClientResponse:
+        """End a client's quarantine."""
+        await self._clients.release(request.client_id, actor())
+        return pb.ReleaseClientResponse(client=await self._client(request.client_id))
+
+    async def ForgetClient(self, request: pb.ForgetClientRequest, context: Context) -> pb.ForgetClientResponse:
+        """Remove a client."""
+        banned = await self._clients.forget(request.client_id, actor())
+        return pb.ForgetClientResponse(still_banned=banned)
+
+    async def DrainClient(self, request: pb.DrainClientRequest, context: Context) -> pb.DrainClientResponse:
+        """Give a client no new work, or work again."""
+        await self._clients.drain(request.client_id, request.reason, request.undo, actor())
+        return pb.DrainClientResponse(client=await self._client(request.client_id))
+
+    async def _client(self, client_id: str) -> pb.ClientStatus:
+        """The client with the counters of the ledger, which alone has them."""
+        services, known = self._services, self._services.fleet.record(client_id)
+        counted = await services.ledger.do(services.ledger.store.client, client_id)
+        return client_status(services.fleet, counted or known)
+
+    async def ExportModel(
+        self, request: pb.ExportModelRequest, context: Context
+    ) -> AsyncIterator[pb.ExportModelResponse]:
+        """A committed model as a safetensors file."""
+        run = self._coordinator.run(request.run_id)
+        async with aclosing(self._exports.messages(run, request.round or "latest")) as messages:
+            async for message in messages:
+                yield message
+
+    async def ListEvaluations(self, request: pb.ListEvaluationsRequest, context: Context) -> pb.ListEvaluationsResponse:
+        """A page of the clients' evaluations of a committed model."""
+        return await self._lists.evaluations(request)
+
+    async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
+        """A page of the history, oldest first."""
+        return await self._lists.history(request)
+
+
+def _rate(request: pb.ResumeRunRequest) -> float:
+    """The new learning rate of a resumed run; 0: unchanged. Raises InvalidInput."""
+    if not request.HasField("learning_rate"):
+        return 0.0
+    if not 0 < request.learning_rate < math.inf:
+        raise InvalidInput("learning_rate", "a number over 0", request.learning_rate)
+    return request.learning_rate
+
+
+def _watch_response(run: Run, progress: Progress) -> pb.WatchRunResponse:
+    response = pb.WatchRunResponse(run=run_status(run), event=progress.event, detail=progress.detail)
+    if progress.commit is not None:
+        response.round.CopyFrom(round_summary(progress.commit))
+    return response

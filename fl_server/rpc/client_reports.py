@@ -1,0 +1,97 @@
+"""ReportStatus: a client's availability, and the work that it gives up, with the reason.
+
+Each failure in a call takes effect by itself: a refused one does not stop the others. A client is taken out of the
+round for any reason, also one that this version does not know.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from fl_server.clients.registration_request import check_availability
+from fl_server.coordinator.coordinator import Coordinator
+from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.runs.client_states.lost_states import InvalidLossReport
+from fl_server.runs.run import Run
+from fl_server.services import Services
+from fl_server.store.errors import StoreFull
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.fl.v1.training_pb2 import RefusalReason
+from protos.wire import known_name
+
+log = structlog.get_logger()
+
+MAX_FAILURES = 64
+"""Most failures in one call."""
+MAX_CHARS = 1000
+"""Characters of a failure's message that are used."""
+MAX_NOTE = 300
+"""Characters of a message in notes and history."""
+
+
+class Reports:
+    """Handles the reports of all clients. Lives on the event loop."""
+
+    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+        self._services = services
+        self._coordinator = coordinator
+
+    async def take(self, client: str, request: pb.ReportStatusRequest) -> None:
+        """Handle a call: every failure is taken, refused, or left for a repeat of the call.
+
+        Raises the first error that is not the client's, such as StoreFull, otherwise InvalidInput for the first
+        refused failure. A repeat of the call is harmless: what took effect is late or not assigned then.
+        """
+        if len(request.failures) > MAX_FAILURES:
+            raise InvalidInput("failures", f"{MAX_FAILURES} at most", f"{len(request.failures)}")
+        check_availability(request.availability)
+        if request.HasField("availability"):
+            self._services.fleet.eligibility.set_availability(client, request.availability)
+        refused: list[InvalidInput] = []
+        faults: list[Exception] = []
+        for number, failure in enumerate(request.failures):
+            try:
+                await self._failure(client, failure)
+            except NoSuchRun as error:
+                self._refused("unknown_run")
+                refused.append(InvalidInput(f"failures[{number}].key.run_id", "a run of this coordinator", error))
+            except InvalidLossReport as error:
+                self._refused("no_state")
+                refused.append(InvalidInput(f"failures[{number}].reason", str(error), "STATE_LOST"))
+            except Exception as error:  # noqa: BLE001 - an error in one run must not block reports to the others
+                faults.append(error)
+        if problems := [*faults, *refused]:
+            raise problems[0]
+
+    async def _failure(self, client: str, failure: pb.WorkFailure) -> None:
+        run, why = self._coordinator.run(failure.key.run_id), failure.message[:MAX_CHARS]
+        if run.run_status.write_failure:
+            raise StoreFull(run.run_status.write_failure)  # the client tries again, instead of waiting with the run
+        if failure.reason == pb.FAILURE_REASON_STATE_LOST:
+            await run.lost_states.report(client, failure.key, why[:MAX_NOTE])
+            return
+        reason = known_name(FailureReason, failure.reason).removeprefix("FAILURE_REASON_").lower()
+        words, finite = f"{reason}: {why}", failure.reason != pb.FAILURE_REASON_NOT_FINITE
+        evaluates = run.client_evaluations.client_failed(failure.key, client)
+        works = await run.submissions.client_failed(failure.key, client, words, finite=finite)
+        if not (evaluates or works):
+            late = run.submissions.refusal_for(failure.key, client) == RefusalReason.REFUSAL_REASON_LATE
+            self._refused("late" if late else "not_assigned")
+            return
+        # Logged once for each assignment, because it can be given up only once.
+        log.warning("client_failed", run=run.id, round=failure.key.round, client=client, why=words)
+        await self._services.fleet.note(client, words[:MAX_NOTE])
+        if works:
+            await self._count(run, client, f"run {run.id} round {failure.key.round} ({words[:MAX_NOTE]})")
+
+    async def _count(self, run: Run, client: str, what: str) -> None:
+        """Failures in a row count towards quarantine."""
+        fleet = self._services.fleet
+        standing, quarantined = fleet.quarantine.count_failure(client, what)
+        if standing is not None:
+            await run.write(self._services.ledger.store.put_refusal_record, standing, quarantined)
+            fleet.keep_refusals(standing, quarantined)
+
+    def _refused(self, reason: str) -> None:
+        self._services.metrics.reports_refused.labels(reason).inc()

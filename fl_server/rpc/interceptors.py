@@ -1,0 +1,220 @@
+"""Wraps every call: sets the caller, checks limits and the request, measures the time, and turns errors into statuses.
+
+A method with one request is served as a stream of requests, which is the same on the wire. So role, ban and open calls
+are checked before the request is received, and its size and values before it is parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from fl_server import errors, identity
+from fl_server.identity import ANYBODY, Identity, caller, require_role
+from fl_server.metrics import Metrics
+from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
+from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
+from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
+from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
+from fl_server.timeouts import TimeLimit
+
+_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Admin/": "admin"}
+_STALL_S, _RETRY_S = 60.0, 1.0
+Context = grpc.aio.ServicerContext[Any, Any]
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Handler = Callable[[Any, Context], Any]
+"""The function behind a method."""
+
+
+@dataclass
+class CallPolicy:
+    """Settings of all calls of one port."""
+
+    metrics: Metrics | None
+    """None: calls are not counted."""
+    limits: CallLimits
+    setting: str = "listen"
+    """The setting that names the port, also in metrics."""
+    refuse: Callable[[Identity], None] = lambda _: None
+    """Raises Forbidden for a certificate whose holder may not call now."""
+    stall_s: float = _STALL_S
+    """A request that does not come within this time is given up."""
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Identity, role, open calls, requests, metrics and errors of every call."""
+
+    def __init__(self, policy: CallPolicy) -> None:
+        self._policy = policy
+        self._open = ExpiringCalls()
+        self._wrapped: dict[str, MethodHandler] = {}
+        """By method: a server never changes its handlers."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler | None:
+        """Wrap the method's handler."""
+        method = handler_call_details.method
+        if (wrapped := self._wrapped.get(method)) is not None:
+            return wrapped
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        self._wrapped[method] = self._wrap(method, handler)
+        return self._wrapped[method]
+
+    def _wrap(self, method: str, handler: MethodHandler) -> MethodHandler:
+        kind = handler.request_streaming, handler.response_streaming
+        inner, wrap = _WRAPPERS[kind]
+        call = _Call(method, self._policy, self._open, handler.request_deserializer)
+        make = grpc.stream_stream_rpc_method_handler if kind[1] else grpc.stream_unary_rpc_method_handler
+        return make(
+            wrap(call, getattr(handler, inner)),
+            # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
+            # checks every message.
+            request_deserializer=None if not kind[0] else handler.request_deserializer if call.role else call.parsed,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class _Call:
+    """One method, for the wrappers below."""
+
+    def __init__(
+        self, method: str, policy: CallPolicy, open_calls: ExpiringCalls, parser: Callable[[bytes], Any] | None
+    ) -> None:
+        self.method, self.name = method, method.rsplit("/", 1)[-1]
+        self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
+        self.policy, self._open, self._parser = policy, open_calls, parser
+        self._at_once = LIMITS.get(method, DEFAULT).at_once
+
+    def enter(self, context: Context) -> OpenCall:
+        """Set the caller, and check it before its request is received."""
+        peer = context.peer()
+        if self.policy.limits.is_new(peer) and self.policy.metrics is not None:
+            self.policy.metrics.connections_used.labels(self.policy.setting).inc()
+        identity.address.set(identity.address_of(peer))
+        who = identity.of_connection(context.auth_context())
+        caller.set(who)
+        who.check_time()
+        if self.role:
+            require_role(self.role)
+            if who is not ANYBODY:
+                self.policy.refuse(who)
+        return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
+
+    def while_valid(self) -> AbstractContextManager[None]:
+        """For calls that may be open for long: they end with the caller's certificate."""
+        return self._open.while_valid(caller.get())
+
+    async def read(self, open_call: OpenCall, context: Context) -> Any:
+        """The call's one request. Raises InvalidInput, NotNow."""
+        stall_s = self.policy.stall_s
+        try:
+            with TimeLimit(stall_s):
+                raw = await context.read()
+        except TimeoutError:
+            raise errors.NotNow(f"no request came within {stall_s:g} s", _RETRY_S, routine=True) from None
+        if raw is grpc.aio.EOF:
+            raise BadRequest("malformed", f"a request of {self.name}", "none")
+        with open_call.refusals_block():
+            return self.parsed(raw)
+
+    def parsed(self, raw: bytes) -> Any:
+        """A request from its bytes. Raises InvalidInput."""
+        return parse(self.method, raw, self._parser)
+
+    @asynccontextmanager
+    async def answered(self, context: Context) -> AsyncIterator[None]:
+        """Count the call by its code and time, and end it with the status of any error."""
+        code, started = grpc.StatusCode.OK, time.monotonic()
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            # Its caller hung up, its deadline passed, or the server stops: grpc cancels the handler. GeneratorExit is
+            # raised where a response was waiting for its reader.
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
+            code = code_of(error)
+            if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
+                self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
+            await abort(context, self.name, error, logged=bool(self.role))
+        finally:
+            if self.role and self.policy.metrics is not None:
+                self.policy.metrics.rpc_seconds.labels(self.name, code.name).observe(time.monotonic() - started)
+
+    def log_failure(self, work: asyncio.Future[Any]) -> None:
+        """Log the error of work whose caller has hung up, and so gets no status."""
+        if not work.cancelled() and isinstance(error := work.exception(), Exception):
+            log_error(self.name, error, logged=bool(self.role))
+
+
+def _wrap_stream_unary(call: _Call, inner: Handler) -> Handler:
+    async def wrapped(requests: Any, context: Context) -> Any:
+        async with call.answered(context):
+            with call.enter(context) as open_call, open_call.refusals_block(), call.while_valid():
+                return await inner(requests, context)
+
+    return wrapped
+
+
+def _wrap_unary_unary(call: _Call, inner: Handler) -> Handler:
+    """Once begun, the work is completed even if the caller hangs up: a change must not be half made."""
+
+    async def wrapped(_: Any, context: Context) -> Any:
+        async with call.answered(context):
+            open_call = call.enter(context)
+            try:
+                work = asyncio.ensure_future(inner(await call.read(open_call, context), context))
+            except BaseException:  # a cancelled call too must be closed
+                open_call.close()
+                raise
+            work.add_done_callback(lambda _: open_call.close())
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                work.add_done_callback(call.log_failure)
+                raise
+
+    return wrapped
+
+
+def _wrap_unary_stream(call: _Call, inner: Handler) -> Handler:
+    async def wrapped(_: Any, context: Context) -> AsyncIterator[Any]:
+        async with call.answered(context):
+            with call.enter(context) as open_call, call.while_valid():
+                async for response in inner(await call.read(open_call, context), context):
+                    yield response
+
+    return wrapped
+
+
+def _wrap_stream_stream(call: _Call, inner: Handler) -> Handler:
+    async def wrapped(requests: Any, context: Context) -> AsyncIterator[Any]:
+        async with call.answered(context):
+            with call.enter(context), call.while_valid():
+                async for response in inner(requests, context):
+                    yield response
+
+    return wrapped
+
+
+_WRAPPERS: dict[tuple[bool, bool], tuple[str, Callable[[_Call, Handler], Handler]]] = {
+    (False, False): ("unary_unary", _wrap_unary_unary),
+    (True, False): ("stream_unary", _wrap_stream_unary),
+    (False, True): ("unary_stream", _wrap_unary_stream),
+    (True, True): ("stream_stream", _wrap_stream_stream),
+}
+"""By whether the requests and the responses are streams: attribute of the handler, and its wrapper."""

@@ -1,0 +1,77 @@
+"""The transport's limits of each listening port: connections, streams, sizes and times.
+
+The effects were measured with the grpc version in constraints.txt. A connection over the limit is closed when it is
+accepted. One that does not finish TLS and the first HTTP/2 frames in time is closed, in plain text too. Headers and
+messages over their limits end the call with RESOURCE_EXHAUSTED before our code runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_server.config import ServerConfig
+from fl_server.rpc.limits.open_files import Connections
+from fl_server.rpc.limits.requests import LARGEST_ADMIN_BYTES, LARGEST_PROBE_BYTES
+from protos.wire import MAX_MESSAGE_BYTES, ChannelOptions, server_options
+
+METADATA_BYTES = 8 << 10
+"""Largest headers of a call; tracing adds some hundred bytes."""
+PROBE_STREAMS = 8
+PROBE_AGE_S = 60.0
+"""A connection to the health port is closed after this time, so that no peer can occupy the few there are."""
+CALLS_PER_CLIENT = 4
+"""Open calls of a client on average: it attends, and fetches or uploads."""
+EXTRA_CALLS = 256
+"""Open calls beyond these: of clients that register."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The limits of one listening port."""
+
+    message_bytes: int
+    """Largest message that is accepted."""
+    connections: int
+    streams: int
+    """Calls at once on one connection."""
+    calls: int
+    """Calls at once on all connections."""
+    handshake_s: float
+    idle_s: float
+    """A connection without a call is closed after this time."""
+    age_s: float | None = None
+    """Every connection is closed after this time."""
+
+    def options(self) -> ChannelOptions:
+        """The grpc options of the port's server."""
+        own = {
+            "grpc.max_receive_message_length": self.message_bytes,
+            "grpc.max_allowed_incoming_connections": self.connections,
+            "grpc.max_concurrent_streams": self.streams,
+            "grpc.server_handshake_timeout_ms": _milliseconds(self.handshake_s),
+            "grpc.max_connection_idle_ms": _milliseconds(self.idle_s),
+            "grpc.max_metadata_size": METADATA_BYTES,
+            "grpc.absolute_max_metadata_size": METADATA_BYTES,
+        }
+        if self.age_s is not None:
+            own["grpc.max_connection_age_ms"] = _milliseconds(self.age_s)
+            own["grpc.max_connection_age_grace_ms"] = _milliseconds(self.handshake_s)
+        return tuple({**dict(server_options()), **own}.items())
+
+
+def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
+    """The ports of a coordinator, by the names of their settings."""
+    limits = config.connections
+    streams, times = limits.calls_per_client, (limits.handshake_s, limits.idle_s)
+    calls = CALLS_PER_CLIENT * config.limits.max_clients + EXTRA_CALLS
+    return {
+        "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times),
+        "admin_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
+        "health_listen": Port(
+            LARGEST_PROBE_BYTES, connections.health, PROBE_STREAMS, 2 * connections.health, *times, age_s=PROBE_AGE_S
+        ),
+    }
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1000 * seconds))

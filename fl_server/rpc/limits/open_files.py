@@ -1,0 +1,57 @@
+"""Divides the process's open files between connections and the coordinator's own files.
+
+A connection is an open file, and so are the ledger, a checkpoint that is written, and the two files of an update that
+is received. Connections get a share; the rest is reserved for files that must not fail.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+import structlog
+
+from fl_server.config import ConnectionsConfig
+
+log = structlog.get_logger()
+
+OWN_FILES = 64
+"""Open files of an idle coordinator: 45 were measured."""
+MOST_KEPT = 4096
+"""Largest reserve for files: 2,000 updates at once."""
+MOST = 1 << 20
+"""Used where the process has no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Connections at once, by port."""
+
+    clients: int
+    admin: int
+    health: int
+    metrics: int
+
+
+def allow_open_files(clients: int, wanted: ConnectionsConfig) -> Connections:
+    """Raise the process's soft limit to its hard limit, divide it, and log a warning if it is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = MOST if hard == resource.RLIM_INFINITY else hard
+    shared = share(limit, clients, wanted)
+    if shared.clients < clients:
+        todo = "raise LimitNOFILE (systemd) or `ulimit -Hn`, or lower limits.max_clients"
+        log.warning("few_open_files", limit=limit, connections=shared.clients, max_clients=clients, todo=todo)
+    return shared
+
+
+def share(limit: int, clients: int, wanted: ConnectionsConfig) -> Connections:
+    """Connections for each port of a process that may open `limit` files.
+
+    There are an eighth more than clients: a client may have two connections while its certificate is renewed.
+    """
+    admin, health = (min(each, max(4, limit // 16)) for each in (wanted.admin, wanted.health))
+    metrics = min(wanted.metrics, max(4, limit // 32))
+    left = limit - OWN_FILES - min(MOST_KEPT, limit // 4) - admin - health - metrics
+    return Connections(max(4, min(clients + clients // 8 + 64, left)), admin, health, metrics)

@@ -1,0 +1,244 @@
+"""The Coordinator service: turns messages into calls of the coordinator, and results into messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
+from typing import Any
+from weakref import ref
+
+import grpc.aio
+import structlog
+from google.protobuf.message import Message
+
+from fl_server.aggregation.broadcast import Broadcast
+from fl_server.clients.fleet import Fleet
+from fl_server.clients.transfers import Transfer
+from fl_server.coordinator.coordinator import Coordinator
+from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, NotNow
+from fl_server.identity import ANYBODY, caller
+from fl_server.rpc.client_reports import Reports
+from fl_server.rpc.upload_requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
+from fl_server.services import Services
+from fl_server.timeouts import TimeLimit
+from fl_server.uploads.chunk_stream import Request, Requests, part_of
+from fl_server.uploads.receiver import BUSY_WAIT_S, UploadReceiver
+from protos.codec import digest_bytes, digest_text
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import coordinator_pb2_grpc, tensor_pb2
+from protos.fl.v1.training_pb2 import Receipt, RefusalReason, UpdateHeader
+from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
+
+log = structlog.get_logger()
+Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "fl.v1.Coordinator"
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """The methods that client daemons call."""
+
+    def __init__(self, services: Services, coordinator: Coordinator, uploads: UploadReceiver) -> None:
+        self._services = services
+        self._fleet: Fleet = services.fleet
+        self._coordinator = coordinator
+        self._uploads = uploads
+        self._transfer_limits = services.fleet.transfer_limits
+        self._reports = Reports(services, coordinator)
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        """Open a session, and return the outcomes that the client has missed."""
+        session, protocol = await self._fleet.register(request)
+        response = pb.RegisterResponse(
+            session_id=session.id,
+            protocol=protocol,
+            coordinator_id=self._services.ledger.store.coordinator_id,
+            limits=self._limits(),
+        )
+        response.outcomes.extend(await self._coordinator.outcomes.decided(request.pending, session.client_id))
+        held = dict.fromkeys(held.run_id for held in request.states)
+        response.ended_runs.extend(filter(self._coordinator.table.is_over, held))
+        return response
+
+    def _limits(self) -> pb.Limits:
+        limits = pb.Limits(max_chunk_bytes=MAX_CHUNK_BYTES, chunk_bytes=self._services.config.limits.chunk_bytes)
+        limits.keepalive.FromSeconds(KEEPALIVE_SECONDS)
+        limits.reattach_grace.FromMilliseconds(int(self._services.config.limits.reattach_grace_s * 1000))
+        return limits
+
+    async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
+        """Push work to the client for as long as it reads."""
+        async with self._transfer_limits.call(self._client(request.session_id), "attends"):
+            async for message in self._fleet.attend(request.session_id):
+                yield message
+
+    def _client(self, session_id: str) -> str:
+        """The client of a session. Raises UnknownSessionError, Forbidden."""
+        return self._fleet.session(session_id).client_id
+
+    async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
+        """Yields encoded messages: the serializer of this method passes bytes through.
+
+        A reader that reads nothing still counts as one of the client's downloads: the transport frees the message that
+        it holds only when the reader takes it or hangs up, and not when the call is ended here.
+        """
+        async with self._transfer_limits.call(self._client(request.session_id), "downloads"):
+            with self._fleet.transfer(request.session_id) as transfer:
+                async for message in self._messages(request, transfer):
+                    yield message
+
+    async def _messages(self, request: pb.FetchModelRequest, transfer: Transfer) -> AsyncIterator[bytes]:
+        digest = _digest(request.digest, "digest")
+        run, broadcast = self._coordinator.resource(digest)
+        if request.offset > broadcast.resource.size_bytes:
+            raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
+        client, limits = transfer.client_id, self._transfer_limits.of(transfer.client_id)
+        fetch = limits.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
+        sent, places = self._services.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
+        if broadcast.kind == "model":
+            run.log.download_started(client, request.offset)
+        # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
+        # through all runs for each message would be most of the work for a large model.
+        kept = ref(broadcast)
+        del broadcast
+        for place in places:
+            transfer.check()
+            message, count = _message(kept(), place, digest)
+            if excess := fetch.send(count or len(message), time.monotonic()):
+                raise self._transfer_limits.exceeded(client, excess)
+            yield message
+            del message
+            sent.inc(count)
+            run.log.bytes_down += count
+            await limits.pace(count)
+
+    async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
+        """Receive an upload."""
+        holder = _holder(context)
+        async with self._transfer_limits.call(holder, "uploads") if holder else nullcontext():
+            requests = aiter(request_iterator)
+            header = await self._header(requests)
+            client = self._client(header.session_id)
+            async with self._transfer_limits.call(client, "uploads") if client != holder else nullcontext():
+                with self._fleet.transfer(header.session_id) as transfer:
+                    receipt = await self._submit(transfer, header, requests)
+                    if receipt.admitted:
+                        self._fleet.update_admitted(header.session_id)
+                    return pb.SubmitUpdateResponse(receipt=receipt)
+
+    async def _header(self, requests: Requests) -> UpdateHeader:
+        """The first message of an upload. Raises NotNow if it does not come in time, InvalidInput."""
+        stall_s = self._services.config.limits.stall_s
+        try:
+            with TimeLimit(stall_s):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise NotNow(f"no header of an upload came in {stall_s:g} s", BUSY_WAIT_S) from None
+        if not isinstance(first, pb.SubmitUpdateRequest) or not first.HasField("header"):
+            raise InvalidInput("part", "a header first", part_of(first))
+        return first.header
+
+    async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:
+        try:
+            run = self._coordinator.run(header.key.run_id)
+        except NoSuchRun:
+            late = RefusalReason.REFUSAL_REASON_LATE
+            return Receipt(key=header.key, digest=header.digest, reason=late, detail="no such run")
+        return await self._uploads.submit(run, header, transfer, requests)
+
+    def read_part(self, message: bytes) -> Request:
+        """Parse a message of SubmitUpdate. Raises InvalidInput."""
+        return parse_request(message, self._most_values)
+
+    def _most_values(self) -> int:
+        """Most values in a header: enough for the largest model of a run."""
+        tensors = max(
+            (len(run.model.engine.layout.entries) for run in self._coordinator.runs() if run.model.loaded), default=0
+        )
+        return max(MOST_VALUES, VALUES_A_TENSOR * tensors)
+
+    async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
+        """The offset at which to resume an upload, or its receipt."""
+        client = self._client(request.session_id)
+        async with self._transfer_limits.call(client, "queries"):
+            run = self._coordinator.run(request.key.run_id)
+            if not run.submissions.undecided(request.key, client):
+                receipt = await self._uploads.receipt(run, request.key, client)
+                if receipt is not None:
+                    return pb.QueryUploadResponse(receipt=receipt)
+            digest = _digest(request.digest, "digest")
+            if run.submissions.refusal_for(request.key, client) is not None:
+                return pb.QueryUploadResponse()  # no upload is accepted for the key
+            return pb.QueryUploadResponse(kept_bytes=await self._uploads.kept_bytes(request.key, client, digest))
+
+    async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
+        """Take the client's availability and its failures."""
+        await self._reports.take(self._fleet.session(request.session_id).client_id, request)
+        return pb.ReportStatusResponse()
+
+    async def ReportEvaluation(
+        self, request: pb.ReportEvaluationRequest, context: Context
+    ) -> pb.ReportEvaluationResponse:
+        """Take a client's evaluation."""
+        client_id = self._client(request.session_id)
+        async with self._transfer_limits.call(client_id, "queries"):
+            run = self._coordinator.run(request.key.run_id)
+            await run.client_evaluations.report(client_id, request)
+        return pb.ReportEvaluationResponse()
+
+
+def _message(broadcast: Broadcast | None, place: int, digest: bytes) -> tuple[bytes, int]:
+    """A message of a broadcast, and its tensor bytes. Raises NoSuchResource if no run sends it any more."""
+    if broadcast is None:
+        raise NoSuchResource(digest_text(digest))
+    return broadcast.message(place)
+
+
+def _holder(context: Context) -> str:
+    """Who a call counts for before it names a session: the certificate's holder; without one, the connection."""
+    who = caller.get()
+    if who is not ANYBODY:
+        return who.name
+    return "" if context is None else context.peer()
+
+
+def _digest(message: tensor_pb2.Digest, field: str) -> bytes:
+    try:
+        return digest_bytes(message)
+    except ValueError as error:
+        raise InvalidInput(field, "a BLAKE3-256 digest", str(error)) from error
+
+
+def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
+    """The service's methods with the serializers of the generated code, except those that carry chunks.
+
+    FetchModel yields encoded messages, and `read_part` reads SubmitUpdate's chunks without a copy.
+    """
+    unary, upload, push = (
+        grpc.unary_unary_rpc_method_handler,
+        grpc.stream_unary_rpc_method_handler,
+        grpc.unary_stream_rpc_method_handler,
+    )
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Register": _method(unary, service.Register, pb.RegisterRequest),
+        "Attend": _method(push, service.Attend, pb.AttendRequest),
+        "FetchModel": _method(push, service.FetchModel, pb.FetchModelRequest, bytes),
+        "SubmitUpdate": upload(service.SubmitUpdate, service.read_part, _serialized),
+        "QueryUpload": _method(unary, service.QueryUpload, pb.QueryUploadRequest),
+        "ReportStatus": _method(unary, service.ReportStatus, pb.ReportStatusRequest),
+        "ReportEvaluation": _method(unary, service.ReportEvaluation, pb.ReportEvaluationRequest),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+
+def _serialized(response: Message) -> bytes:
+    return response.SerializeToString()
+
+
+def _method(
+    make: Callable[..., grpc.RpcMethodHandler[Any, Any]],
+    function: Callable[..., Any],
+    request: type[Message],
+    serialize: Callable[[Any], bytes] = _serialized,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    return make(function, request.FromString, serialize)

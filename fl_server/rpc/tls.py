@@ -1,0 +1,78 @@
+"""TLS credentials of the listening ports, from files that may be renewed while the coordinator runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import cast
+
+import grpc
+import structlog
+
+from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_server.config import TlsConfig
+from fl_server.metrics import Metrics
+
+log = structlog.get_logger()
+
+CHECK_S = 2.0
+"""Period of the checks of the files. New content is used after the second check that finds it."""
+
+
+class Certificates:
+    """The coordinator's certificate and the CA of its callers. A renewal does not affect open connections."""
+
+    def __init__(self, tls: TlsConfig, metrics: Metrics) -> None:
+        """Read the files. Raises SettingsError if they cannot be used."""
+        self._files = PemWatcher(PemFiles(tls.cert, tls.key, tls.client_ca, "client_ca"))
+        self._metrics = metrics
+        self._warned: Pem | None = None
+        self._report_expiry()
+
+    def credentials(self, began: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """Credentials of one port. Client certificates are required if a CA for them is set.
+
+        began: called at each handshake, in a thread of its own.
+        """
+        used = [self._files.pem]
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """grpc calls this before each handshake, in a thread of its own; None: no change."""
+            began()
+            if (pem := self._files.pem) is used[0]:
+                return None
+            used[0] = pem
+            return _configuration(pem)
+
+        needed = self._files.pem.ca is not None
+        # grpc documents None; its type stubs do not have it.
+        asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
+        return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)
+
+    async def watch(self) -> None:
+        """Check the files periodically, without end."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            match await asyncio.to_thread(self._files.poll):
+                case PemChange.RENEWED:
+                    log.info("certificates_renewed", serial=f"{self._files.pem.leaf.serial_number:x}")
+                case PemChange.UNUSABLE:
+                    log.warning(
+                        "certificates_not_used", reason=self._files.problem, todo="the earlier ones stay in use"
+                    )
+            self._report_expiry()
+
+    def _report_expiry(self) -> None:
+        pem = self._files.pem
+        if pem is self._warned:
+            return
+        for file, end in pem.ends().items():
+            self._metrics.certificate_expiry.labels(file).set(end)
+        if pem.ending(datetime.now(UTC)):
+            self._warned = pem
+            log.warning("certificate_ends_soon", not_after=pem.leaf.not_valid_after_utc.isoformat())
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], root_certificates=pem.ca)

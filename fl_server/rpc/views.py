@@ -1,0 +1,235 @@
+"""Runs and clients as messages of admin.proto, made from what is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from heapq import nsmallest
+
+import structlog
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fl_server.clients.fleet import Fleet
+from fl_server.coordinator.not_loaded import NotLoaded
+from fl_server.errors import one_line
+from fl_server.rounds.sampling import by_id
+from fl_server.rounds.state import Phase
+from fl_server.run_spec import to_spec
+from fl_server.runs.committed.statistics import RoundStatistics
+from fl_server.runs.run import Run
+from fl_server.runs.status.waiting import awaited, lacking, why_waiting
+from fl_server.store.records import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord, RunRecord
+from protos.fl.v1 import admin_pb2 as pb
+from protos.fl.v1 import coordinator_pb2, training_pb2
+from protos.wire import MAX_MESSAGE_BYTES
+
+log = structlog.get_logger()
+
+LIST_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+"""A larger list of runs leaves out their configurations: callers accept no larger message."""
+MOST_SHOWN = 10
+"""Awaited or missing clients that are listed by id."""
+
+
+def run_status(run: Run) -> pb.RunStatus:
+    """The status of a run."""
+    state, record, log = run.state, run.record, run.log
+    down, up = log.total_bytes
+    waits = awaited(run, run.deadline, run.client_evaluations)
+    status = pb.RunStatus(
+        run_id=run.id,
+        spec=to_spec(run.config),
+        state=f"RUN_STATE_{run.status.upper()}",
+        reason=_reason(run),
+        rounds_done=log.rounds,
+        phase="" if state.phase is Phase.ENDED else state.phase.value,
+        attempt=state.attempt,
+        cohort=_cohort(state.drawn),
+        admitted=len(state.admitted),
+        created=timestamp(record.created_at),
+        bytes_down=down,
+        bytes_up=up,
+        eligible_clients=0 if run.ended else len(run.eligible.now()),
+        over_selection=state.draws_per_update,
+        account=_account(log.totals()),
+        newest_metrics=log.newest_metrics(),
+        best_metrics={metric: best.value for metric, best in log.best_values().items()},
+        awaited=nsmallest(MOST_SHOWN, waits.clients, key=str.encode),
+        awaited_count=len(waits.clients),
+        deadline_left_s=waits.seconds_left,
+        waiting_for=lacking(run.context, run),
+    )
+    if record.ended_at is not None:
+        status.ended.CopyFrom(timestamp(record.ended_at))
+    if log.latest is not None:
+        status.latest.CopyFrom(round_summary(log.latest))
+    if log.best_commit is not None:
+        status.best.CopyFrom(round_summary(log.best_commit))
+    if run.context.algorithm.keeps_client_state:
+        status.states.CopyFrom(_states(run))
+    return status
+
+
+@lru_cache(maxsize=8)
+def _cohort(drawn: frozenset[str]) -> list[str]:
+    """The clients of a cohort in order. It is the same for thousands of events of a round."""
+    return sorted(drawn)
+
+
+def runs_listed(runs: Iterable[Run], not_loaded: Iterable[NotLoaded]) -> list[pb.RunStatus]:
+    """All runs, the oldest first. A run that cannot be shown is listed with the reason."""
+    listed = [run_shown(run) for run in runs] + [not_loaded_status(each) for each in not_loaded]
+    listed.sort(key=lambda status: status.created.ToNanoseconds())
+    size = sum(status.ByteSize() for status in listed)
+    for status in listed:
+        if size <= LIST_BYTES:
+            break
+        size -= status.ByteSize()
+        shorten(status)
+        size += status.ByteSize()
+    return listed
+
+
+def run_shown(run: Run) -> pb.RunStatus:
+    """The status of a run, or the reason why it cannot be shown."""
+    try:
+        return run_status(run)
+    except Exception as error:  # noqa: BLE001 - an error in one run must not hide the others
+        log.warning("run_not_shown", run=run.id, error=repr(error))
+        return problem_status(run.record, f"it cannot be shown: {error}")
+
+
+def not_loaded_status(run: NotLoaded) -> pb.RunStatus:
+    """A run that this coordinator could not load: its names and the reason."""
+    status = problem_status(run.record, f"not loaded: {run.reason}")
+    status.spec.task.name, status.spec.algorithm.name = run.named("task"), run.named("algorithm")
+    return status
+
+
+def problem_status(record: RunRecord, reason: str) -> pb.RunStatus:
+    """The status of a run of which only the ledger row is known."""
+    status = pb.RunStatus(
+        run_id=record.run_id,
+        reason=one_line(reason),
+        created=timestamp(record.created_at),
+        bytes_down=record.bytes_down,
+        bytes_up=record.bytes_up,
+    )
+    if record.ended_at is not None:
+        status.ended.CopyFrom(timestamp(record.ended_at))
+    return status
+
+
+def shorten(status: pb.RunStatus) -> None:
+    """Remove what a list of runs does not need; `GetRun` returns it."""
+    kept = pb.RunSpec(name=status.spec.name)
+    kept.task.name, kept.algorithm.name = status.spec.task.name, status.spec.algorithm.name
+    kept.stop.CopyFrom(status.spec.stop)
+    status.spec.CopyFrom(kept)
+    for field in ("account", "cohort", "latest", "awaited"):
+        status.ClearField(field)
+
+
+def _states(run: Run) -> pb.StateMembers:
+    states = run.client_states
+    missing, left_out = by_id(states.missing), by_id(states.left_out)
+    return pb.StateMembers(
+        members=len(states.members),
+        missing=len(missing),
+        first_missing=missing[:MOST_SHOWN],
+        left_out=len(left_out),
+        first_left_out=left_out[:MOST_SHOWN],
+    )
+
+
+def _reason(run: Run) -> str:
+    if run.ended and run.state.ending:
+        return run.state.ending[1]
+    return why_waiting(run.context, run) if run.run_status.waiting_reason else run.run_status.upload_failure
+
+
+def round_summary(commit: CommitRecord) -> pb.RoundSummary:
+    """A committed round."""
+    return pb.RoundSummary(
+        round=commit.round,
+        committed=timestamp(commit.committed_at),
+        seconds=commit.seconds,
+        attempts=commit.attempts,
+        accepted=commit.accepted,
+        dropped=commit.dropped,
+        training_loss=commit.training_loss,
+        metrics=commit.metrics,
+        bytes_down=commit.bytes_down,
+        bytes_up=commit.bytes_up,
+        model_digest=commit.model_digest,
+        account=_account(RoundStatistics.from_text(commit.account)) if commit.account else None,
+    )
+
+
+def _account(statistics: RoundStatistics) -> pb.RoundAccount:
+    return pb.RoundAccount(
+        norms=statistics.norms,
+        cosine=statistics.cosine,
+        assignments=statistics.assignments,
+        refused=statistics.refused,
+        staleness=statistics.staleness,
+        seconds=statistics.seconds,
+        quorum_missed=statistics.quorum_missed,
+    )
+
+
+def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
+    """The status of a client."""
+    offers = [
+        coordinator_pb2.TaskOffer(
+            name=task["name"],
+            fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
+            train_examples=task["train_examples"],
+            eval_examples=task["eval_examples"],
+        )
+        for task in record.tasks
+    ]
+    status = pb.ClientStatus(
+        client_id=record.client_id,
+        state=f"CLIENT_STATE_{fleet.state(record.client_id).upper()}",
+        banned=record.banned,
+        draining=record.draining,
+        availability=fleet.eligibility.availability(record.client_id),
+        labels=record.labels,
+        device=coordinator_pb2.Device(**record.device),
+        tasks=offers,
+        software=record.software,
+        last_seen=timestamp(fleet.last_seen(record)),
+        run_id=fleet.eligibility.run_of(record.client_id),
+        updates_counted=record.updates_counted,
+        updates_refused=record.updates_refused,
+        note=record.note,
+    )
+    if standing := fleet.quarantine.of(record.client_id):
+        until = timestamp(standing.until)
+        status.quarantine.CopyFrom(pb.Quarantine(until=until, refusals=standing.refusals, reason=standing.reason))
+    return status
+
+
+def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:
+    """A client's evaluation of a committed model."""
+    return pb.ClientEvaluation(
+        client_id=answer.client_id,
+        num_examples=answer.num_examples,
+        metrics=answer.metrics,
+        reported=timestamp(answer.reported_at),
+    )
+
+
+def history_entry(entry: HistoryRecord) -> pb.HistoryEntry:
+    """A row of the history."""
+    return pb.HistoryEntry(
+        time=timestamp(entry.time), actor=entry.actor, event=entry.event, subject=entry.subject, detail=entry.detail
+    )
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds as a Timestamp."""
+    message = Timestamp()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message

@@ -1,0 +1,88 @@
+"""Reads a run's configuration from plain values, from the ledger and from the wire, and writes it to the wire.
+
+All conversions are generic: the field names are those of RunSpec, so a new field needs no code here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from fl_common.settings import expected_value
+from fl_server.errors import InvalidInput
+from fl_server.plain_values import MAX_SPEC_BYTES, plain
+from fl_server.run_config import RunConfig
+from protos.fl.v1 import admin_pb2
+
+
+def from_values(values: dict[str, Any]) -> RunConfig:
+    """Check plain values, as a TOML file or the ledger has them. Raises InvalidInput for the first wrong field."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        refused = _refused(error)
+    # Raised outside the except block, where pydantic's error would be its context: the garbage collector does not see
+    # what that error holds, so the request would stay in memory.
+    raise refused
+
+
+def _refused(error: ValidationError) -> InvalidInput:
+    """The first wrong field."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "run"
+    return InvalidInput(field, _expected(first), _shown(first["input"]))
+
+
+_LATER_LIMITS = {"max_relative_norm": 0.0, "max_relative_payload": 0.0, "max_client_share": 0.0}
+"""Values of `round` for a run that an older version created without them: its replay must accept the same updates."""
+
+
+def from_stored(spec: object) -> RunConfig:
+    """Ledger row to configuration. Raises InvalidInput, also for a row that is no JSON object."""
+    if not isinstance(spec, Mapping):
+        raise InvalidInput("spec", "a JSON object in the run's row of the ledger", _shown(spec))
+    section = spec.get("round", {})
+    return from_values({**spec, "round": {**_LATER_LIMITS, **section} if isinstance(section, Mapping) else section})
+
+
+def _expected(error: ErrorDetails) -> str:
+    """What was expected, in plain words."""
+    if error["type"] == "extra_forbidden":
+        return "no field of this name"
+    if error["type"] == "missing":
+        return "a value"
+    return expected_value(error)
+
+
+def _shown(value: object) -> str:
+    """A value in an error message, shortened."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
+    """Wire to configuration. Raises InvalidInput."""
+    if spec.ByteSize() > MAX_SPEC_BYTES:
+        raise InvalidInput("spec", f"at most {MAX_SPEC_BYTES:,} bytes", f"{spec.ByteSize():,}")
+    # Values of any shape are read with limits, by `plain`. The rest is only as deep as its schema.
+    bare = admin_pb2.RunSpec()
+    bare.CopyFrom(spec)
+    bare.task.ClearField("options")
+    bare.algorithm.ClearField("parameters")
+    values = MessageToDict(bare, preserving_proto_field_name=True)
+    for section, field, given in (
+        ("task", "options", spec.task.options),
+        ("algorithm", "parameters", spec.algorithm.parameters),
+    ):
+        if given.fields:
+            values[section][field] = plain(given)
+    return from_values(values)
+
+
+def to_spec(config: RunConfig) -> admin_pb2.RunSpec:
+    """Configuration to wire, with every default filled in."""
+    return ParseDict(config.model_dump(exclude_none=True), admin_pb2.RunSpec())

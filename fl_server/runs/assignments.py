@@ -1,0 +1,100 @@
+"""The Assignment message for a client, made from a run's configuration and its position in the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.struct_pb2 import Struct
+
+import algorithms as fl
+from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.methods import parameters_in
+from fl_server.rounds.sampling import training_seed
+from fl_server.run_config import RunConfig
+from protos.fl.v1 import training_pb2 as pb
+from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN
+from protos.wire import payload_kind
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWork:
+    """What is the same for all clients of a round."""
+
+    run_id: str
+    config: RunConfig
+    algorithm: fl.Algorithm
+    fingerprint: tuple[str, str]
+    """(version, source) of the coordinator's task."""
+    broadcasts: Sequence[Broadcast]
+    max_update_bytes: int
+    state_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPosition:
+    """The attempt that an assignment belongs to."""
+
+    round: int
+    exchange: int
+    attempt: int
+    seconds_left: float
+    """Until the attempt's deadline."""
+
+
+def assignment(
+    work: RoundWork, position: RoundPosition, client: str, counted: pb.Outcome | None = None
+) -> pb.Assignment:
+    """One client's work for one exchange. counted: the outcome of the update that its state is made of, if any."""
+    return for_client(
+        common_assignment(work, position), training_seed(work.config.seed, position.round, client), counted
+    )
+
+
+def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None) -> pb.Assignment:
+    """The `common_assignment` with what is the client's own: its training seed, and the outcome of its state."""
+    message = pb.Assignment()
+    message.CopyFrom(common)
+    message.training.seed = seed
+    if counted is not None:
+        message.counted.CopyFrom(counted)
+    return message
+
+
+def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment:
+    """What is the same for all clients of an attempt."""
+    message = pb.Assignment(
+        key=pb.ExchangeKey(run_id=work.run_id, round=position.round, exchange=position.exchange),
+        attempt=position.attempt,
+        task=work.config.task.name,
+        fingerprint=pb.TaskFingerprint(version=work.fingerprint[0], source=work.fingerprint[1]),
+        resources=[broadcast.resource for broadcast in work.broadcasts],
+        training=_training(work, position.round),
+        payloads=[payload_kind(payload) for payload in work.algorithm.exchanges[position.exchange].payloads],
+        state_epoch=work.state_epoch,
+        upload_encodings=[ENCODING_PLAIN],
+        max_update_bytes=work.max_update_bytes,
+    )
+    message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
+    return message
+
+
+def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
+    local = work.config.local
+    parameters = Struct()
+    parameters.update(parameters_in(work.config, work.algorithm, round_))
+    training = pb.LocalTraining(
+        algorithm=pb.AlgorithmSpec(name=work.config.algorithm.name, parameters=parameters),
+        learning_rate=local.learning_rate_in(round_),
+        batch_size=local.batch_size,
+        weight_decay=local.weight_decay,
+        max_gradient_norm=local.max_gradient_norm,
+        population=work.config.population,
+        # An older daemon weighs its steps if this is set, with any objective.
+        population_examples=work.config.population_examples if work.algorithm.objective == "examples" else 0,
+    )
+    if local.steps:
+        training.local_steps = local.steps
+    else:
+        training.local_epochs = local.epochs or 1
+    return training

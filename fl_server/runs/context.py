@@ -1,0 +1,86 @@
+"""What a run has for its whole life: identity, algorithm, the coordinator's services, and the records it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import algorithms as fl
+from fl_server.admission.norms import NormHistory
+from fl_server.aggregation.engine import Engine
+from fl_server.clients.fleet import Fleet
+from fl_server.metrics import Metrics
+from fl_server.run_config import RunConfig
+from fl_server.runs.client_states.members import ClientStates
+from fl_server.runs.model_store import ModelStore
+from fl_server.runs.progress import RoundTrace, Watchers
+from fl_server.runs.round_log import RoundLog, RunCounters
+from fl_server.services import Services
+from fl_server.store.protocol import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RunDependencies:
+    """What a run's task and algorithm provide."""
+
+    fingerprint: tuple[str, str]
+    """(version, source) of the task that clients must have."""
+    algorithm: fl.Algorithm
+    make_engine: Callable[[RunConfig], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The parts of a run that are never replaced. The configuration may be: `RunControl.config` is the current one."""
+
+    run_id: str
+    services: Services
+    algorithm: fl.Algorithm
+    task: Mapping[str, str]
+    """Name, version and source of the task that clients must have."""
+    log: RoundLog
+    counters: RunCounters
+    watchers: Watchers
+    trace: RoundTrace
+    model: ModelStore
+    norms: NormHistory
+    client_states: ClientStates
+
+    @classmethod
+    def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
+        """A context without committed rounds."""
+        version, source = dependencies.fingerprint
+        algorithm, log = dependencies.algorithm, RoundLog(config.stop.metric)
+        return cls(
+            run_id=run_id,
+            services=services,
+            algorithm=algorithm,
+            task={"name": config.task.name, "version": version, "source": source},
+            log=log,
+            counters=RunCounters(services.metrics, run_id, log),
+            watchers=Watchers(),
+            trace=RoundTrace(services.traces, run_id),
+            model=ModelStore(services, run_id, dependencies.make_engine),
+            norms=NormHistory(),
+            client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
+        )
+
+    @property
+    def fingerprint(self) -> tuple[str, str]:
+        """(version, source) of the task that clients must have."""
+        return self.task["version"], self.task["source"]
+
+    @property
+    def fleet(self) -> Fleet:
+        """The coordinator's clients."""
+        return self.services.fleet
+
+    @property
+    def metrics(self) -> Metrics:
+        """The coordinator's metrics."""
+        return self.services.metrics
+
+    @property
+    def store(self) -> Store:
+        """The ledger's methods, for `RunControl.write` and `read`."""
+        return self.services.ledger.store

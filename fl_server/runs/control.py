@@ -1,0 +1,110 @@
+"""The interface of a run to its parts: its current state and status, events, tasks, and writes to the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Protocol, TypeVar
+
+from fl_server.rounds import events as ev
+from fl_server.rounds.state import Phase, RoundState
+from fl_server.run_config import RunConfig
+from fl_server.runs.eligible import EligibleClients
+from fl_server.runs.status.current import RunStatus
+from fl_server.runs.tasks import RunTasks
+from fl_server.store.ledger import RetriedCalls
+from fl_server.store.records import RunRecord
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class RunControl(RetriedCalls, Protocol):
+    """The run as its parts see it. `Run` implements it; everything here is used on the event loop only."""
+
+    record: RunRecord
+    """The run's row in the ledger. A part that replaces it has written the new row first."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
+
+    @property
+    def state(self) -> RoundState:
+        """The state of the round state machine."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the coordinator is about to stop: no client gets new work."""
+
+    @property
+    def run_status(self) -> RunStatus:
+        """The run's status, and why it makes no progress."""
+
+    @property
+    def eligible(self) -> EligibleClients:
+        """The clients that may be drawn."""
+
+    @property
+    def tasks(self) -> RunTasks:
+        """The run's tasks and timers."""
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held while an event is processed, so that the state cannot change in between."""
+
+    def applies(self, event: ev.Event) -> bool:
+        """Whether the event still means something in the current state."""
+
+    def post(self, event: ev.Event) -> None:
+        """Queue an event. A run that has ended ignores it."""
+
+    async def in_turn(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Do work that holds the turn, to its end: also if the call that asked for it is cancelled."""
+
+    async def take(self, event: ev.Event) -> bool:
+        """Process an event that applies at once. The caller holds `turn`. Returns False if the run failed with it."""
+
+    def fail(self, reason: str) -> None:
+        """End the run with an error. The last committed model stays."""
+
+    def fleet_changed(self) -> None:
+        """Wake the loop: the set of present clients may have changed."""
+
+
+TURN_ITEMS = 50
+"""Items of a long list that are worked on without a turn for other calls in between: some milliseconds."""
+
+
+async def with_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items of a long list. Other calls of the event loop get their turns in between."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % TURN_ITEMS == 0:
+            await asyncio.sleep(0)
+
+
+def still_applies(event: ev.Event, state: RoundState, state_epoch: int) -> bool:  # noqa: PLR0911 - a table
+    """Whether a queued event still means something: the round may have moved on since it was posted."""
+    if state.phase is Phase.ENDED:
+        return False
+    match event:
+        case ev.UpdateAdmitted(client):
+            return state.collects and client in state.drawn and not state.arrivals.has(client)
+        case ev.ClientDroppedOut(client):
+            return state.phase is Phase.COLLECTING and state.works(client)
+        case ev.ClientReturned(client):
+            return state.phase in (Phase.COLLECTING, Phase.SELECTING) and client in state.out
+        case ev.DeadlinePassed():
+            return state.phase is Phase.COLLECTING
+        case ev.RetryDue():
+            return state.phase is Phase.SELECTING and state.goal > 0
+        case ev.Evaluated():
+            return state.phase is Phase.EVALUATING
+        case ev.StatesLost(_, epoch):
+            return epoch in (None, state_epoch)
+    return True

@@ -1,0 +1,105 @@
+"""Time limits of a run: of an attempt, of an evaluation by clients, and of all its rounds together.
+
+Time while the coordinator is down does not count. The time left is written to the ledger every few seconds and when
+the coordinator stops. After kill -9 a limit is at most those few seconds longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ParamSpec
+
+import structlog
+
+from fl_server.rounds import events as ev
+from fl_server.rounds.state import Phase
+from fl_server.runs.context import RunContext
+from fl_server.runs.control import RunControl
+from fl_server.store.errors import StoreError
+
+log = structlog.get_logger()
+P = ParamSpec("P")
+
+SAVE_EVERY_S = 5.0
+"""Between two writes of the time left."""
+
+
+class Deadline:
+    """The deadline of the attempt under way. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, control: RunControl) -> None:
+        self._context, self._control = context, control
+        self._ends = 0.0
+        self._attempt: tuple[int, int, int] | None = None
+        """The attempt that it was started for; that one may be over."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the attempt under way is over; 0 at least."""
+        return max(0.0, self._ends - time.monotonic())
+
+    def start(self, seconds: float) -> None:
+        """Give the attempt under way so long from now."""
+        self._attempt = self._attempt_under_way
+        self._ends = time.monotonic() + seconds
+        self._control.tasks.set_timer(seconds, ev.DeadlinePassed())
+
+    def resume(self, seconds: float | None) -> None:
+        """Start again after a restart. seconds: the time left as the ledger has it."""
+        self.start(time_after_restart(self._context, self._control.config.round.deadline_s, seconds))
+
+    async def save(self) -> None:
+        """Write the time left."""
+        if self._control.state.phase is not Phase.COLLECTING or self._attempt is None:
+            return
+        if self._attempt == self._attempt_under_way:
+            method = self._context.store.set_seconds_left
+            await save_time(self._context, method, self._context.run_id, self._attempt, self.seconds_left)
+
+    @property
+    def _attempt_under_way(self) -> tuple[int, int, int]:
+        state = self._control.state
+        return state.round, state.exchange, state.attempt
+
+
+def time_after_restart(context: RunContext, whole: float, left: float | None) -> float:
+    """Seconds left after a restart: at least so many that clients can attach again and deliver.
+
+    left: as the ledger has it; None if an older version did not write it, which gives the whole time.
+    """
+    grace = min(whole, context.services.config.limits.reattach_grace_s)
+    return whole if left is None else max(left, grace)
+
+
+async def save_time(context: RunContext, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Write a time left, without retries. If it fails, the older and longer time in the ledger stays."""
+    try:
+        await context.services.ledger.do(method, *args, **kwargs)
+    except StoreError as error:
+        log.warning("time_left_not_written", run=context.run_id, error=str(error))
+
+
+async def save_usage(context: RunContext, control: RunControl) -> None:
+    """Write the bytes that the run has sent and received, and the time that it has used."""
+    down, up = context.log.total_bytes
+    counted = replace(control.record, bytes_down=down, bytes_up=up)
+    if counted != control.record or (control.config.stop.wall_time_s and not control.ended):
+        control.record = counted
+        await save_time(context, context.store.set_usage, context.run_id, counted.elapsed_s, down, up)
+
+
+async def limit_wall_time(control: RunControl) -> None:
+    """Count the time that the run is not paused; end the run at its limit."""
+    began = time.monotonic()
+    while control.config.stop.wall_time_s and not control.ended:
+        await asyncio.sleep(min(1.0, max(0.01, control.config.stop.wall_time_s - control.record.elapsed_s)))
+        now = time.monotonic()
+        if not control.state.paused:
+            control.record = replace(control.record, elapsed_s=control.record.elapsed_s + now - began)
+        began = now
+        if control.record.elapsed_s >= control.config.stop.wall_time_s and control.state.ending is None:
+            control.post(ev.EndRequested("completed", f"its {control.config.stop.wall_time_s:g} s are over"))
+            return

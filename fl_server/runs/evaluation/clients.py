@@ -1,0 +1,228 @@
+"""Evaluation on clients: which clients are asked about a committed model, their answers, and when it is over.
+
+It continues during later rounds and after the run's end, and it reserves no client. It is over when every asked client
+has answered, has failed or is gone, or at its deadline; then the answers that came are summarised. After a restart the
+latest round's clients are asked again, except those with an answer in the ledger; earlier rounds are summarised from
+the answers in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from fl_server.aggregation.broadcast import Broadcast
+from fl_server.errors import InvalidInput
+from fl_server.rounds.client_metrics import EVALUATED, summary
+from fl_server.rounds.sampling import draw_evaluators
+from fl_server.runs.context import RunContext
+from fl_server.runs.control import RunControl, with_turns
+from fl_server.runs.deadline import save_time
+from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
+from fl_server.store.records import ClientEvaluation
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
+
+log = structlog.get_logger()
+
+AT_ONCE = 2
+"""Rounds that are evaluated at a time: each holds a model. One more ends the oldest before its deadline."""
+MAX_METRICS = 64
+MAX_NAME = 64
+MAX_VALUE = 1e100
+"""A larger value is no measurement, and its square would not be finite."""
+
+
+@dataclass(slots=True)
+class _Evaluation:
+    """The evaluation of one round."""
+
+    round: int
+    broadcasts: tuple[Broadcast, ...]
+    """What its clients fetch; shared with rounds that send the same."""
+    asked: frozenset[str]
+    outstanding: set[str]
+    answered: set[str]
+    """Clients with an answer in the ledger: a repeat is not written again."""
+    ends: float
+    """By the monotonic clock."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def client_out(self, client: str) -> None:
+        """Stop waiting for the client."""
+        self.outstanding.discard(client)
+        if not self.outstanding:
+            self.over.set()
+
+
+class ClientEvaluations:
+    """The clients' evaluations of one run. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, control: RunControl) -> None:
+        self._context, self._control = context, control
+        self._under_way: dict[int, _Evaluation] = {}
+
+    def broadcasts(self) -> Iterable[Broadcast]:
+        """What clients can fetch for the evaluations under way."""
+        return (broadcast for one in self._under_way.values() for broadcast in one.broadcasts)
+
+    async def start(self, round_: int, seconds: float) -> None:
+        """Ask clients about the latest model, which this round made; they have so many seconds."""
+        context = self._context
+        answered = {answer.client_id for answer in await self._read_answers(round_)}
+        asked = self._draw(round_, answered)
+        one = _Evaluation(
+            round=round_,
+            broadcasts=tuple(broadcast for broadcast in context.model.broadcasts if broadcast.kind != "direction"),
+            asked=frozenset(asked) | answered,
+            outstanding=set(asked),
+            answered=answered,
+            ends=time.monotonic() + seconds,
+        )
+        for older in sorted(self._under_way)[: -(AT_ONCE - 1)]:
+            self._under_way[older].over.set()
+        self._under_way[round_] = one
+        context.log.being_evaluated[round_] += 1
+        log.info("evaluation_asked", run=context.run_id, round=round_, clients=len(asked), answered=len(answered))
+        message = self._assignment(one)
+        async for client in with_turns(() if self._control.draining else asked):
+            context.fleet.push(client, message)
+        self._control.tasks.spawn(self._wait_and_summarise(one))
+
+    def _draw(self, round_: int, answered: set[str]) -> tuple[str, ...]:
+        config = self._control.config
+        wanted = config.evaluation.clients
+        if wanted and wanted <= len(answered):
+            return ()
+        pool = set(self._context.fleet.eligibility.evaluators(self._context.task, config.labels)) - answered
+        return draw_evaluators(pool, wanted and wanted - len(answered), config.seed, round_)
+
+    def _assignment(self, one: _Evaluation) -> pb.AttendResponse:
+        version, source = self._context.fingerprint
+        message = EvaluationAssignment(
+            key=ExchangeKey(run_id=self._context.run_id, round=one.round),
+            task=self._context.task["name"],
+            fingerprint=TaskFingerprint(version=version, source=source),
+            resources=[broadcast.resource for broadcast in one.broadcasts],
+        )
+        message.deadline.FromMilliseconds(max(0, round((one.ends - time.monotonic()) * 1000)))
+        return pb.AttendResponse(evaluation=message)
+
+    async def _wait_and_summarise(self, one: _Evaluation) -> None:
+        if one.outstanding:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(one.over.wait(), one.ends - time.monotonic())
+        del self._under_way[one.round]
+        if one.outstanding:
+            log.warning(
+                "evaluation_incomplete", run=self._context.run_id, round=one.round, missing=len(one.outstanding),
+                first=min(one.outstanding),
+            )  # fmt: skip
+        await self._summarise(one.round)
+        self._context.log.being_evaluated[one.round] -= 1
+        if self._control.ended:
+            await prune_checkpoints(self._context, self._control)
+
+    async def _summarise(self, round_: int) -> None:
+        """Summarise the answers in the ledger, which are also the ones that operators see."""
+        answers = await self._read_answers(round_)
+        metrics = summary([(answer.num_examples, answer.metrics) for answer in answers])
+        await record_metrics(self._context, self._control, round_, metrics, "clients")
+
+    async def backfill(self) -> None:
+        """After a restart: summarise earlier rounds from the answers in the ledger. Their models are not sent again."""
+        context, every = self._context, self._control.config.evaluation.clients_every
+        for round_ in sorted(context.log.being_evaluated):
+            latest = round_ == context.log.rounds - 1
+            if every and (self._control.ended if latest else (round_ + 1) % every == 0):
+                await self._summarise(round_)
+            del context.log.being_evaluated[round_]
+
+    async def save_times(self) -> None:
+        """Write the time left of the evaluations under way, for a restart."""
+        context = self._context
+        for one in list(self._under_way.values()):
+            method, left = context.store.set_clients_seconds_left, one.ends - time.monotonic()
+            await save_time(context, method, context.run_id, one.round, max(0.0, left))
+
+    async def answers(self, round_: int) -> list[ClientEvaluation]:
+        """The clients' answers for a round, in the order of id bytes."""
+        return await self._context.services.ledger.do(self._context.store.evaluations, self._context.run_id, round_)
+
+    async def _read_answers(self, round_: int) -> list[ClientEvaluation]:
+        """The same, with retries until the ledger can be read."""
+        return await self._control.retry(lambda: self.answers(round_))
+
+    def outstanding(self, round_: int) -> tuple[frozenset[str], float | None]:
+        """The clients that have not answered about a round, and the seconds until its deadline; None if it is over."""
+        one = self._under_way.get(round_)
+        return (frozenset(one.outstanding), max(0.0, one.ends - time.monotonic())) if one else (frozenset(), None)
+
+    def newest(self) -> int | None:
+        """The newest round that clients were asked about; None before the first."""
+        evaluated = self._context.log.newest_round_with(EVALUATED)
+        return max((*self._under_way, *(() if evaluated is None else (evaluated,))), default=None)
+
+    # What clients do.
+
+    async def report(self, client: str, request: pb.ReportEvaluationRequest) -> None:
+        """Store a client's answer. The first answer stands. A late answer is ignored, because it is no fault.
+
+        Raises InvalidInput for invalid values, and for an evaluation that the client was not asked for.
+        """
+        _check(request)
+        run_id, one = self._context.run_id, self._under_way.get(request.key.round)
+        if one is None and self._was_due(request.key.round):
+            log.debug("evaluation_late", run=run_id, round=request.key.round, client=client)
+            return
+        if one is None or client not in one.asked or request.key.exchange:
+            came = f"round {request.key.round}, exchange {request.key.exchange} of {run_id} by {client}"
+            raise InvalidInput("key", "an evaluation that this client was asked for", came)
+        if client in one.answered:
+            return
+        answer = ClientEvaluation(
+            run_id, one.round, client, request.num_examples, dict(request.metrics), reported_at=time.time()
+        )
+        await self._control.write(self._context.store.record_evaluation, answer)
+        one.answered.add(client)
+        one.client_out(client)
+
+    def _was_due(self, round_: int) -> bool:
+        return bool(self._control.config.evaluation.clients_every) and round_ < self._context.log.rounds
+
+    def client_attached(self, client: str) -> None:
+        """A client attached: send it the evaluations that it still has to make."""
+        for one in self._under_way.values():
+            if client in one.outstanding:
+                self._context.fleet.push(client, self._assignment(one))
+
+    def client_gone(self, client: str) -> None:
+        """A client is lost, banned or forgotten."""
+        for one in self._under_way.values():
+            one.client_out(client)
+
+    def client_failed(self, key: ExchangeKey, client: str) -> bool:
+        """A client gave up its evaluation of a round. Returns False if it was not waited for."""
+        one = self._under_way.get(key.round)
+        if one is None or key.exchange or client not in one.outstanding:
+            return False
+        one.client_out(client)
+        return True
+
+
+def _check(request: pb.ReportEvaluationRequest) -> None:
+    if not 0 < request.num_examples < 2**63:
+        raise InvalidInput("num_examples", "1 or more", request.num_examples)
+    if not 0 < len(request.metrics) <= MAX_METRICS:
+        raise InvalidInput("metrics", f"1 to {MAX_METRICS} metrics", f"{len(request.metrics)}")
+    for name, value in request.metrics.items():
+        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+            raise InvalidInput("metrics", f"names of 1 to {MAX_NAME} printable characters", repr(name[:100]))
+        if not (math.isfinite(value) and abs(value) <= MAX_VALUE):
+            raise InvalidInput(f"metrics[{name!r}]", f"a finite value, at most {MAX_VALUE:g} in size", value)

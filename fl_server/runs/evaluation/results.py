@@ -1,0 +1,67 @@
+"""What follows an evaluation of a committed model: its metrics are stored and published, and it may end the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import structlog
+
+from fl_server.rounds import events as ev
+from fl_server.rounds.stop_rules import StopPolicy, stop_reason
+from fl_server.runs.committed.lookup import committed_round
+from fl_server.runs.context import RunContext
+from fl_server.runs.control import RunControl
+from fl_server.runs.progress import Progress
+from fl_server.store.records import CommitRecord
+
+log = structlog.get_logger()
+
+
+async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evaluation consists of
+    context: RunContext, control: RunControl, round_: int, metrics: Mapping[str, float], by: ev.Source
+) -> None:
+    """Add the metrics of an evaluation to a committed round; continue or end the run."""
+    commit = await control.retry(lambda: committed_round(context, round_))
+    if commit is None:
+        raise RuntimeError(f"expected a committed round, got round {round_} of {context.log.rounds}")
+    record = context.log.add_metrics(commit, metrics)
+    await _write(context, control, record)
+    if not all(map(math.isfinite, metrics.values())):
+        context.metrics.not_finite.labels(context.run_id).inc()
+    shown = {name: round(value, 5) for name, value in metrics.items()}
+    log.info("round_evaluated", **{"run": context.run_id, "round": round_, "by": by, **shown})
+    context.watchers.publish(Progress("evaluated", commit=record))
+    if control.ended:
+        return
+    if (reason := reason_to_stop(context, control)) is not None:
+        control.post(ev.EndRequested("completed", reason))
+    # An evaluation that ran during later rounds is not the one that a run waits for at its end.
+    if round_ + 1 == control.state.round:
+        control.post(ev.Evaluated(by))
+    elif by == "server":
+        control.post(ev.Evaluated("earlier"))
+
+
+async def _write(context: RunContext, control: RunControl, record: CommitRecord) -> None:
+    ledger, round_ = context.services.ledger, record.round
+    # Read from the log at each try: during a write failure the other evaluation may have added its metrics.
+    await control.retry(
+        lambda: ledger.do(
+            context.store.set_metrics, context.run_id, round_, context.log.recent.get(round_, record).metrics
+        )
+    )
+
+
+async def prune_checkpoints(context: RunContext, control: RunControl) -> None:
+    """Keep the latest checkpoints, the best one, and those that may become the best."""
+    await context.model.prune(context.log, control.config.keep_checkpoints)
+
+
+def reason_to_stop(context: RunContext, control: RunControl) -> str | None:
+    """Why the evaluations since the run was created or extended end it; None if it goes on."""
+    stop = control.config.stop
+    policy = StopPolicy(stop.metric, stop.target, stop.patience)
+    if not policy.uses_metrics:
+        return None
+    return stop_reason(policy, *context.log.evaluations(control.record.extended_at))

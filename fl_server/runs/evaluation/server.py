@@ -1,0 +1,78 @@
+"""Evaluation on the server's held-out data, at the same time as the next round. No event of the run waits for it.
+
+One model is evaluated at a time, in the order of the rounds. An evaluation goes on after the run's end. One that a
+restart cut short is made up from the checkpoint of its round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.runs.context import RunContext
+from fl_server.runs.control import RunControl
+from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
+from tasks import TaskError
+
+log = structlog.get_logger()
+
+Evaluated = tuple[Engine, Snapshot]
+
+
+class ServerEvaluation:
+    """The server's evaluations of one run. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, control: RunControl) -> None:
+        self._context, self._control = context, control
+        self._task: asyncio.Task[None] | None = None
+        """The newest evaluation; the ones before it are done first."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a model is evaluated now."""
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Evaluate the latest model, after an evaluation that is still under way."""
+        engine, snapshot = self._context.model.latest()
+
+        async def latest() -> Evaluated:
+            return engine, snapshot
+
+        self._begin(snapshot.round, latest)
+
+    def make_up(self, round_: int) -> None:
+        """Evaluate the model of an earlier round from its checkpoint, if that is kept."""
+        self._begin(round_, lambda: self._context.model.kept(self._control.config, round_))
+
+    async def finish(self) -> None:
+        """Wait for the evaluations under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _begin(self, round_: int, model: Callable[[], Awaitable[Evaluated | None]]) -> None:
+        self._context.log.being_evaluated[round_] += 1  # its checkpoint is kept
+        before = self._task if self.under_way else None
+        self._task = self._control.tasks.spawn(self._evaluate(round_, model, before))
+
+    async def _evaluate(
+        self, round_: int, model: Callable[[], Awaitable[Evaluated | None]], before: asyncio.Task[None] | None
+    ) -> None:
+        context = self._context
+        if before is not None:
+            await asyncio.wait([before])
+        if (found := await model()) is not None:
+            engine, snapshot = found
+            try:
+                metrics = await context.services.in_evaluations(engine.evaluate, snapshot)
+            except TaskError as error:
+                log.error("evaluation_failed", run=context.run_id, round=round_, error=str(error), exc_info=error)
+                self._control.fail(f"evaluation of round {round_} failed: {error}")
+                return
+            await record_metrics(context, self._control, round_, metrics, "server")
+        context.log.being_evaluated[round_] -= 1
+        if self._control.ended:
+            await prune_checkpoints(context, self._control)

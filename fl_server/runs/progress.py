@@ -1,0 +1,153 @@
+"""A run's progress while it happens: events for operators that watch it, and one trace span for each round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from fl_common.tracing import RoundSpan, Traces
+from fl_server.rounds.state import Phase, RoundState
+from fl_server.store.records import CommitRecord
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One event of a run."""
+
+    event: str
+    """"phase", "admitted", "client_out", "committed", "evaluated" or "state"."""
+    detail: str = ""
+    commit: CommitRecord | None = None
+    """The round of a "committed" or "evaluated" event."""
+    _shown: list[Any] = field(default_factory=list, compare=False, repr=False)
+
+    def shown(self, make: Callable[[], T]) -> T:
+        """What watchers are sent, made once: the status of a run with thousands of clients takes milliseconds."""
+        if not self._shown:
+            self._shown.append(make())
+        shown: T = self._shown[0]
+        return shown
+
+
+FREQUENT = frozenset({"admitted", "client_out"})
+"""Events of single clients: thousands of them in a round. The others are few, and are always sent."""
+FREQUENT_S = 0.25
+"""Least time between two of them. Of those that come in between, the latest is sent when this time is over."""
+
+
+class Watchers:
+    """All watchers of a run.
+
+    A watcher that does not keep up misses events of single clients; it is disconnected before it misses another one.
+    """
+
+    _BACKLOG = 1000
+    """Events that wait for a watcher: each may have a status of its own."""
+
+    def __init__(self) -> None:
+        self._queues: set[asyncio.Queue[Progress | None]] = set()
+        self._latest: dict[str, tuple[Progress, int]] = {}
+        """Of the frequent events that were not sent yet: the latest one of each kind, and how many there are."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Set for FREQUENT_S after a frequent event."""
+
+    def publish(self, progress: Progress) -> None:
+        """Send an event to every watcher."""
+        if not self._queues:
+            return
+        if progress.event not in FREQUENT:
+            self._send_latest()  # they happened before
+            self._send(progress)
+        elif self._timer is None:
+            self._send(progress)
+            self._timer = asyncio.get_running_loop().call_later(FREQUENT_S, self._pause_over)
+        else:
+            _, count = self._latest.get(progress.event, (progress, 0))
+            self._latest[progress.event] = progress, count + 1
+
+    def _pause_over(self) -> None:
+        self._timer = None
+        if self._latest and self._queues:
+            self._timer = asyncio.get_running_loop().call_later(FREQUENT_S, self._pause_over)
+        self._send_latest()
+
+    def _send_latest(self) -> None:
+        latest, self._latest = self._latest, {}
+        for progress, count in latest.values():
+            more = f"; {count - 1} more before" if count > 1 else ""
+            self._send(replace(progress, detail=f"{progress.detail}{more}"))
+
+    def _send(self, progress: Progress) -> None:
+        for queue in list(self._queues):
+            if queue.qsize() < self._BACKLOG:
+                queue.put_nowait(progress)
+            elif progress.event not in FREQUENT:
+                queue.put_nowait(None)
+                self._queues.discard(queue)
+
+    def end(self) -> None:
+        """End all watchers' streams."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._send_latest()
+        for queue in self._queues:
+            queue.put_nowait(None)
+
+    @contextmanager
+    def watch(self) -> Iterator[AsyncIterator[Progress]]:
+        """Events from now on."""
+        queue: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._queues.add(queue)
+
+        async def events() -> AsyncIterator[Progress]:
+            while (progress := await queue.get()) is not None:
+                yield progress
+
+        try:
+            yield events()
+        finally:
+            self._queues.discard(queue)
+
+
+class RoundTrace:
+    """The trace span of the round under way.
+
+    It begins with the round's first draw, or with the restart that resumes the round, and ends with the commit.
+    """
+
+    def __init__(self, traces: Traces, run_id: str) -> None:
+        self._traces, self._run_id = traces, run_id
+        self._span: RoundSpan | None = None
+
+    def phase_changed(self, before: Phase, state: RoundState) -> None:
+        """The run entered another phase."""
+        if before is Phase.COMMITTING:
+            self._end("committed")
+        if state.phase is Phase.ENDED:
+            self._end("abandoned")
+        elif state.goal and state.phase is not Phase.EVALUATING:
+            self._span_of(state).phase(state.phase.value)
+
+    def parent_for(self, state: RoundState) -> str:
+        """The traceparent for an assignment of the round: the client's calls become part of the trace."""
+        return self._span_of(state).traceparent
+
+    def close(self) -> None:
+        """End the span because the coordinator stops."""
+        self._end("left")
+
+    def _span_of(self, state: RoundState) -> RoundSpan:
+        if self._span is None:
+            self._span = self._traces.round(self._run_id, state.round)
+        return self._span
+
+    def _end(self, outcome: str) -> None:
+        if self._span is not None:
+            self._span.end(outcome)
+            self._span = None

@@ -1,0 +1,166 @@
+"""Restores a run after a restart: its models, its norms, and where it continues."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import structlog
+
+from fl_server.rounds import events as ev
+from fl_server.rounds.selecting import next_round
+from fl_server.rounds.state import Phase
+from fl_server.runs.client_states.lost_states import restart_if_due
+from fl_server.runs.client_states.missing_members import missing_members
+from fl_server.runs.commands import release_round
+from fl_server.runs.committed.lookup import restore_log
+from fl_server.runs.evaluation.results import prune_checkpoints
+from fl_server.runs.restore.evaluations import make_up_last_evaluations, restore_evaluations
+from fl_server.runs.restore.round import restore_round_under_way, resume_deadline
+from fl_server.runs.run import Run
+from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
+from fl_server.store.records import ENDED, HistoryRecord
+
+log = structlog.get_logger()
+
+
+async def restore_run(run: Run) -> None:
+    """Continue at the point that the ledger records. A run with an unreadable state fails; other runs continue."""
+    context = run.context
+    await restore_log(context, run.record.extended_at)
+    if run.log.latest is not None:
+        run.state = replace(run.state, over_selection=run.log.latest.over_selection)
+    if run.record.state in ENDED:
+        await _restore_ended(run)
+        return
+    try:
+        await _restore_running(run)
+    except (StoreUnavailable, NoOpenFiles):
+        raise  # nothing is wrong with the run: the next start reads it
+    except StoreError as error:
+        log.error("run_not_readable", run=run.id, error=str(error))
+        run.start()
+        run.fail(f"its state cannot be read: {error}")
+        return
+    run.start()
+    await _record_restart(run)
+    if run.state.phase is Phase.COLLECTING:
+        await resume_deadline(run)
+        run.post(ev.RoundRestored())
+    if context.algorithm.needs_population and run.model.states_have_wrong_weights:
+        why = 'an older version made them with weights by examples, against objective = "uniform"'
+        run.post(ev.StatesLost(why, run.record.state_epoch))
+    restart_if_due(context, run)
+    run.client_states.missing = frozenset(missing_members(context, run))
+
+
+async def reload_ended(run: Run) -> None:
+    """Load what an ended run needs to continue: its models, checked against the ledger, and its norms.
+
+    The caller holds the run's turn. Raises StoreError if what was committed cannot be read.
+    """
+    if run.ended and not run.model.loaded:
+        await _load_model(run)
+        await _restore_norms(run)
+        # From the ledger, as after a restart: a run that failed may have left a command half done.
+        await _restore_ended_state(run)
+
+
+async def _restore_ended(run: Run) -> None:
+    """An ended run has no tensors in memory."""
+    context = run.context
+    ending = (run.record.state, run.record.reason)
+    run.state = replace(run.state, ending=ending)  # type: ignore[arg-type]  # ENDED has the values of EndStatus
+    await _restore_ended_state(run)
+    await release_round(context, run)
+    await run.client_evaluations.backfill()
+    if run.status != "failed":
+        await make_up_last_evaluations(run)
+    if run.status == "completed":
+        await prune_checkpoints(context, run)
+    context.metrics.reported.ended(run.id, run.record.ended_at or run.record.created_at)
+
+
+async def _restore_ended_state(run: Run) -> None:
+    """The state after the last commit. Of a round that the end cut short, only its draw is restored."""
+    context, done = run.context, run.log.rounds
+    attempts = await context.services.ledger.do(context.store.attempts, run.id, done)
+    run.state = replace(
+        next_round(run.state),
+        round=done,
+        attempt=max((attempt.attempt for attempt in attempts), default=0),
+        goal=1 if attempts else 0,
+        phase=Phase.ENDED,
+        awaited=frozenset(),
+        states_lost="",
+    )
+    run.log.began = None
+    run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
+
+
+async def _restore_running(run: Run) -> None:
+    """Restore tensors, the round under way, and missing evaluations. Raises StoreError."""
+    context = run.context
+    await _load_model(run)
+    await _restore_norms(run)
+    await _remove_committed_uploads(run)
+    if context.algorithm.keeps_client_state:
+        epoch, population = run.record.state_epoch, run.state.policy.population
+        rounds = range(run.log.rounds - run.log.rounds_of_epoch(epoch), run.log.rounds)
+        await context.services.ledger.do(run.client_states.restore, context.store, rounds, epoch, population)
+    members = frozenset(run.client_states.members) if run.state.policy.population else frozenset()
+    run.state = replace(
+        run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused", members=members
+    )
+    await restore_round_under_way(run)
+    await restore_evaluations(run)
+
+
+async def _record_restart(run: Run) -> None:
+    """Write to the history where the run continues."""
+    state, where = run.state, "between two rounds"
+    if state.phase is Phase.COLLECTING:
+        where = f"{len(state.admitted)} updates of {len(state.drawn)} clients are here"
+    entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
+    try:
+        await run.context.services.ledger.do(run.context.store.add_history, entry)
+    except StoreFull as error:
+        log.warning("not_told", run=run.id, error=str(error))  # no reason not to continue
+
+
+# Models and norms.
+
+
+async def _load_model(run: Run) -> None:
+    """Load the newest checkpoint. The ledger must have as many commits, or one less."""
+    context, store = run.context, run.context.store
+    ledger = context.services.ledger
+    newest = await run.model.load(run.config, run.record.state_epoch)
+    if newest is not None and (commit := newest.record).round >= run.log.rounds:
+        # The crash came between the checkpoint and its row in the ledger.
+        why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
+        await ledger.do(store.commit, commit, why, newest.left_out)
+        context.fleet.quarantine.restore(await ledger.do(store.refusal_records))
+        run.log.add(commit, run.record.extended_at)
+        run.state = replace(run.state, over_selection=commit.over_selection)
+    rounds = run.model.snapshot.round + 1
+    if rounds != run.log.rounds:
+        raise StoreError(
+            f"the ledger has {run.log.rounds} committed rounds, the newest valid checkpoint is of round "
+            f"{rounds - 1}: restore the state directory from a backup"
+        )
+
+
+async def _restore_norms(run: Run) -> None:
+    """Read the norms of earlier updates, if a limit depends on them."""
+    if run.config.round.max_relative_norm or run.config.round.max_relative_payload:
+        context, commits = run.context, list(run.log.recent.values())
+        await context.services.ledger.do(context.norms.read_back, context.store, commits)
+
+
+async def _remove_committed_uploads(run: Run) -> None:
+    """Remove the files of committed rounds from the spool."""
+    services = run.context.services
+    for leftover in await services.in_io(services.spool.sweep):
+        if leftover.key.run_id == run.id and leftover.key.round <= run.model.snapshot.round:
+            await services.in_io(services.spool.remove_round, run.id, leftover.key.round)

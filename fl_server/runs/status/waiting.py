@@ -1,0 +1,176 @@
+"""Why a run waits for clients, and which clients it awaits, as operators see it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from fl_server.clients.eligibility import fits
+from fl_server.rounds.state import Phase
+from fl_server.runs.context import RunContext
+from fl_server.runs.control import RunControl
+from fl_server.runs.deadline import Deadline
+from fl_server.runs.evaluation.clients import ClientEvaluations
+from fl_server.store.records import ClientRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+
+_SHOWN = len("sha256:") + 12
+"""Characters of a source's digest that are enough to tell two apart."""
+
+
+def why_waiting(context: RunContext, control: RunControl) -> str:
+    """The waiting reason, and which present clients cannot be drawn.
+
+    They are in quarantine, left out for lost states, closed by their owners' gates, or have another version of the
+    task's code.
+    """
+    waiting, fleet = control.run_status.waiting_reason, context.fleet
+    if quarantined := _quarantined(context, control):
+        client, left = quarantined[0], fleet.quarantine.seconds_left(quarantined[0])
+        waiting += (
+            f"; {len(quarantined)} in quarantine, first {client}, for {left:.0f} s more: `fl clients list` shows why, "
+            f"`fl clients release {client}` ends it"
+        )
+    if left_out := sorted(context.client_states.left_out & set(fleet.present())):
+        waiting += (
+            f"; {len(left_out)} left out for lost client states, first {left_out[0]}: `fl clients release "
+            f"{left_out[0]}` lets it take part again"
+        )
+    if unavailable := _unavailable(context, control):
+        waiting += _describe_unavailable(unavailable)
+    if differing := _differing(context):
+        client, version, source = differing[0]
+        expected_version, expected_source = context.fingerprint
+        waiting += (
+            f"; {len(differing)} with another version of the task's code, first {client}: expected version "
+            f"{expected_version!r} {expected_source[:_SHOWN]}, got {version!r} {source[:_SHOWN]}; install the same on "
+            "both sides"
+        )
+    return waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The clients that the current phase of a run waits for."""
+
+    clients: frozenset[str] = frozenset()
+    """Those that have not delivered and may still do so."""
+    seconds_left: float | None = None
+    """Until their deadline; None if none is running."""
+
+
+def awaited(control: RunControl, deadline: Deadline, evaluations: ClientEvaluations) -> Awaited:
+    """The clients that the run waits for: of the cohort while it collects, else those that evaluate its model."""
+    state = control.state
+    if state.phase is Phase.COLLECTING:
+        return Awaited(state.outstanding, deadline.seconds_left)
+    if state.phase is Phase.EVALUATING and "clients" in state.awaited:
+        return Awaited(*evaluations.outstanding(state.round - 1))
+    return Awaited()
+
+
+def lacking(context: RunContext, control: RunControl) -> str:
+    """What a run that waits for clients lacks, as a noun phrase with its reason; empty if it lacks none.
+
+    The first of these that holds: clients, clients with the task, clients with the labels, more clients.
+    """
+    if control.ended or control.run_status.write_failure or not control.run_status.waiting_reason:
+        return ""
+    here, task, labels = context.fleet.present(), context.task["name"], control.config.labels
+    if not here:
+        return f"clients: none is here{_away(context, control)}"
+    records = [context.fleet.record(client) for client in here]
+    offering = [record for record in records if any(offer["name"] == task for offer in record.tasks)]
+    if not offering:
+        offers = sorted({str(offer["name"]) for record in records for offer in record.tasks})
+        more = ", ..." if len(offers) > _OFFERS_SHOWN else ""
+        offered = f"; offered: {', '.join(map(repr, offers[:_OFFERS_SHOWN]))}{more}" if offers else ""
+        return f"clients with the task {task!r}: 0 of {len(here)} here offer it{offered}"
+    if not any(labels.items() <= record.labels.items() for record in offering):
+        return f"clients with {_labels(labels)}: 0 of {len(offering)} here with the task {task!r} have them"
+    state = control.state
+    wanted = state.goal - len(state.admitted) if state.goal else state.policy.min_clients
+    reasons = Counter(_why_not_drawn(context, control, record) for record in offering)
+    able = reasons.pop("", 0)
+    others = "".join(f"; {reasons[reason]} {reason}" for reason in sorted(reasons))
+    return f"clients that could be drawn: {able} of {wanted} here{others}"
+
+
+_OFFERS_SHOWN = 5
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "the labels " + ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def _away(context: RunContext, control: RunControl) -> str:
+    """The registered clients that the run could draw if they were here."""
+    records = context.fleet.records.in_memory().values()
+    away = sorted(each.client_id for each in records if fits(each, context.task, control.config.labels))
+    return f"; {len(away)} with the task and labels away, first {away[0]}" if away else ""
+
+
+def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecord) -> str:  # noqa: PLR0911 - a table
+    """Why a present client that offers the task cannot be drawn now; empty if it can."""
+    fleet, labels, client = context.fleet, control.config.labels, record.client_id
+    if not labels.items() <= record.labels.items():
+        return f"without {_labels(labels)}"
+    if record.banned or record.draining:
+        return "banned" if record.banned else "draining"
+    if not fits(record, context.task, labels):
+        return "with another version of the task"
+    if fleet.quarantine.seconds_left(client):
+        return "in quarantine"
+    if not fleet.eligibility.availability(client).may_train:
+        return "may not train now"
+    if fleet.eligibility.run_of(client) not in {"", context.run_id}:
+        return "at work for another run"
+    if client in control.state.drawn:
+        return "drawn before in this round"
+    return "" if client in control.state.candidates else "left out of this run"
+
+
+def _quarantined(context: RunContext, control: RunControl) -> list[str]:
+    """Present clients that could be drawn for the run without their quarantine."""
+    fleet = context.fleet
+    here = (client for client in fleet.quarantine.clients() if client in fleet.present())
+    return sorted(client for client in here if fits(fleet.record(client), context.task, control.config.labels))
+
+
+def _unavailable(context: RunContext, control: RunControl) -> dict[str, pb.Availability]:
+    """Present clients that fit the run and report that they may not train now."""
+    fleet = context.fleet
+    reported = {client: fleet.eligibility.availability(client) for client in fleet.present()}
+    return {
+        client: availability
+        for client, availability in reported.items()
+        if not availability.may_train and fits(fleet.record(client), context.task, control.config.labels)
+    }
+
+
+def _describe_unavailable(unavailable: Mapping[str, pb.Availability]) -> str:
+    reasons = Counter(reason_of(availability) for availability in unavailable.values())
+    counts = ", ".join(f"{reasons[reason]} {reason}" for reason in sorted(reasons))
+    client, first = next(iter(unavailable.items()))
+    text = f"; {len(unavailable)} report that they may not train ({counts}), first {client}: {first.detail}"
+    until = [availability.until.seconds for availability in unavailable.values() if availability.HasField("until")]
+    if until:
+        text += f"; the first may train again at {datetime.fromtimestamp(min(until), UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return text
+
+
+def reason_of(availability: pb.Availability) -> str:
+    """Why a client may not train, in a word or two; an unknown reason of a newer client is "other"."""
+    known = pb.UnavailableReason.values()
+    name = pb.UnavailableReason.Name(availability.reason) if availability.reason in known else ""
+    return name.removeprefix("UNAVAILABLE_REASON_").replace("_", " ").lower().replace("unspecified", "") or "other"
+
+
+def _differing(context: RunContext) -> list[tuple[str, str, str]]:
+    """(client, version, source) of present clients that have the run's task by name, but not its code."""
+    fleet, name = context.fleet, context.task["name"]
+    offers = ((client, offer) for client in fleet.present() for offer in fleet.record(client).tasks)
+    found = [(client, offer["version"], offer["source"]) for client, offer in offers if offer["name"] == name]
+    return [each for each in found if each[1:] != context.fingerprint]

@@ -1,0 +1,64 @@
+"""The services that all runs of a coordinator share; created once by `app.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from fl_common.tracing import UNTRACED, Traces
+from fl_server.clients.fleet import Fleet
+from fl_server.config import ServerConfig
+from fl_server.metrics import Metrics
+from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.errors import StoreError
+from fl_server.store.ledger import Ledger
+from fl_server.store.spool.spool import Spool
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One coordinator's stores, clients, metrics and thread pools."""
+
+    config: ServerConfig
+    ledger: Ledger
+    checkpoints: Checkpoints
+    spool: Spool
+    fleet: Fleet
+    metrics: Metrics
+    compute: ThreadPoolExecutor
+    """For server steps and checkpoints: long work on a processor."""
+    evaluations: ThreadPoolExecutor
+    """For evaluations on the server's data, apart from `compute`: a round never waits for one that takes minutes."""
+    io: ThreadPoolExecutor
+    """For chunks and checks of uploads."""
+    reads: ThreadPoolExecutor
+    """For reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
+    traces: Traces = UNTRACED
+
+    async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a long computation outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.compute, lambda: function(*args, **kwargs))
+
+    async def in_evaluations(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an evaluation outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.evaluations, lambda: function(*args, **kwargs))
+
+    async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run work on an upload's file outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.io, lambda: function(*args, **kwargs))
+
+    async def in_reads(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a read that a client asked for outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.reads, lambda: function(*args, **kwargs))
+
+    async def free_disk_space(self) -> None:
+        """Remove spare files from the disk."""
+        with suppress(StoreError):  # the write that failed first is reported by its caller
+            await self.in_io(self.spool.make_room)

@@ -1,0 +1,145 @@
+"""Opens the ledger's database, migrates it to the schema of this version, and translates its errors.
+
+`sqlite_engine` has the specifics of SQLite and `postgres` those of PostgreSQL; everything else is the same for both.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import QueuePool
+
+from fl_common.atomic_files import fsync_path
+from fl_server.store.database.postgres import is_away, postgres_engine
+from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
+from fl_server.store.files import disk_errors
+
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
+_SQLITE_FULL_EXTENDED = frozenset({sqlite3.SQLITE_IOERR_WRITE})
+_SQLSTATE_FULL = frozenset({"53100", "25006", "42501"})
+"""disk_full, read_only_sql_transaction, insufficient_privilege."""
+
+
+def sqlite_engine(path: Path | str) -> Engine:
+    """An engine on a SQLite file, or on ":memory:".
+
+    WAL with synchronous=NORMAL writes each transaction into the log without an fsync: it survives SIGKILL of the
+    process, and after a power cut the database is whole but may lack the last ones. A transaction with the execution
+    option `fsynced` runs with synchronous=FULL: one fsync of the log, which covers all transactions before it, without
+    the cost of a checkpoint. A transaction with the option `reads` takes no write lock, which a read-only disk would
+    refuse. The pool holds one connection, so threads take turns and ":memory:" stays one database.
+    """
+    engine = create_engine(
+        f"sqlite:///{path}", poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args={"check_same_thread": False}
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _: Any) -> None:
+        connection.isolation_level = None  # otherwise the driver begins transactions itself, too late for reads
+        for pragma in ("busy_timeout=10000", "journal_mode=WAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        wanted = "FULL" if options.get("fsynced") else "NORMAL"
+        if connection.info.get("synchronous") != wanted:
+            connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
+            connection.info["synchronous"] = wanted
+        connection.exec_driver_sql("BEGIN" if options.get("reads") else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def engine_for(url_or_engine: str | Engine) -> Engine:
+    """The engine for a URL of SQLite or PostgreSQL. Raises StoreError for one of another database."""
+    if isinstance(url_or_engine, Engine):
+        return url_or_engine
+    if url_or_engine.startswith("sqlite:"):
+        return sqlite_engine(make_url(url_or_engine).database or ":memory:")
+    return postgres_engine(url_or_engine)
+
+
+def prepare_file(path: Path) -> None:
+    """Make the database file if it is missing, with a durable name. Raises StoreFull if that is not permitted."""
+    with disk_errors(f"open the ledger {path}"):
+        if not path.exists():
+            path.touch(mode=0o600)
+            fsync_path(path.parent)
+
+
+def migrate(connection: Connection) -> None:
+    """Bring an empty or older database to this version's schema, inside the connection's transaction.
+
+    Raises StoreError for a schema version this program does not know, and for a database that is not a ledger.
+    """
+    config = Config()
+    config.set_main_option("script_location", "fl_server.store.database:migrations")
+    config.attributes["connection"] = connection
+    scripts = ScriptDirectory.from_config(config)
+    known = {script.revision for script in scripts.walk_revisions()}
+    found = MigrationContext.configure(connection).get_current_heads()
+    database = connection.engine.url.database
+    elsewhere = "state directory" if connection.dialect.name == "sqlite" else "database"
+    if unknown := sorted(set(found) - known):
+        raise StoreError(
+            f"the ledger {database} has schema version {', '.join(unknown)}; this program knows versions up to "
+            f"{scripts.get_current_head()}: start the newer program that wrote it, or name another {elsewhere}"
+        )
+    if not found and (tables := inspect(connection).get_table_names()):
+        raise StoreError(
+            f"the database {database} is not a ledger: it has tables ({', '.join(sorted(tables)[:5])}) but no schema "
+            f"version: name another {elsewhere}"
+        )
+    if set(found) != set(scripts.get_heads()):
+        command.upgrade(config, "head")
+
+
+def _is_full(error: DBAPIError) -> bool:
+    """Whether the disk is full or writing is not permitted."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_FULL or code in _SQLITE_FULL_EXTENDED
+    return getattr(error.orig, "sqlstate", None) in _SQLSTATE_FULL
+
+
+def _message(error: DBAPIError) -> str:
+    """The database's message on one line, without the statement and its values."""
+    return " ".join(str(error.orig).split())
+
+
+@contextmanager
+def database_errors(doing: str) -> Iterator[None]:
+    """Turn the database library's errors into StoreFull, StoreUnavailable or StoreError, keeping the cause.
+
+    `doing` completes "could not ...".
+    """
+    try:
+        yield
+    except IntegrityError as error:
+        raise StoreError(f"could not {doing}: it exists already, or its run is unknown ({_message(error)})") from error
+    except DBAPIError as error:
+        if _is_full(error):
+            raise StoreFull(
+                f"could not {doing}: {_message(error)}; make room or give the right to write, what was stored stays "
+                "valid"
+            ) from error
+        if is_away(error):
+            raise StoreUnavailable(
+                f"could not {doing}: {_message(error)}; check that PostgreSQL runs at the address in `ledger` and "
+                "admits this user; everything stored stays valid"
+            ) from error
+        raise StoreError(f"could not {doing}: {_message(error)}") from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"could not {doing}: {error}") from error

@@ -1,0 +1,119 @@
+"""Clients in the ledger: the roster, refusal records and client states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import update as change
+
+from fl_server.store.database import rows, schema
+from fl_server.store.database.statements import (
+    replace_refusal_record,
+    rows_where,
+    write_history,
+)
+from fl_server.store.database.transactions import Transactions
+from fl_server.store.records import (
+    ClientRecord,
+    ClientStateRecord,
+    HistoryRecord,
+    RefusalRecord,
+    only_banned,
+)
+
+_NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
+
+
+class ClientLedger(Transactions):
+    """The part of the `Store` for clients."""
+
+    def put_clients(self, clients: Sequence[ClientRecord], whys: Sequence[HistoryRecord] = ()) -> None:
+        """Add or replace clients, except their counters, which only updates and commits change."""
+        table, latest = schema.clients, {client.client_id: rows.to_row(client) for client in clients}
+        with self._transaction(f"write clients {', '.join(latest)[:200]}") as db:
+            known = set(db.execute(select(table.c.client_id).where(table.c.client_id.in_(latest))).scalars())
+            fresh = [row | _NO_UPDATES for client_id, row in latest.items() if client_id not in known]
+            again = [_without_counters(latest[client_id]) for client_id in latest if client_id in known]
+            # A list of rows is one statement; an empty one would be a row of defaults.
+            if fresh:
+                db.execute(insert(table), fresh)
+            if again:
+                db.execute(change(table).where(table.c.client_id == bindparam("id_of_row")), again)
+            if whys:
+                db.execute(insert(schema.history), [rows.to_row(why) for why in whys])
+
+    def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
+        """Remove a client from the roster, with its refusal record and its client states."""
+        with self._transaction(f"forget client {client_id!r}") as db:
+            found = db.execute(rows_where(schema.clients, client_id=client_id)).mappings().first()
+            if found is None:
+                return False
+            db.execute(delete(schema.clients).filter_by(client_id=client_id))
+            if found["banned"]:
+                db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(found))))
+            for table in (schema.standings, schema.state_standings):
+                db.execute(delete(table).filter_by(client_id=client_id))
+            write_history(db, why)
+            return True
+
+    def client(self, client_id: str) -> ClientRecord | None:
+        """One client; None if it is not on the roster."""
+        found = self._read("a client", rows_where(schema.clients, client_id=client_id))
+        return rows.client(found[0]) if found else None
+
+    def clients(self) -> list[ClientRecord]:
+        """All clients in the order of id bytes."""
+        found = map(rows.client, self._read("clients", select(schema.clients)))
+        return sorted(found, key=lambda client: client.client_id.encode())
+
+    def clients_of(self, client_ids: Sequence[str]) -> list[ClientRecord]:
+        """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
+        query = select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
+        return sorted(map(rows.client, self._read("clients", query)), key=lambda client: client.client_id.encode())
+
+    def refusal_records(self) -> list[RefusalRecord]:
+        """The refusal records of clients, in the order of id bytes."""
+        found = map(rows.standing, self._read("refusal records", select(schema.standings)))
+        return sorted(found, key=lambda record: record.client_id.encode())
+
+    def put_refusal_record(self, refusal_record: RefusalRecord, why: HistoryRecord | None = None) -> None:
+        """Replace a client's refusal record. An unknown client is ignored."""
+        with self._transaction(f"write the refusal record of {refusal_record.client_id!r}") as db:
+            replace_refusal_record(db, refusal_record, why)
+
+    def clear_refusal_record(self, client_id: str, why: HistoryRecord) -> bool:
+        """Remove a client's refusal record, and reset its count of lost states in every run."""
+        states = schema.state_standings
+        lost = change(states).where(states.c.client_id == client_id, states.c.losses > 0)
+        with self._transaction(f"clear the refusal record of {client_id!r}") as db:
+            found = db.execute(delete(schema.standings).filter_by(client_id=client_id)).rowcount > 0
+            found = db.execute(lost.values(losses=0)).rowcount > 0 or found
+            if found:
+                write_history(db, why)
+            return found
+
+    def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
+        """The records of clients' states in a run, in the order of id bytes."""
+        found = map(rows.state_standing, self._read("client states", rows_where(schema.state_standings, run_id=run_id)))
+        return sorted(found, key=lambda state: state.client_id.encode())
+
+    def put_client_state_records(
+        self,
+        states: Sequence[ClientStateRecord],
+        refusal_record: RefusalRecord | None = None,
+        whys: Sequence[HistoryRecord] = (),
+    ) -> None:
+        """Add or replace these records, with one refusal record and lines of history, in one transaction."""
+        with self._transaction("write client states") as db:
+            for state in states:
+                if db.execute(rows_where(schema.clients, client_id=state.client_id)).first():
+                    db.execute(delete(schema.state_standings).filter_by(run_id=state.run_id, client_id=state.client_id))
+                    db.execute(insert(schema.state_standings), rows.to_row(state))
+            replace_refusal_record(db, refusal_record, None)
+            for why in whys:
+                write_history(db, why)
+
+
+def _without_counters(row: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if name not in _NO_UPDATES} | {"id_of_row": row["client_id"]}

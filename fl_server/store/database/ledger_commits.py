@@ -1,0 +1,123 @@
+"""Committed rounds in the ledger, with their evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, Text, cast, collate, delete, exists, insert, select
+from sqlalchemy import update as change
+
+from fl_server.rounds.client_metrics import EVALUATED
+from fl_server.store.database import rows, schema
+from fl_server.store.database.statements import (
+    LARGEST,
+    increment,
+    rows_where,
+    write_history,
+)
+from fl_server.store.database.transactions import Transactions
+from fl_server.store.errors import StoreError
+from fl_server.store.records import (
+    LEFT_OUT,
+    ClientEvaluation,
+    CommitRecord,
+    HistoryRecord,
+    TotalsRecord,
+)
+
+
+class CommitLedger(Transactions):
+    """The part of the `Store` for committed rounds."""
+
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
+        """Enter a round with a durable checkpoint; fsynced."""
+        with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
+            query = rows_where(schema.commits, run_id=commit.run_id, round=commit.round)
+            entered = db.execute(query).mappings().first()
+            if entered is None:
+                db.execute(insert(schema.commits), rows.to_row(commit))
+                counted = [each for each in _clients_of(db, commit) if each not in left_out]
+                increment(db, counted, "updates_counted")
+                if left_out:
+                    of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                    db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
+                table = schema.standings
+                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
+                write_history(db, why)
+            elif entered["model_digest"] != commit.model_digest:
+                raise StoreError(
+                    f"run {commit.run_id!r} round {commit.round} is committed with model {entered['model_digest']}; "
+                    f"{commit.model_digest} came, and the first one stands"
+                )
+
+    def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
+        """Replace the evaluation of a committed round. Raises StoreError if the round is not committed."""
+        with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round).values(metrics=dict(metrics))
+            if not db.execute(query).rowcount:
+                raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
+            totals = schema.run_totals
+            db.execute(delete(totals).where(totals.c.run_id == run_id, totals.c.rounds > round))
+
+    def set_clients_seconds_left(self, run_id: str, round: int, seconds: float) -> None:
+        """Write the time left of a round's evaluation by clients. This is no change of state."""
+        with self._transaction(f"write the time left to clients of run {run_id!r}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round)
+            db.execute(query.values(clients_seconds_left=seconds))
+
+    def commits(self, run_id: str, first: int = 0, limit: int | None = None) -> list[CommitRecord]:
+        """Committed rounds in order, from `first` on, at most `limit`."""
+        if first > LARGEST:
+            return []
+        query = rows_where(schema.commits, run_id=run_id).where(schema.commits.c.round >= first)
+        query = query.order_by(schema.commits.c.round).limit(limit)
+        return [rows.commit(row) for row in self._read("commits", query)]
+
+    def state_epochs(self, run_id: str, rounds: Sequence[int]) -> dict[int, int]:
+        """The epochs of client states in these committed rounds, at most 1,000."""
+        table = schema.commits
+        query = select(table.c.round, table.c.state_epoch).where(table.c.run_id == run_id, table.c.round.in_(rounds))
+        return {row["round"]: row["state_epoch"] for row in self._read("state epochs", query)}
+
+    def rounds_to_summarise(self, run_id: str, first: int = 0) -> list[int]:
+        """Committed rounds, from `first` on, with evaluations by clients that are not part of their metrics yet."""
+        table, answers = schema.commits, schema.client_evaluations
+        answered = exists().where(answers.c.run_id == table.c.run_id, answers.c.round == table.c.round)
+        query = select(table.c.round).where(table.c.run_id == run_id, table.c.round >= first, answered)
+        query = query.where(cast(table.c.metrics, Text).not_like(f'%"{EVALUATED}":%')).order_by(table.c.round)
+        return [row["round"] for row in self._read("evaluations", query)]
+
+    def totals(self, run_id: str) -> TotalsRecord | None:
+        """The totals of a run's settled rounds, if any were written and are valid."""
+        found = self._read("totals", rows_where(schema.run_totals, run_id=run_id))
+        return rows.totals(found[0]) if found else None
+
+    def put_totals(self, totals: TotalsRecord) -> None:
+        """Replace the totals of a run's settled rounds."""
+        with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
+            db.execute(delete(schema.run_totals).filter_by(run_id=totals.run_id))
+            db.execute(insert(schema.run_totals), rows.to_row(totals))
+
+    def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
+        """Write a client's evaluation and return it. If there is one already, change nothing and return that."""
+        key = {name: getattr(evaluation, name) for name in ("run_id", "round", "client_id")}
+        doing = f"record the evaluation of {evaluation.client_id!r} in run {evaluation.run_id!r}"
+        with self._transaction(doing) as db:
+            if first := db.execute(rows_where(schema.client_evaluations, **key)).mappings().first():
+                return rows.evaluation(first)
+            db.execute(insert(schema.client_evaluations), rows.to_row(evaluation))
+            return evaluation
+
+    def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
+        """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one."""
+        # PostgreSQL would order by the database's language.
+        client = collate(schema.client_evaluations.c.client_id, self._byte_order)
+        query = rows_where(schema.client_evaluations, run_id=run_id, round=round).where(client > after)
+        return [rows.evaluation(row) for row in self._read("evaluations", query.order_by(client).limit(limit))]
+
+
+def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
+    """The clients that a round counted: those accepted in its last exchange."""
+    last = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round)
+    found = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
+    return [client_id for client_id, _ in found["entries"]] if found else []

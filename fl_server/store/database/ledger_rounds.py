@@ -1,0 +1,179 @@
+"""Rounds under way in the ledger: attempts, updates and accepted lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, insert
+from sqlalchemy import update as change
+
+from fl_server.store.database import rows, schema
+from fl_server.store.database.statements import (
+    LARGEST,
+    increment,
+    replace_refusal_record,
+    replace_run,
+    rows_where,
+    write_history,
+)
+from fl_server.store.database.transactions import Transactions
+from fl_server.store.errors import StoreError
+from fl_server.store.protocol import Weighed
+from fl_server.store.records import (
+    AttemptRecord,
+    HistoryRecord,
+    RefusalRecord,
+    RunRecord,
+    UpdateRecord,
+)
+
+
+class RoundLedger(Transactions):
+    """The part of the `Store` for rounds that are not committed yet."""
+
+    def open_attempt(self, attempt: AttemptRecord, why: HistoryRecord | None = None) -> None:
+        """Write a cohort. The same record again changes nothing; another record of the same key is a StoreError."""
+        key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
+        doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
+        with self._transaction(doing) as db:
+            found = db.execute(rows_where(schema.attempts, **key)).mappings().first()
+            if found is None or rows.attempt(found) != attempt:
+                db.execute(insert(schema.attempts), rows.to_row(attempt))
+                write_history(db, why)
+
+    def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
+        """Attempts of a round, by exchange and attempt."""
+        table = schema.attempts
+        query = rows_where(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.attempt)
+        return [rows.attempt(row) for row in self._read("attempts", query)]
+
+    def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
+        """Write the time left of an attempt, named by (round, exchange, attempt). This is no change of state."""
+        key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
+        with self._transaction(f"write the time left to run {run_id!r}") as db:
+            db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
+
+    def record_update(
+        self, update: UpdateRecord, refusal_record: RefusalRecord | None = None, why: HistoryRecord | None = None
+    ) -> UpdateRecord:
+        """Write the first verdict on an update and return it; a later one changes nothing and returns the first."""
+        with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
+            return _recorded(db, [Weighed(update, refusal_record, why)])[0]
+
+    def record_updates(self, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
+        """`record_update` for several updates, in one transaction."""
+        first = verdicts[0].update
+        with self._transaction(f"record {len(verdicts)} updates in run {first.run_id!r}") as db:
+            return _recorded(db, verdicts)
+
+    def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
+        """One update's record, if there is one."""
+        if max(round, exchange) > LARGEST:
+            return None
+        query = rows_where(schema.updates, run_id=run_id, round=round, exchange=exchange, client_id=client_id)
+        return next((rows.update(row) for row in self._read("an update", query)), None)
+
+    def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
+        """A client's records in an exchange of these rounds, in any order; no other record is read."""
+        possible = [round_ for round_ in rounds if round_ <= LARGEST]
+        if not possible or exchange > LARGEST:
+            return []
+        query = rows_where(schema.updates, run_id=run_id, exchange=exchange, client_id=client_id)
+        return [rows.update(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
+
+    def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
+        """The records of an exchange, in the order of client id bytes."""
+        query = rows_where(schema.updates, run_id=run_id, round=round, exchange=exchange)
+        return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
+
+    def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
+        """Remove the record of an update with a torn or missing file, so that it can be sent again."""
+        key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
+        with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
+            if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
+                write_history(db, why)
+
+    def refuse_accepted(
+        self, refused: Sequence[UpdateRecord], refusal_records: Sequence[RefusalRecord], whys: Sequence[HistoryRecord]
+    ) -> None:
+        """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction."""
+        first = refused[0]
+        of_round = {"run_id": first.run_id, "round": first.round}
+        with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
+            if db.execute(rows_where(schema.commits, **of_round)).first():
+                raise StoreError(f"round {first.round} of run {first.run_id!r} is committed: its list stands")
+            if not db.execute(delete(schema.accepted).filter_by(**of_round, exchange=first.exchange)).rowcount:
+                return
+            for update in refused:
+                key = {**of_round, "exchange": update.exchange, "client_id": update.client_id}
+                db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
+            increment(db, [update.client_id for update in refused], "updates_refused")
+            for refusal_record in refusal_records:
+                replace_refusal_record(db, refusal_record, None)
+            for why in whys:
+                write_history(db, why)
+
+    def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
+        """Fix the (client, digest) list of an exchange for good; fsynced."""
+        entries = [[client_id, digest.hex()] for client_id, digest in accepted]
+        key = {"run_id": run_id, "round": round, "exchange": exchange}
+        with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
+            fixed = db.execute(rows_where(schema.accepted, **key)).mappings().first()
+            if fixed is None:
+                db.execute(insert(schema.accepted).values(**key, entries=entries))
+            elif fixed["entries"] != entries:
+                raise StoreError(
+                    f"the accepted list of run {run_id!r} round {round} exchange {exchange} is fixed with "
+                    f"{len(fixed['entries'])} updates; another list of {len(entries)} came, and the first one stands"
+                )
+
+    def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
+        """The fixed list; None before it is fixed."""
+        query = rows_where(schema.accepted, run_id=run_id, round=round, exchange=exchange)
+        found = self._read("an accepted list", query)
+        return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
+
+    def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
+        """Remove the attempts, updates and accepted lists of an uncommitted round, and replace the run's record."""
+        key = {"run_id": run.run_id, "round": round}
+        with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
+            if db.execute(rows_where(schema.commits, **key)).first():
+                raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
+            for table in (schema.attempts, schema.updates, schema.accepted):
+                db.execute(delete(table).filter_by(**key))
+            replace_run(db, run)
+            write_history(db, why)
+
+
+def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
+    """Enter the verdicts for which there is none yet, and what they do. Returns the verdict that stands for each."""
+    known = _known(db, [verdict.update for verdict in verdicts])
+    fresh: list[Weighed] = []
+    for verdict in verdicts:
+        if _key(verdict.update) not in known:
+            known[_key(verdict.update)] = verdict.update
+            fresh.append(verdict)
+    # A list of rows is one statement; an empty one would be a row of defaults.
+    if fresh:
+        db.execute(insert(schema.updates), [rows.to_row(verdict.update) for verdict in fresh])
+    for update, refusal_record, why in fresh:
+        if not update.admitted:
+            increment(db, [update.client_id], "updates_refused")
+        replace_refusal_record(db, refusal_record, why)
+    return [known[_key(verdict.update)] for verdict in verdicts]
+
+
+def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:
+    """The records in the ledger of the same clients in the same exchanges."""
+    found: dict[tuple[object, ...], UpdateRecord] = {}
+    for exchange in {(update.run_id, update.round, update.exchange) for update in updates}:
+        clients = {update.client_id for update in updates if _key(update)[:3] == exchange}
+        query = rows_where(schema.updates, **dict(zip(("run_id", "round", "exchange"), exchange, strict=True)))
+        for row in db.execute(query.where(schema.updates.c.client_id.in_(clients))).mappings():
+            record = rows.update(row)
+            found[_key(record)] = record
+    return found
+
+
+def _key(update: UpdateRecord) -> tuple[object, ...]:
+    return update.run_id, update.round, update.exchange, update.client_id

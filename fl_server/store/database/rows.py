@@ -1,0 +1,92 @@
+"""Converts records to table rows and back. Column names are field names; the few values that differ are here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from fl_server.store.records import (
+    AttemptRecord,
+    ClientEvaluation,
+    ClientRecord,
+    ClientStateRecord,
+    CommitRecord,
+    HistoryRecord,
+    RefusalRecord,
+    RunRecord,
+    TotalsRecord,
+    UpdateRecord,
+)
+
+Record = (
+    RunRecord | AttemptRecord | UpdateRecord | CommitRecord | TotalsRecord | ClientEvaluation | ClientRecord
+    | RefusalRecord | ClientStateRecord | HistoryRecord
+)  # fmt: skip
+Row = RowMapping
+
+
+def to_row(record: Record) -> dict[str, Any]:
+    """Field values by name, with mappings and tuples as the dicts and lists that JSON knows."""
+    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def run(row: Row) -> RunRecord:
+    """Row of `runs` -> record."""
+    return RunRecord(**row)
+
+
+def attempt(row: Row) -> AttemptRecord:
+    """Row of `attempts` -> record."""
+    return AttemptRecord(**{**row, "cohort": tuple(row["cohort"])})
+
+
+def update(row: Row) -> UpdateRecord:
+    """Row of `updates` -> record. A norm that was NaN is NULL in the table; so is a loss, which is then None."""
+    return UpdateRecord(**{**row, "norm": math.nan if row["norm"] is None else row["norm"]})
+
+
+def commit(row: Row) -> CommitRecord:
+    """Row of `commits` -> record."""
+    return CommitRecord(**row)
+
+
+def totals(row: Row) -> TotalsRecord:
+    """Row of `run_totals` -> record."""
+    return TotalsRecord(**row)
+
+
+def evaluation(row: Row) -> ClientEvaluation:
+    """Row of `client_evaluations` -> record."""
+    return ClientEvaluation(**row)
+
+
+def client(row: Row) -> ClientRecord:
+    """Row of `clients` -> record."""
+    return ClientRecord(**{**row, "tasks": tuple(row["tasks"])})
+
+
+def standing(row: Row) -> RefusalRecord:
+    """Row of `standings` -> record."""
+    return RefusalRecord(**row)
+
+
+def state_standing(row: Row) -> ClientStateRecord:
+    """Row of `state_standings` -> record."""
+    return ClientStateRecord(**row)
+
+
+def history(row: Row) -> HistoryRecord:
+    """Row of `history` -> record."""
+    return HistoryRecord(**{key: value for key, value in row.items() if key != "id"})

@@ -1,1 +1,0 @@
-"""One file a schema version, in the order of their numbers."""

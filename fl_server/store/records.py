@@ -1,0 +1,214 @@
+"""The records of the ledger: runs, attempts, updates, commits, clients and history, as plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LEFT_OUT = "REFUSAL_REASON_LEFT_OUT"
+"""`UpdateRecord.reason` of an admitted and accepted update that the reducer did not select."""
+
+
+DELETING = "deleting"
+"""`RunRecord.state` of a run that is being deleted. A coordinator that starts completes the deletion."""
+ENDED = ("completed", "stopped", "failed")
+"""`RunRecord.state` of a run that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run between rounds."""
+
+    run_id: str
+    spec: Mapping[str, Any]
+    """The complete configuration, as JSON values."""
+    state: str
+    """"waiting", "running", "paused", "completed", "stopped", "failed" or DELETING."""
+    reason: str
+    """Why it waits, ended or failed; may be empty."""
+    created_at: float
+    """Unix seconds."""
+    ended_at: float | None = None
+    elapsed_s: float = 0.0
+    """Wall time that counts towards its limit, up to the last write."""
+    state_epoch: int = 0
+    extended_at: int = 0
+    """Committed rounds at the last extension: its stop rules use later evaluations only."""
+    bytes_down: int = 0
+    """Tensor bytes since it was created, up to the last write; 0 in records of older versions."""
+    bytes_up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One attempt at one exchange of a round. It is written before its cohort gets assignments."""
+
+    run_id: str
+    round: int
+    exchange: int
+    attempt: int
+    cohort: tuple[str, ...]
+    """Clients newly drawn for this attempt, in the order of their id bytes."""
+    opened_at: float
+    seconds_left: float | None = None
+    """Until its deadline, up to the last write; None in records of older versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRecord:
+    """The verdict on the update of one (run, round, exchange, client). The first verdict stands."""
+
+    run_id: str
+    round: int
+    exchange: int
+    client_id: str
+    digest: bytes
+    """BLAKE3-256 of the update's bytes; empty for an update that was refused before they arrived."""
+    size_bytes: int
+    admitted: bool
+    reason: str = ""
+    """Name of the RefusalReason if it was refused, or LEFT_OUT; otherwise empty."""
+    detail: str = ""
+    num_examples: int = 0
+    num_steps: int = 0
+    training_loss: float | None = None
+    norm: float = 0.0
+    """L2 norm of the trainable part of its first payload (usually a delta), before clipping."""
+    norms: Mapping[str, float] | None = None
+    """The norm of each payload by name, and the distance of its buffers from those sent ("buffers"). None in records of
+    older versions, and for refused updates."""
+    clip_factor: float = 1.0
+    attempt: int = 0
+    received_at: float = 0.0
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it was accepted, but the reducer left it out of the committed model."""
+        return self.admitted and bool(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One committed round."""
+
+    run_id: str
+    round: int
+    committed_at: float
+    seconds: float
+    """From the draw of the first attempt to the commit."""
+    attempts: int
+    accepted: int
+    dropped: int
+    training_loss: float | None
+    bytes_down: int
+    bytes_up: int
+    model_digest: str
+    """"blake3:" and hex of the model bundle after this round."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the evaluations by the server and by clients; empty until one is done."""
+    state_epoch: int = 0
+    """Epoch of the client states that its updates were computed from."""
+    over_selection: float = 0.0
+    """Clients that the next round draws for each wanted update; 0: the value in the run's configuration."""
+    clients_seconds_left: float | None = None
+    """Until its evaluation by clients ends, up to the last write; None before the first write."""
+    account: str = ""
+    """Statistics of the round, as text that `fl_server.runs` writes; empty in records of older versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsRecord:
+    """Sums and best values of a run's first committed rounds, which a start reads in place of their commits."""
+
+    run_id: str
+    rounds: int
+    """The rounds 0 to this number - 1 are in it."""
+    content: str
+    """Text that `fl_server.runs` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvaluation:
+    """One client's evaluation of a committed model on its own held-out examples."""
+
+    run_id: str
+    round: int
+    client_id: str
+    num_examples: int
+    metrics: Mapping[str, float]
+    """Means over those examples, by the task's metric names."""
+    reported_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRecord:
+    """A client on the roster, from its first registration until an operator forgets it."""
+
+    client_id: str
+    registered_at: float
+    last_seen: float
+    instance_id: str = ""
+    software: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    """kind, name, memory_bytes."""
+    tasks: Sequence[Mapping[str, Any]] = ()
+    """name, version, source, train_examples, eval_examples."""
+    present: bool = False
+    """Whether it was attached or suspect at the last write: a restarted coordinator waits for it."""
+    banned: bool = False
+    draining: bool = False
+    note: str = ""
+    updates_counted: int = 0
+    updates_refused: int = 0
+
+
+def only_banned(client: ClientRecord) -> ClientRecord:
+    """The rest of a banned client that was forgotten: its name, the ban and the reason."""
+    return ClientRecord(client.client_id, client.registered_at, client.last_seen, banned=True, note=client.note)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalRecord:
+    """Consecutive refused updates and failures of a client. Most clients have no such record."""
+
+    client_id: str
+    refusals: int
+    until: float
+    """End of its quarantine in Unix seconds: it is not drawn before. 0: no quarantine."""
+    reason: str
+    """The last refusal or failure."""
+    failures: int = 0
+    """Consecutive failures of its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStateRecord:
+    """Lost states of a client in one run. The state itself follows from the client's updates."""
+
+    run_id: str
+    client_id: str
+    losses: int = 0
+    """Reports of a lost state since an operator last released the client."""
+    lost_epoch: int = -1
+    """State epoch of the last report; the state counts again in later epochs. -1: no report."""
+    lost_round: int = -1
+    """Round of the last report."""
+    warned_round: int = -1
+    """Round after which operators were warned that the client is missing. -1: no warning."""
+    reason: str = ""
+    """The last report's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """One state change: who, what, when, why."""
+
+    time: float
+    actor: str
+    """"coordinator", "admin:NAME" or "client:NAME"."""
+    event: str
+    subject: str
+    """The run or client that changed."""
+    detail: str = ""

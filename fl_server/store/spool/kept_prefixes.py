@@ -1,0 +1,129 @@
+"""The kept prefix of unfinished uploads: the chunks at their start that still match their notes.
+
+The notes of an upload name its update and list each chunk that arrived, by its end and its CRC-32C. Checking all chunks
+costs as much as the upload itself. The result is therefore cached while the process lives and the sizes and times of
+the file and its notes stay the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.chunks import crc32c
+
+NOTE = struct.Struct("<QI")
+"""A chunk that arrived: its end offset and its CRC-32C."""
+PIECE = 1 << 20
+_MOST = 16_384
+"""Cached results. The oldest one is dropped first; its file is read again when needed."""
+
+_Mark = tuple[int, ...]
+Kept = tuple[int, int]
+"""Bytes kept from the start, and the number of their notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartPaths:
+    """Paths of one update: the unfinished upload, its notes, and the whole update."""
+
+    part: Path
+    notes: Path
+    final: Path
+
+    def remove_part(self) -> None:
+        """Remove the unfinished upload. The notes go first: a part without notes is never trusted."""
+        self.notes.unlink(missing_ok=True)
+        self.part.unlink(missing_ok=True)
+
+
+def kept_prefix(paths: PartPaths, digest: bytes, size: int) -> Kept:
+    """Bytes of an unfinished upload that match their notes, and the number of notes; (0, 0) for another update."""
+    header = notes_header(digest, size)
+    try:
+        notes = paths.notes.read_bytes()
+        file = os.open(paths.part, os.O_RDONLY)
+    except FileNotFoundError:
+        return 0, 0
+    try:
+        kept = count = 0
+        if notes.startswith(header):
+            body = notes[len(header) :]
+            for end, expected in NOTE.iter_unpack(body[: len(body) // NOTE.size * NOTE.size]):
+                if not kept < end <= min(size, kept + PIECE) or not _holds(file, (kept, end), expected):
+                    break
+                kept, count = end, count + 1
+        return kept, count
+    finally:
+        os.close(file)
+
+
+def noted_update(notes: Path) -> tuple[bytes, int] | None:
+    """Digest and size of the update that the notes name; None without valid notes."""
+    try:
+        with notes.open("rb") as file:
+            header = json.loads(file.readline(512))
+        return bytes.fromhex(header["digest"]), int(header["size_bytes"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _holds(file: int, span: tuple[int, int], expected: int) -> bool:
+    start, end = span
+    data = os.pread(file, end - start, start)
+    return len(data) == end - start and crc32c(data) == expected
+
+
+def notes_header(digest: bytes, size: int) -> bytes:
+    """The first line of an update's notes."""
+    return json.dumps({"digest": digest.hex(), "size_bytes": size}).encode() + b"\n"
+
+
+class KeptPrefixes:
+    """Caches the results of `kept_prefix`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Path, tuple[bytes, _Mark, Kept]] = OrderedDict()
+        self.reads = 0
+        """Number of files read."""
+
+    def find(self, paths: PartPaths, digest: bytes, size: int) -> Kept:
+        """As `kept_prefix`, but an unchanged file is not read again."""
+        header, mark = notes_header(digest, size), _mark(paths)
+        with self._lock:
+            found = self._found.get(paths.part)
+        if mark is not None and found is not None and found[:2] == (header, mark):
+            return found[2]
+        kept = kept_prefix(paths, digest, size)
+        with self._lock:
+            self.reads += 1
+        self._remember(paths.part, header, mark if mark == _mark(paths) else None, kept)
+        return kept
+
+    def remember(self, paths: PartPaths, digest: bytes, size: int, kept: Kept) -> None:
+        """Store the result of a writer that has just closed the file."""
+        self._remember(paths.part, notes_header(digest, size), _mark(paths), kept)
+
+    def _remember(self, part: Path, header: bytes, mark: _Mark | None, kept: Kept) -> None:
+        with self._lock:
+            self._found.pop(part, None)
+            if mark is None:
+                return
+            self._found[part] = (header, mark, kept)
+            if len(self._found) > _MOST:
+                self._found.popitem(last=False)
+
+
+def _mark(paths: PartPaths) -> _Mark | None:
+    """Values that change with every write; None if one of the files is missing."""
+    try:
+        found = (paths.part.stat(), paths.notes.stat())
+    except FileNotFoundError:
+        return None
+    return tuple(value for each in found for value in (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns))

@@ -1,0 +1,205 @@
+"""One upload under way: a preallocated file, and the notes of the chunks that arrived."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from fl_common.atomic_files import fsync_path
+from fl_server.store.errors import StoreError
+from fl_server.store.files import disk_errors
+from fl_server.store.spool.kept_prefixes import NOTE, PIECE, KeptPrefixes, PartPaths, notes_header
+from fl_server.store.spool.spare_files import SpareFiles
+from protos.chunks import Buffer, crc32c
+
+_NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+class SpoolParts(NamedTuple):
+    """Parts that all part files of a spool share."""
+
+    spares: SpareFiles
+    """Files to overwrite when nothing is kept of the update."""
+    prefixes: KeptPrefixes
+    durable: bool
+    """Whether a sealed update must survive a power cut."""
+
+
+class PartFile:
+    """One upload under way, with one writer at a time; made by `Spool.open_part`. Blocking and thread-safe."""
+
+    def __init__(self, paths: PartPaths, digest: bytes, size: int, shared: SpoolParts) -> None:
+        self.digest = digest
+        self.size_bytes = size
+        self._paths = paths
+        self._lock = threading.Lock()
+        self._spares, self._prefixes, self._durable = shared
+        self._notes: int | None = None
+        self._file: int | None = None
+        self._kept = 0
+        self._at = 0
+        self._open()
+
+    @property
+    def path(self) -> Path:
+        """Current path of the bytes, for checks before `seal`."""
+        return self._paths.final if self._notes is None else self._paths.part
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that arrived from the start, without a gap."""
+        return self._kept
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, sealed or discarded."""
+        return self._file is None
+
+    def write(self, offset: int, data: Buffer, crc: int | None = None) -> None:
+        """Write a chunk at its place. Bytes that are kept already are skipped. crc: CRC-32C of data, if known.
+
+        Raises ValueError for a chunk that leaves a gap or exceeds the size, and StoreFull when the disk is full; the
+        kept bytes stay.
+        """
+        with self._lock:
+            file = self._opened()
+            if offset < 0 or offset > self._kept:
+                raise ValueError(f"a chunk at offset {offset} leaves a gap: go on at {self._kept}")
+            if offset + len(data) > self.size_bytes:
+                raise ValueError(f"a chunk ends at {offset + len(data)}, over the update's {self.size_bytes} bytes")
+            fresh = memoryview(data)[self._kept - offset :]
+            with disk_errors(f"write into {self._paths.part}"):
+                if crc is not None and len(fresh) == len(data) <= PIECE:
+                    self._write_piece(file, fresh, crc)
+                    return
+                for start in range(0, len(fresh), PIECE):
+                    piece = fresh[start : start + PIECE]
+                    self._write_piece(file, piece, crc32c(piece))
+
+    def seal(self) -> Path:
+        """Give the whole update its final name, close it, and return its path.
+
+        The caller has checked the digest. Raises ValueError when bytes are missing.
+        """
+        with self._lock:
+            file = self._opened()
+            if self._kept != self.size_bytes:
+                raise ValueError(
+                    f"the update has {self._kept} of {self.size_bytes} bytes: send the rest before sealing it"
+                )
+            with disk_errors(f"seal {self._paths.final}"):
+                if self._durable:
+                    os.fsync(file)
+                if self._notes is not None:
+                    self._paths.part.rename(self._paths.final)
+                    os.close(self._notes)
+                    self._notes = None  # if the rest fails, a second try finds the whole update
+                    self._paths.notes.unlink(missing_ok=True)
+                if self._durable:
+                    fsync_path(self._paths.final.parent)
+            self._close()
+            return self._paths.final
+
+    def discard(self) -> None:
+        """Close the upload and remove its bytes."""
+        with self._lock:
+            whole = self._file is not None and self._notes is None
+            self._close()
+            with disk_errors(f"discard {self._paths.part}"):
+                if whole:
+                    self._paths.final.unlink(missing_ok=True)
+                self._paths.remove_part()
+
+    def close(self) -> None:
+        """Close the upload; the next `open_part` with this digest continues it. A second call does nothing."""
+        with self._lock:
+            unfinished = self._notes is not None
+            self._close()
+            if unfinished:
+                notes = (self._at - len(notes_header(self.digest, self.size_bytes))) // NOTE.size
+                self._prefixes.remember(self._paths, self.digest, self.size_bytes, (self._kept, notes))
+
+    def _open(self) -> None:
+        paths = self._paths
+        with disk_errors(f"open {paths.part}"):
+            if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before the ledger had it
+                self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
+                return
+            paths.final.unlink(missing_ok=True)  # another size means that it is torn
+            self._kept, noted = self._prefixes.find(paths, self.digest, self.size_bytes)
+            try:
+                if not self._kept:
+                    self._start_over()
+                self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
+                self._prepare(self._file, noted)
+            except OSError:
+                self._close()
+                if not self._kept:
+                    paths.remove_part()
+                raise
+
+    def _start_over(self) -> None:
+        """Remove the notes first: then no byte in the file counts, whatever a spare file contains."""
+        self._paths.notes.unlink(missing_ok=True)
+        self._spares.take(self.size_bytes, self._paths.part)
+
+    def _prepare(self, file: int, noted: int) -> None:
+        """Allocate the whole file, then start the notes behind the valid ones."""
+        _allocate(file, self.size_bytes)
+        header = notes_header(self.digest, self.size_bytes)
+        self._notes = os.open(self._paths.notes, os.O_WRONLY | os.O_CREAT, 0o600)
+        _write_all(self._notes, header, 0)
+        self._at = len(header) + noted * NOTE.size
+        os.ftruncate(self._notes, self._at)
+
+    def _write_piece(self, file: int, piece: memoryview, crc: int) -> None:
+        """Write bytes first, then their note: a note never exists without its bytes, whenever the process ends."""
+        _write_all(file, piece, self._kept)
+        end = self._kept + len(piece)
+        if self._notes is not None:
+            self._write_note(self._notes, end, crc)
+        self._kept = end
+
+    def _write_note(self, notes: int, end: int, crc: int) -> None:
+        _write_all(notes, NOTE.pack(end, crc), self._at)
+        self._at += NOTE.size
+
+    def _opened(self) -> int:
+        if self._file is None:
+            raise StoreError(f"the upload {self._paths.part.name} is closed: open it again to go on")
+        return self._file
+
+    def _close(self) -> None:
+        for descriptor in (self._file, self._notes):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._file = self._notes = None
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _allocate(file: int, size: int) -> None:
+    """Allocate the space now, so that a full disk shows before bytes arrive. Not every file system can."""
+    if size:
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+    os.ftruncate(file, size)
+
+
+def _write_all(file: int, data: bytes | memoryview, offset: int) -> None:
+    """pwrite until everything is written."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

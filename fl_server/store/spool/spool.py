@@ -1,0 +1,247 @@
+"""The bytes of updates on disk, from the first chunk until their round is committed.
+
+    run-ID/round-000012/exchange-0/CLIENT.part             an upload under way, preallocated to its full size
+                                   CLIENT.kept             its notes: the digest, and the chunks that arrived
+                                   CLIENT.<hex>.update     a whole update, named by its digest
+    spare/N                                                files of the last round, which the next round overwrites
+
+A chunk is written once, at its final place, and then noted in the `.kept` file with its end and checksum. After a
+restart the noted chunks are read again, and the prefix with valid checksums is kept: a torn page costs one chunk. The
+caller checks the digest of the whole file before `seal`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_common.atomic_files import fsync_path, make_folders
+from fl_server.store.errors import StoreError, StoreFull
+from fl_server.store.files import Durability, check_id, disk_errors, remove_folder, run_folder
+from fl_server.store.spool.kept_prefixes import KeptPrefixes, PartPaths, noted_update
+from fl_server.store.spool.part_file import PartFile, SpoolParts
+from fl_server.store.spool.spare_files import SpareFiles
+from fl_server.store.spool.unfinished import UnfinishedLimit, UnfinishedUploads
+
+_FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
+_FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
+
+
+class PartBusy(StoreError):
+    """Another writer has the upload open: close its PartFile first."""
+
+
+class TooManyUnfinished(StoreError):
+    """The client has the maximum of unfinished uploads open: close one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolKey:
+    """The name of an update. At most one update of each name counts."""
+
+    run_id: str
+    round: int
+    exchange: int
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """An update that is in the spool when the coordinator starts."""
+
+    key: SpoolKey
+    digest: bytes
+    whole: bool
+    """Whether it is sealed; otherwise it is an upload under way."""
+
+
+class Spool:
+    """All updates of one coordinator. Blocking and thread-safe. Raises StoreError, and StoreFull when the disk is full.
+
+    With durability "power" a sealed update survives a power cut.
+    """
+
+    def __init__(
+        self, directory: Path | str, durability: Durability = "process", unfinished_limit: UnfinishedLimit | None = None
+    ) -> None:
+        """unfinished_limit: of each client."""
+        self._directory = Path(directory)
+        self._unfinished_limit = unfinished_limit or UnfinishedLimit()
+        self._unfinished: UnfinishedUploads[SpoolKey] = UnfinishedUploads()
+        self.prefixes = KeptPrefixes()
+        self._durable = durability == "power"
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._parts: dict[SpoolKey, PartFile | None] = {}
+        with disk_errors(f"open the spool {self._directory}"):
+            make_folders(self._directory, durable=self._durable)
+            self._spares = SpareFiles(self._directory / "spare")
+            self._shared = SpoolParts(self._spares, self.prefixes, self._durable)
+            if self._durable:
+                # A process may have been killed between a rename and its fsync. This one relies on the names it finds.
+                for folder in (self._directory, *(each for each in self._directory.rglob("*") if each.is_dir())):
+                    fsync_path(folder)
+
+    def open_part(self, key: SpoolKey, digest: bytes, size: int) -> PartFile:
+        """Begin an upload of `size` bytes, or continue one of the same digest and size. Another digest starts over.
+
+        Raises PartBusy while another writer has it open, StoreFull when the disk has no room for the whole update, and
+        TooManyUnfinished when the client has too many open. A sealed update comes back with all its bytes kept.
+        """
+        paths = self._paths(key, digest)
+        if size < 0:
+            raise StoreError(f"an update's size is 0 bytes or more; got {size}")
+        self._reserve(key)
+        part = None
+        try:
+            self._remove_excess(key, size)
+            # One thread at a time: a thread that finds the folder may seal an update in it, and the folder's name must
+            # be durable by then.
+            with self._making, disk_errors(f"open {paths.part}"):
+                make_folders(paths.part.parent, durable=self._durable)
+            part = self._opened(paths, digest, size)
+            return part
+        finally:
+            with self._lock:
+                if part is None:
+                    del self._parts[key]
+                else:
+                    self._parts[key] = part
+
+    def kept(self, key: SpoolKey, digest: bytes) -> int:
+        """Bytes kept from the start of an update with that digest: the offset at which its sender continues."""
+        paths = self._paths(key, digest)
+        with self._lock:
+            part = self._parts.get(key)
+        if part is not None and not part.closed:
+            return part.kept_bytes if part.digest == digest else 0
+        with disk_errors(f"read {paths.part}"):
+            if paths.final.exists():
+                return paths.final.stat().st_size
+            noted = noted_update(paths.notes)
+            return self.prefixes.find(paths, *noted)[0] if noted and noted[0] == digest else 0
+
+    def path(self, key: SpoolKey, digest: bytes) -> Path:
+        """Path of the whole update, also before it is sealed."""
+        return self._paths(key, digest).final
+
+    def remove_round(self, run_id: str, round: int) -> None:
+        """Remove all updates of a round. An upload that is still open there can only be closed afterwards.
+
+        The files of whole updates, which have no writer, are kept: the next round overwrites them.
+        """
+        with self._lock:
+            self._unfinished.drop_where(lambda key: (key.run_id, key.round) == (run_id, round))
+        folder, doing = self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}"
+        with suppress(OSError):  # files that cannot be kept, as on a full disk, are removed below
+            self._spares.add(list(folder.glob("exchange-*/*.update")))
+        remove_folder(folder, doing)
+
+    def remove_run(self, run_id: str) -> None:
+        """Remove all updates of a run, and the spare files."""
+        self.make_room()
+        with self._lock:
+            self._unfinished.drop_where(lambda key: key.run_id == run_id)
+        remove_folder(run_folder(self._directory, run_id), f"remove the spool of run {run_id!r}")
+
+    def remove_unfinished(self, client_id: str) -> None:
+        """Remove a client's unfinished uploads, except those that are open."""
+        with self._lock:
+            idle = [key for key in self._unfinished.of(client_id) if not self._is_open(key)]
+            self._unfinished.drop(idle)
+            for key in idle:
+                self._remove_part(key)
+
+    def make_room(self) -> bool:
+        """Remove the spare files. Returns False if there are none."""
+        with disk_errors(f"make room in {self._directory}"):
+            return self._spares.clear()
+
+    def sweep(self) -> list[Leftover]:
+        """At the start, before any upload is open: all updates, by path. Parts without notes are removed."""
+        found = []
+        with disk_errors(f"sweep the spool {self._directory}"):
+            for path in sorted(self._directory.glob("run-*/round-*/exchange-*/*")):
+                if leftover := self._leftover(path):
+                    found.append(leftover)
+                    if not leftover.whole:
+                        self._unfinished.add(leftover.key, path.stat().st_size)
+                elif path.suffix == ".part" or (path.suffix == ".kept" and not path.with_suffix(".part").exists()):
+                    path.unlink()
+        return found
+
+    def _opened(self, paths: PartPaths, digest: bytes, size: int) -> PartFile:
+        """A part file. The spare files are removed if the disk is full."""
+        try:
+            return PartFile(paths, digest, size, self._shared)
+        except StoreFull:
+            if not self.make_room():
+                raise
+            return PartFile(paths, digest, size, self._shared)
+
+    def _leftover(self, path: Path) -> Leftover | None:
+        """The update in a file of the spool; None for other files and for notes."""
+        folders = _FOLDERS.fullmatch(path.parent.relative_to(self._directory).as_posix())
+        if folders is None:
+            return None
+        place = folders["run"], int(folders["round"]), int(folders["exchange"])
+        if whole := _FINAL.fullmatch(path.name):
+            return Leftover(SpoolKey(*place, whole["client"]), bytes.fromhex(whole["digest"]), whole=True)
+        noted = noted_update(path.with_suffix(".kept"))
+        if path.suffix == ".part" and noted:
+            return Leftover(SpoolKey(*place, path.name.removesuffix(".part")), noted[0], whole=False)
+        return None
+
+    def _remove_excess(self, key: SpoolKey, size: int) -> None:
+        """Remove the client's oldest unfinished uploads over the limit. Raises TooManyUnfinished."""
+        with self._lock:
+            self._unfinished.drop([each for each in self._unfinished.of(key.client_id) if self._is_over(each)])
+            for other in self._unfinished.excess(key, size, self._unfinished_limit):
+                if self._unfinished.excess(key, size, self._unfinished_limit) and not self._is_open(other):
+                    self._remove_part(other)
+                    self._unfinished.drop([other])
+            if self._unfinished.excess(key, size, self._unfinished_limit):
+                raise TooManyUnfinished(f"{key.client_id} has too many uploads open already")
+            self._unfinished.add(key, size)
+
+    def _is_open(self, key: SpoolKey) -> bool:
+        """Whether the upload has a writer. The caller holds the lock."""
+        part = self._parts.get(key)
+        return key in self._parts and (part is None or not part.closed)
+
+    def _is_over(self, key: SpoolKey) -> bool:
+        """Whether an upload was sealed or discarded. The caller holds the lock."""
+        return not self._is_open(key) and not self._part_of(key).part.exists()
+
+    def _remove_part(self, key: SpoolKey) -> None:
+        with disk_errors(f"remove the upload {key}"):
+            self._part_of(key).remove_part()
+
+    def _part_of(self, key: SpoolKey) -> PartPaths:
+        return self._paths(key, b"\0")  # the digest is no part of an unfinished upload's name
+
+    def _reserve(self, key: SpoolKey) -> None:
+        with self._lock:
+            self._parts = {each: part for each, part in self._parts.items() if part is None or not part.closed}
+            if key in self._parts:
+                raise PartBusy(f"the upload {key} has a writer already: close that one first")
+            self._parts[key] = None
+
+    def _round(self, run_id: str, round: int) -> Path:
+        if round < 0:
+            raise StoreError(f"a round is 0 or more; got {round}")
+        return run_folder(self._directory, run_id) / f"round-{round:06d}"
+
+    def _paths(self, key: SpoolKey, digest: bytes) -> PartPaths:
+        client = check_id(key.client_id, "a client id")
+        if key.exchange < 0 or not 1 <= len(digest) <= 64:
+            raise StoreError(
+                f"expected an exchange of 0 or more and a digest of 1 to 64 bytes; got exchange {key.exchange} and "
+                f"{len(digest)} bytes"
+            )
+        folder = self._round(key.run_id, key.round) / f"exchange-{key.exchange}"
+        final = folder / f"{client}.{digest.hex()}.update"
+        return PartPaths(part=folder / f"{client}.part", notes=folder / f"{client}.kept", final=final)

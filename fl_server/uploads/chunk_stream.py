@@ -1,0 +1,99 @@
+"""The messages of one upload, with limits on the waiting for them and on the number of chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+from fl_server.config import LimitsConfig
+from fl_server.errors import InvalidInput
+from fl_server.timeouts import TimeLimit
+from protos.chunks import ReadChunk
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import UpdateTrailer
+
+T = TypeVar("T")
+Request = pb.SubmitUpdateRequest | ReadChunk
+"""A message. A chunk may have either form: the parser of `ReadChunk` requires the usual order of its fields."""
+Requests = AsyncIterator[Request]
+
+_FREE_CHUNKS = 4096
+_LEAST_CHUNK_BYTES = 4096
+
+
+class StallTimeout:
+    """Ends a stream that is too slow: each `chunk_bytes` may take `stall_s` of waiting, in messages of any size.
+
+    Only waiting for the client counts, not the time that the coordinator's own disk takes.
+    """
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self.left_s = limits.stall_s
+        """Seconds of waiting left until a chunk's worth of bytes must have arrived."""
+        self._missing = limits.chunk_bytes
+
+    def __str__(self) -> str:
+        return f"less than a chunk of {self._limits.chunk_bytes} bytes came in {self._limits.stall_s:g} s"
+
+    async def wait(self, coming: Awaitable[T]) -> T:
+        """Await the next message. Raises TimeoutError when no time is left."""
+        began = time.monotonic()
+        try:
+            with TimeLimit(self.left_s):
+                return await coming
+        finally:
+            self.left_s = max(0.0, self.left_s - (time.monotonic() - began))
+
+    def received(self, count: int) -> None:
+        """Count bytes that arrived. A chunk's worth of them restores the whole time."""
+        self._missing -= count
+        if self._missing <= 0:
+            self.left_s, self._missing = self._limits.stall_s, self._limits.chunk_bytes
+
+
+class ChunkStream:
+    """The chunks of one upload, up to its trailer.
+
+    The number of chunks is limited: each costs a write and a note on the disk, however small it is.
+    """
+
+    def __init__(self, requests: Requests, size_bytes: int, limits: LimitsConfig) -> None:
+        self._requests = requests
+        self._most = self._left = _FREE_CHUNKS + size_bytes // _LEAST_CHUNK_BYTES
+        self.timeout = StallTimeout(limits)
+
+    async def next(self) -> Request:
+        """The next message. Raises TimeoutError when the client is too slow, StopAsyncIteration at the end."""
+        return await self.timeout.wait(anext(self._requests))
+
+    def chunk(self, request: Request) -> ReadChunk:
+        """Count the chunk in a message and return it. Raises InvalidInput for another part, or one chunk too many."""
+        if not self._left:
+            raise InvalidInput("chunk", f"{self._most} chunks of an upload at most: send larger ones", "one more")
+        self._left -= 1
+        chunk = chunk_of(request)
+        self.timeout.received(len(chunk.data))
+        return chunk
+
+
+def trailer_of(request: Request) -> UpdateTrailer | None:
+    """The trailer in a message; None in another part."""
+    return request.trailer if not isinstance(request, ReadChunk) and request.HasField("trailer") else None
+
+
+def part_of(request: Request | None) -> str:
+    """The name of the message's part."""
+    if request is None:
+        return "nothing"
+    return "chunk" if isinstance(request, ReadChunk) else request.WhichOneof("part") or "nothing"
+
+
+def chunk_of(request: Request) -> ReadChunk:
+    """The chunk in a message. Raises InvalidInput for another part."""
+    if isinstance(request, ReadChunk):
+        return request
+    if (part := part_of(request)) != "chunk":
+        raise InvalidInput("part", "a chunk or a trailer behind the header", part)
+    return ReadChunk(request.chunk.offset, request.chunk.data, request.chunk.crc32c)

@@ -1,0 +1,186 @@
+"""Image tasks with torchvision's data sets: Fashion-MNIST, EMNIST and CIFAR."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tasks.base import Examples, Shard, TaskError
+from tasks.built_in.augment import flip_and_crop, flip_and_cut
+from tasks.built_in.held_out import checked_fraction, split_shard
+from tasks.built_in.vision_files import (
+    Images,
+    cifar10,
+    cifar10_holds_out_batch_5,
+    cifar100,
+    emnist,
+    emnist_labels,
+    fashion_mnist,
+)
+from tasks.classifier import Classifier
+from tasks.models import (
+    PreActResNet18,
+    ResNet18,
+    emnist_cnn,
+    femnist_cnn,
+    grey_cnn,
+    grey_cnn_small,
+    lenet,
+    tutorial_cnn,
+)
+
+Augment = Callable[[Tensor], Tensor]
+NO_AUGMENTS: Mapping[str, Augment] = MappingProxyType({})
+
+
+class Vision(Classifier, ABC):
+    """The common part of the image tasks. Data is read when it is needed, and only the requested shard is kept.
+
+    data_root: a torchvision folder. download: fetch missing files. model: one of MODELS.
+    client_eval_fraction: share of each shard, in [0, 1), that is held out for evaluation on clients.
+    """
+
+    MODELS: ClassVar[Mapping[str, Callable[[int], nn.Module]]]
+    """Values of the option model -> builder, which takes the number of classes."""
+    AUGMENTS: ClassVar[Mapping[str, Augment]] = NO_AUGMENTS
+    """Augmentation of the training images by model; none for models that are not listed."""
+    MEAN: ClassVar[tuple[float, ...]]
+    STD: ClassVar[tuple[float, ...]]
+    num_classes: int = 10
+
+    def __init__(
+        self, data_root: str = "data", download: bool = False, model: str = "cnn", client_eval_fraction: float = 0.0
+    ) -> None:
+        if model not in self.MODELS:
+            raise TaskError(f'expected the option model to be one of {", ".join(self.MODELS)}, got "{model}"')
+        if not isinstance(download, bool):
+            raise TaskError(f"expected the option download to be true or false, got {download!r}")
+        self.data_root = Path(data_root).expanduser()
+        self.download = download
+        self.client_eval_fraction = checked_fraction(client_eval_fraction)
+        self._model = self.MODELS[model]
+        self._augment = self.AUGMENTS.get(model)
+
+    def model(self) -> nn.Module:
+        """A new model of the kind in the option model."""
+        return self._model(self.num_classes)
+
+    def train_data(self, shard: Shard) -> Examples:
+        """The shard without its held-out part, normalised."""
+        return self._normalised(self._shard_parts(shard)[0])
+
+    def eval_data(self, shard: Shard | None = None) -> Examples:
+        """The held-out images, or a shard's own held-out part, normalised."""
+        return self._normalised(Examples(*self._read(train=False)) if shard is None else self._shard_parts(shard)[1])
+
+    def train_labels(self) -> Tensor:
+        """Labels of the whole training set, without its images."""
+        return self._read(train=True)[1]
+
+    @abstractmethod
+    def _read(self, train: bool) -> Images:
+        """All images of the training or the held-out set."""
+
+    def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
+        images, labels = self._read(train=True)
+        return split_shard(shard.of(Examples(images, labels, self._augment)), self.client_eval_fraction)
+
+    def _normalised(self, images: Examples) -> Examples:
+        # After the shard is selected: a float takes four times the memory of a byte.
+        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (self.MEAN, self.STD))
+        return Examples((images.inputs / 255).sub_(mean).div_(std), images.targets, images.augment)
+
+
+class FashionMnist(Vision):
+    """Fashion-MNIST (Xiao et al., 2017): ten kinds of clothes, [n, 1, 28, 28], 60,000 training images."""
+
+    MODELS = MappingProxyType({"cnn": grey_cnn, "cnn-small": grey_cnn_small})
+    MEAN, STD = (0.2860,), (0.3530,)
+    held_out = "the official test set, 10,000 images"
+
+    def _read(self, train: bool) -> Images:
+        return fashion_mnist(self.data_root, train, self.download)
+
+
+class Emnist(Vision):
+    """EMNIST (Cohen et al., 2017), split by class: digits and letters, upright, [n, 1, 28, 28], pixels from 0 to 1.
+
+    697,932 training images, 116,323 held out; the class sizes differ widely.
+    """
+
+    MODELS = MappingProxyType({"cnn": emnist_cnn, "leaf-cnn": femnist_cnn})
+    MEAN, STD = (0.0,), (1.0,)
+    SPLIT = "byclass"
+    num_classes = 62
+    held_out = "the official test set of the split by class, 116,323 images"
+
+    def train_labels(self) -> Tensor:
+        """Labels of the whole training set, without its images, which take 547 MB."""
+        return emnist_labels(self.data_root, self.SPLIT, self.download)
+
+    def _read(self, train: bool) -> Images:
+        return emnist(self.data_root, self.SPLIT, train, self.download)
+
+
+class EmnistDigits(Emnist):
+    """The digits of EMNIST: 24,000 training images of each."""
+
+    SPLIT = "digits"
+    num_classes = 10
+    held_out = "the official test set of the digits, 40,000 images"
+
+
+class Cifar(Vision, ABC):
+    """The common part of the CIFAR tasks: [n, 3, 32, 32], mirrored and cropped at random in training.
+
+    Models whose names end in -24 train on random 24x24 crops and are evaluated on the centre crop.
+    """
+
+    MODELS = MappingProxyType(
+        {
+            "cnn": lenet,
+            "cnn-24": tutorial_cnn,
+            "resnet18-gn": ResNet18,
+            "resnet18-gn-cifar": partial(ResNet18, cifar_stem=True),
+            "resnet18-preact-24": PreActResNet18,
+        }
+    )
+    AUGMENTS = MappingProxyType({name: flip_and_cut if name.endswith("-24") else flip_and_crop for name in MODELS})
+
+
+class Cifar10(Cifar):
+    """CIFAR-10 (Krizhevsky, 2009): ten classes.
+
+    In a folder without the official test batch, batch 5 is held out and the 40,000 images of batches 1 to 4 are the
+    training set. `held_out` states which of the two applies.
+    """
+
+    MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
+
+    @property
+    def held_out(self) -> str:
+        """Description of `eval_data(None)`, for logs and results."""
+        if cifar10_holds_out_batch_5(self.data_root):
+            return "training batch 5, 10,000 images, NOT the official test set; trained on batches 1 to 4"
+        return "the official test set, 10,000 images"
+
+    def _read(self, train: bool) -> Images:
+        return cifar10(self.data_root, train, self.download)
+
+
+class Cifar100(Cifar):
+    """CIFAR-100 (Krizhevsky, 2009): a hundred classes with 500 training images each."""
+
+    MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    num_classes = 100
+    held_out = "the official test set, 10,000 images"
+
+    def _read(self, train: bool) -> Images:
+        return cifar100(self.data_root, train, self.download)

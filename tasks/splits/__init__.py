@@ -1,1 +1,0 @@
-"""The procedures that deal examples: arrays in, arrays out. `tasks.partition` checks, chooses and sorts."""

@@ -1,0 +1,120 @@
+"""Where `fl` finds its coordinator, and what it refuses to send in plain text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fl_ops.admin.settings import Certificates, Connection, Layer, file_path, from_environment, from_file, resolve
+from fl_ops.errors import UsageError
+from tests.fl_ops.conftest import FakeAdmin, Fl
+
+CA, CERT, KEY = Path("ca.crt"), Path("a.crt"), Path("a.key")
+PLAIN = Layer(insecure=True)
+
+
+def test_strongest_layer_wins() -> None:
+    """A flag beats the environment, which beats the file, key by key."""
+    file = Layer(server="file:1", ca=CA, cert=CERT, key=Path("file.key"))
+    environment = from_environment({"FL_ADMIN": "environment:2", "FL_KEY": "environment.key"})
+    flags = Layer(server="flag:3")
+    assert resolve([flags, environment, file]) == Connection("flag:3", Certificates(CA, CERT, Path("environment.key")))
+
+
+def test_default_server() -> None:
+    """Without an address it is the local coordinator's admin port."""
+    assert resolve([PLAIN]) == Connection("127.0.0.1:7071")
+
+
+def test_stronger_plain_text_beats_weaker_certificates() -> None:
+    """--insecure on the command line sets aside the certificates of the settings file."""
+    assert resolve([PLAIN, Layer(ca=CA, cert=CERT, key=KEY)]) == Connection("127.0.0.1:7071")
+
+
+def test_stronger_certificates_beat_weaker_plain_text() -> None:
+    """Certificates on the command line set aside the environment's FL_INSECURE."""
+    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).certificates == Certificates(CA, CERT, KEY)
+
+
+@pytest.mark.parametrize("server", ["localhost:1", "127.0.0.9:1", "[::1]:1"])
+def test_plain_text_on_this_machine(server: str) -> None:
+    """Plain text is allowed to loopback addresses."""
+    assert resolve([PLAIN, Layer(server=server)]).certificates is None
+
+
+@pytest.mark.parametrize("server", ["10.0.0.1:1", "fl.example.org:1", "localhost.example.org:1", "[::]:1"])
+def test_plain_text_elsewhere(server: str) -> None:
+    """Plain text to another machine is refused unless it is asked for by its second name too."""
+    with pytest.raises(UsageError, match="--insecure-remote"):
+        resolve([PLAIN, Layer(server=server)])
+    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).certificates is None
+
+
+def test_remote_alone_is_not_plain_text() -> None:
+    """--insecure-remote without --insecure still asks for certificates."""
+    with pytest.raises(UsageError, match="missing: --ca, --cert, --key"):
+        resolve([Layer(insecure_remote=True)])
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([Layer()], "missing: --ca, --cert, --key"),
+        ([Layer(ca=CA)], "missing: --cert, --key"),
+        ([Layer(ca=CA, insecure=True)], "--insecure means no certificates, but --ca"),
+        ([Layer(server="host"), PLAIN], "HOST:PORT"),
+        ([Layer(server="host:99999"), PLAIN], "HOST:PORT"),
+        ([Layer(server=":7071"), PLAIN], "HOST:PORT"),
+    ],
+)
+def test_contradictions(layers: list[Layer], expected: str) -> None:
+    """What does not make a connection is refused with what is missing or in conflict."""
+    with pytest.raises(UsageError, match=expected):
+        resolve(layers)
+
+
+def test_environment_truth() -> None:
+    """FL_INSECURE takes 1 and 0; anything else is named."""
+    assert from_environment({"FL_INSECURE": "0"}).insecure is False
+    with pytest.raises(UsageError, match="FL_INSECURE: expected 1 or 0, got 'maybe'"):
+        from_environment({"FL_INSECURE": "maybe"})
+
+
+def test_file(tmp_path: Path) -> None:
+    """Relative paths in the settings file count from its folder."""
+    file = tmp_path / "fl.toml"
+    file.write_text('server = "a:1"\nca = "pki/ca.crt"\ninsecure = false\n')
+    assert from_file(file) == Layer(server="a:1", ca=tmp_path / "pki/ca.crt", insecure=False)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """The settings file is optional."""
+    assert from_file(tmp_path / "fl.toml") == Layer()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("servr = 1", "unknown key 'servr'; known: server, ca"),
+        ("server = 1", "server: expected text, got 1"),
+        ('insecure = "yes"', "insecure: expected true or false"),
+        ("server", "cannot be read as TOML"),
+    ],
+)
+def test_wrong_file(tmp_path: Path, text: str, expected: str) -> None:
+    """A wrong settings file is named together with the key."""
+    file = tmp_path / "fl.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=rf"fl\.toml.*{expected}"):
+        from_file(file)
+
+
+def test_place_of_the_file(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`fl` reads impetus/fl.toml in the user's configuration folder."""
+    monkeypatch.delenv("FL_INSECURE")
+    path = file_path({"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    path.parent.mkdir(parents=True)
+    path.write_text("ca = 3")
+    assert "fl.toml: ca: expected text, got 3" in fl("run", "list").stderr
+    assert admin.requests == []

@@ -1,0 +1,58 @@
+"""A watch goes on after a lost connection, and fails at once where waiting would not help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fl_ops.admin.watching import watch
+from fl_ops.errors import NotFound, OpsError, Unreachable
+from fl_ops.render.progress import Lost
+from protos.fl.v1 import admin_pb2
+
+RUNNING = admin_pb2.WatchRunResponse(event="snapshot", run=admin_pb2.RunStatus(state=admin_pb2.RUN_STATE_RUNNING))
+DONE = admin_pb2.WatchRunResponse(event="state", run=admin_pb2.RunStatus(state=admin_pb2.RUN_STATE_COMPLETED))
+Call = list[admin_pb2.WatchRunResponse | OpsError]
+
+
+def calls(*streams: Call) -> Callable[[], Iterator[admin_pb2.WatchRunResponse]]:
+    """Opens one stream after the other; an error in a stream is raised there."""
+    left = iter(streams)
+
+    def follow() -> Iterator[admin_pb2.WatchRunResponse]:
+        for each in next(left):
+            if isinstance(each, OpsError):
+                raise each
+            yield each
+
+    return follow
+
+
+def test_it_goes_on_after_outages() -> None:
+    """Each outage is noted once, however often the address is tried; waits grow to ten seconds and start again."""
+    waits: list[float] = []
+    down: list[Call] = [[Unreachable("down")] for _ in range(6)]
+    follow = calls([RUNNING, Unreachable("cut")], *down, [RUNNING], [RUNNING, DONE])
+    seen = list(watch(follow, waits.append))
+    assert seen == [RUNNING, Lost("cut"), RUNNING, Lost("the coordinator closed the connection"), RUNNING, DONE]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 0.5]
+
+
+def test_a_wrong_address_is_reported_at_once() -> None:
+    """Nothing has answered there before, so the address is probably wrong."""
+    with pytest.raises(Unreachable, match="nobody"):
+        list(watch(calls([Unreachable("nobody")])))
+
+
+def test_a_refusal_ends_the_wait() -> None:
+    """A coordinator that answers otherwise is no outage: for example its state directory is another one."""
+    with pytest.raises(NotFound):
+        list(watch(calls([RUNNING], [NotFound("no run")]), lambda _seconds: None))
+
+
+def test_the_event_with_the_reason_of_the_end_is_not_missed() -> None:
+    """An event before it already has the status of the ended run. Without the event the end of the stream counts."""
+    evaluated = admin_pb2.WatchRunResponse(event="evaluated", run=DONE.run)
+    assert list(watch(calls([RUNNING, evaluated, DONE]))) == [RUNNING, evaluated, DONE]
+    assert list(watch(calls([RUNNING, evaluated]))) == [RUNNING, evaluated]

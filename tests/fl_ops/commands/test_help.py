@@ -1,0 +1,148 @@
+"""The help of `fl` and of `fl-client`: examples that parse, true defaults, no noise; and completion in a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import tasks
+from fl_client.setup import commands as client_commands
+from fl_ops.admin import settings
+from fl_ops.commands import completion
+from fl_ops.commands.cli import app
+from fl_ops.demo.settings import DemoSettings
+from fl_ops.simulate.settings import SimulationSection
+from protos.fl.v1 import admin_pb2
+from tests.docs.pages import check_fl_client_command, check_fl_command
+from tests.fl_ops.conftest import FakeAdmin
+
+ROOT = Path(__file__).parents[3]
+
+
+def commands(group: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command of a program with its words, groups too."""
+    yield names, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*names, name))
+
+
+FL = dict(commands(typer.main.get_command(app), ("fl",)))
+CLIENT = dict(commands(typer.main.get_command(client_commands.app), ("fl-client",)))
+LEAVES = {words: command for words, command in {**FL, **CLIENT}.items() if not hasattr(command, "commands")}
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_has_examples_that_parse(words: tuple[str, ...]) -> None:
+    """The examples at the end of the help are command lines of this command."""
+    heading, *lines = LEAVES[words].epilog.split("\n\n")
+    assert heading == ("Example:" if len(lines) == 1 else "Examples:")
+    for line in lines:
+        given = shlex.split(line)
+        assert tuple(given[: len(words)]) == words
+        (check_fl_command if words[0] == "fl" else check_fl_client_command)(given[1:])
+
+
+@pytest.mark.parametrize("words", FL, ids=" ".join)
+def test_a_switch_has_no_type(words: tuple[str, ...]) -> None:
+    """Nobody types a value after --json."""
+    result = CliRunner().invoke(app, [*words[1:], "--help"])
+    assert result.exit_code == 0
+    assert "bool" not in result.stdout
+    assert "--help" in result.stdout
+
+
+SERVER = {words for words, command in FL.items() if any(each.name == "server" for each in command.params)}
+DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
+    **{(words, "server"): settings.DEFAULT_SERVER == "127.0.0.1:7071" for words in SERVER},
+    (("fl", "run", "show"), "target"): True,  # test_target.py
+    (("fl", "run", "evaluations"), "number"): True,  # test_evaluations.py
+    (("fl", "run", "list"), "limit"): True,  # of no limit or of all: tested with the pages of lists
+    (("fl", "run", "show"), "limit"): True,
+    (("fl", "clients", "list"), "state"): True,
+    (("fl", "compare"), "out"): True,  # test_compare.py
+    (("fl", "compare"), "cells"): True,
+    (("fl", "demo"), "algorithm"): DemoSettings.algorithms == ("fedcm", "fedavg"),
+    (("fl-client", "init"), "ca"): True,  # test_init.py
+    (("fl-client", "init"), "cert"): True,
+    (("fl-client", "init"), "key"): True,
+    (("fl-client", "init"), "yes"): True,  # of no option in particular
+}
+"""Options whose help names a default in words -> whether the code has the same."""
+
+
+def test_defaults_in_words_are_true() -> None:
+    """Each has an entry above. Others are printed by the library from the code."""
+    named = {
+        (words, each.name)
+        for words, command in {**FL, **CLIENT}.items()
+        for each in command.params
+        if "default" in (getattr(each, "help", None) or "").lower()
+    }
+    assert named == {key for key, true in DEFAULTS.items() if true}
+
+
+def test_the_defaults_of_a_simulation_are_true() -> None:
+    """`fl simulate --help` has each key of [simulation] with the value that the code uses."""
+    text = " ".join(FL["fl", "simulate"].help.split())
+    named = re.search(r"defaults of \\\[simulation\] are (.*?); docs", text)
+    assert named
+    toml = re.sub(r"(, | and )(?=\w+ = )", "\n", named[1])
+    assert tomllib.loads(toml) == {name: each.default for name, each in SimulationSection.model_fields.items()}
+
+
+def test_completed_task_names_are_the_built_in_tasks() -> None:
+    """They are repeated in the command, so that it starts without torch."""
+    assert completion.TASKS == tuple(tasks.BUILT_IN)
+
+
+def complete(line: str, address: str) -> list[str]:
+    """What bash gets for the last word of a command line."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("FL_")},
+        "_FL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "FL_ADMIN": address, "FL_INSECURE": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "fl_ops"], env=environment, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("fl run show di", ["digits-2", "digits-1"]),
+        ("fl export wi", ["wine"]),
+        ("fl clients ban edge-1", ["edge-1", "edge-10"]),
+        ("fl partition cif", ["cifar10", "cifar100"]),
+        ("fl run sho", ["show"]),
+    ],
+)
+def test_completion(admin: FakeAdmin, line: str, expected: list[str]) -> None:
+    """Names of runs and clients come from the coordinator, the newest run first."""
+    admin.responses["ListRuns"] = admin_pb2.ListRunsResponse(
+        runs=[admin_pb2.RunStatus(run_id=name) for name in ("digits-1", "wine", "digits-2")]
+    )
+    admin.responses["ListClients"] = admin_pb2.ListClientsResponse(
+        clients=[admin_pb2.ClientStatus(client_id=f"edge-{number}") for number in (1, 2, 10)]
+    )
+    assert complete(line, admin.address) == expected
+
+
+def test_completion_without_a_coordinator() -> None:
+    """A port that accepts connections and never answers gives no names and no error, in the time of the limit."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert complete("fl run show di", f"127.0.0.1:{silent.getsockname()[1]}") == []

@@ -1,0 +1,86 @@
+"""The rules for buffers of an update: variances, distances and counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_server.admission import buffers
+from fl_server.admission.buffers import BadBuffer, BufferRules, most_counted
+from fl_server.admission.norms import RelativeNorm
+from protos.codec import Layout, pack
+
+SENT = {
+    "w": torch.zeros(2),
+    "norm.running_mean": torch.tensor([1.0, 2.0]),
+    "norm.running_var": torch.tensor([1.0, 1.0]),
+    "norm.num_batches_tracked": torch.tensor(7),
+    "queue": torch.tensor([5, 0], dtype=torch.int32),
+}
+LAYOUT = Layout.of(SENT, trainable=("w",))
+BOUNDED = BufferRules(SENT, bounded=True, most=10)
+
+
+def check(tmp_path: Path, rules: BufferRules = BOUNDED, **changes: torch.Tensor) -> float | None:
+    """The distance of an update with these buffers."""
+    changed = {name.replace("_of_", "."): value for name, value in changes.items()}
+    (tmp_path / "x").write_bytes(pack({**SENT, **changed}, LAYOUT))
+    return rules.check(tmp_path / "x", LAYOUT.entries)
+
+
+@pytest.mark.parametrize("block", [1, 1 << 16])
+def test_the_distance_is_from_the_buffers_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """|(3, 4)| = 5 for any trained values and any block size; 0 for unchanged buffers."""
+    monkeypatch.setattr(buffers, "_BLOCK", block)
+    assert check(tmp_path, norm_of_running_mean=torch.tensor([4.0, 6.0]), w=torch.ones(2)) == 5.0
+    assert check(tmp_path) == 0.0
+
+
+def test_a_model_without_floating_buffers_has_no_distance(tmp_path: Path) -> None:
+    """None and not 0: there is nothing to record."""
+    (tmp_path / "x").touch()
+    assert BufferRules({}, bounded=True).check(tmp_path / "x", ()) is None
+
+
+def test_a_variance_is_not_negative(tmp_path: Path) -> None:
+    """Also in a run without limits. 0 is a valid variance."""
+    distance = check(tmp_path, norm_of_running_var=torch.zeros(2))
+    assert distance is not None
+    assert distance > 0
+    for rules in (BOUNDED, BufferRules(SENT)):
+        with pytest.raises(BadBuffer, match=r"'norm.running_var': expected a variance of 0 or more, got -0.5"):
+            check(tmp_path, rules, norm_of_running_var=torch.tensor([1.0, -0.5]))
+
+
+def test_a_distance_is_limited_by_committed_rounds(tmp_path: Path) -> None:
+    """At most 100 times their median; without limits any distance passes."""
+    far = torch.tensor([1.0, 103.0])
+    limited = BufferRules(SENT, bounded=True, limit=RelativeNorm(100.0, 1.0))
+    with pytest.raises(BadBuffer, match=r"distance of 100 at most \(100 times the median .*, got 101"):
+        check(tmp_path, limited, norm_of_running_mean=far)
+    assert check(tmp_path, BOUNDED, norm_of_running_mean=far) == 101.0
+
+
+def test_a_distance_is_limited_before_rounds_are_committed(tmp_path: Path) -> None:
+    """No training moves buffers by 1e15 times their norm."""
+    far = torch.tensor([1.0, 1e30])
+    with pytest.raises(BadBuffer, match=r"1e\+15 times 1 \+ the norm of those sent"):
+        check(tmp_path, norm_of_running_mean=far)
+    assert check(tmp_path, BufferRules(SENT), norm_of_running_mean=far) == pytest.approx(1e30)
+
+
+@pytest.mark.parametrize("count", [18, 2**62, -1, -(2**62)])
+def test_a_count_grows_at_most_by_the_work_done(tmp_path: Path, count: int) -> None:
+    """From 7 by 10 at most, and not below 0. Values near the limits of the type are refused too."""
+    with pytest.raises(BadBuffer, match=r"'norm.num_batches_tracked': expected whole numbers of 17 at most"):
+        check(tmp_path, norm_of_num_batches_tracked=torch.tensor(count))
+    assert check(tmp_path, norm_of_num_batches_tracked=torch.tensor(17)) == 0.0
+    assert check(tmp_path, queue=torch.tensor([0, 9], dtype=torch.int32)) == 0.0
+    assert check(tmp_path, BufferRules(SENT), norm_of_num_batches_tracked=torch.tensor(count)) == 0.0
+
+
+def test_the_largest_growth_of_a_count() -> None:
+    """Four times the examples of all batches, the client's examples and one batch."""
+    assert most_counted(steps=10, examples=50, batch_size=16) == 4 * (160 + 50 + 16)

@@ -1,0 +1,141 @@
+"""The admission gate: refused headers and files, with reason and message."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fl_server.admission import digest_and_norms as module
+from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
+from fl_server.aggregation.shapes import UpdateShape
+from protos.codec import Layout, digest_message, digest_of, pack
+from protos.fl.v1 import training_pb2 as pb
+
+TENSORS = {"w": torch.tensor([3.0, 4.0]), "b": torch.zeros(0), "mean": torch.tensor([100.0]), "n": torch.tensor(7)}
+LAYOUT = Layout.of(TENSORS, trainable=("w", "b"))
+TRAINABLE = Layout.of({name: TENSORS[name] for name in ("w", "b")}, trainable=("w", "b"))
+SHAPE = UpdateShape.of(["delta"], LAYOUT, TRAINABLE)
+
+
+def gate(**changes: Any) -> AdmissionGate:
+    """A gate with these rules."""
+    usual: dict[str, Any] = {"shape": SHAPE, "max_bytes": 1000, "max_norm": 0.0, "clip_norm": 0.0, "state_epoch": 0}
+    return AdmissionGate(**{**usual, **changes})
+
+
+def header(layout: Layout = LAYOUT, **changes: Any) -> pb.UpdateHeader:
+    """A good header with these changes."""
+    payload = pb.Payload(kind=pb.PAYLOAD_KIND_DELTA, manifest=layout.to_manifest())
+    values: dict[str, Any] = {
+        "payloads": [payload], "size_bytes": layout.size_bytes, "digest": digest_message(bytes(32)),
+        "num_examples": 1, "num_steps": 1,
+    }  # fmt: skip
+    return pb.UpdateHeader(**{**values, **changes})
+
+
+def layout_of(**tensors: torch.Tensor) -> Layout:
+    """A layout of these tensors."""
+    return Layout.of(tensors, trainable=[name for name in tensors if name in {"w", "b"}])
+
+
+DELTA = pb.Payload(kind=pb.PAYLOAD_KIND_DELTA, manifest=LAYOUT.to_manifest())
+OTHER = pb.Payload(kind=cast(pb.PayloadKind, 99), manifest=LAYOUT.to_manifest())
+
+
+def test_a_good_header_passes() -> None:
+    """Unchanged, with the largest number of examples, and with another epoch for a gate of that epoch."""
+    gate().check_header(header())
+    gate().check_header(header(num_examples=2**53))
+    gate(state_epoch=2).check_header(header(state_epoch=2))
+
+
+@pytest.mark.parametrize(
+    ("received", "reason", "message"),
+    [
+        (
+            header(num_examples=0),
+            "HEADER",
+            "expected 1 to 9007199254740992 examples and at least one step, got 0 and 1",
+        ),
+        (header(num_examples=2**53 + 1), "HEADER", "got 9007199254740993 and 1"),
+        (header(num_steps=0), "HEADER", "got 1 and 0"),
+        (header(state_epoch=3), "STATE_EPOCH", "expected client state of epoch 0, got 3: it restarts from zero"),
+        (header(payloads=[]), "LAYOUT", "expected the payloads DELTA, got nothing"),
+        (header(payloads=[DELTA, OTHER]), "LAYOUT", "got DELTA, 99"),
+        (header(layout_of(w=torch.zeros(2))), "LAYOUT", "tensor 'b': expected shape .*, but it is missing"),
+        (header(layout_of(**{f"w{at}": torch.zeros(0) for at in range(41)})), "LAYOUT", r"expected \d tensors, got 41"),
+        (
+            header(layout_of(**{**TENSORS, "w": torch.zeros(3)})),
+            "LAYOUT",
+            "tensor 'w': expected shape .2,. float32, got",
+        ),
+        (header(size_bytes=4), "SIZE", "expected 24 bytes .limit 1000., got 4"),
+        (header(digest=pb.UpdateHeader().digest), "DIGEST", "expected digest algorithm BLAKE3_256, got number 0"),
+    ],
+)
+def test_a_wrong_header_is_refused(received: pb.UpdateHeader, reason: str, message: str) -> None:
+    """With the reason for programs and a message for people."""
+    with pytest.raises(UpdateRefused, match=message) as refused:
+        gate().check_header(received)
+    assert refused.value.reason == getattr(pb, f"REFUSAL_REASON_{reason}")
+
+
+def test_a_model_over_the_limit_is_refused() -> None:
+    """Also if layout and size agree: the tensors of the manifest are not parsed."""
+    with pytest.raises(UpdateRefused, match="expected at most 20 bytes, got size_bytes 24"):
+        gate(max_bytes=20).check_header(header())
+
+
+def written(tmp_path: Path, **changes: torch.Tensor) -> tuple[Path, bytes]:
+    """A file of an update with these tensors, and its digest."""
+    data = pack({**TENSORS, **changes}, LAYOUT)
+    (tmp_path / "x").write_bytes(data)
+    return tmp_path / "x", digest_of(data)
+
+
+@pytest.mark.parametrize("block", [4, 1 << 20])
+def test_the_norm_is_of_the_trainable_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """|(3, 4)| = 5 for any buffers and any block size."""
+    monkeypatch.setattr(module, "READ_BYTES", block)
+    assert gate().check_file(*written(tmp_path))["delta"] == 5.0
+
+
+def test_a_norm_equal_to_the_limit_passes(tmp_path: Path) -> None:
+    """A norm of 5 passes with a limit of 5, and not with 4.9."""
+    assert gate(max_norm=5.0).check_file(*written(tmp_path))["delta"] == 5.0
+    with pytest.raises(UpdateRefused, match="expected an update of norm 4.9 at most, got 5") as refused:
+        gate(max_norm=4.9).check_file(*written(tmp_path))
+    assert refused.value.reason == pb.REFUSAL_REASON_NORM
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["w", "mean"])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    """In trainable tensors and in buffers. The message names the tensor."""
+    tensor = TENSORS[name].clone()
+    tensor[-1] = value
+    with pytest.raises(
+        UpdateRefused, match=f"tensor '{name}': expected finite values, got a NaN or an infinity"
+    ) as refused:
+        gate().check_file(*written(tmp_path, **{name: tensor}))
+    assert refused.value.reason == pb.REFUSAL_REASON_NOT_FINITE
+
+
+def test_the_largest_float32_is_finite(tmp_path: Path) -> None:
+    """Its square overflows float32, so the sum is computed in float64."""
+    largest = torch.full((2,), torch.finfo(torch.float32).max)
+    norm = gate().check_file(*written(tmp_path, w=largest))["delta"]
+    assert norm == pytest.approx(math.sqrt(2) * torch.finfo(torch.float32).max)
+
+
+def test_a_wrong_digest_is_refused(tmp_path: Path) -> None:
+    """The message has both digests."""
+    path, digest = written(tmp_path)
+    with pytest.raises(WrongDigest, match="expected bytes with the digest blake3:0000.*, got blake3:") as wrong:
+        gate().check_file(path, bytes(32))
+    assert wrong.value.reason == pb.REFUSAL_REASON_DIGEST
+    assert digest.hex() in str(wrong.value)

@@ -1,0 +1,150 @@
+"""Runs with models of bfloat16 and float16: the server's float32 master, what is sent, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import algorithms as fl
+from fl_server.aggregation.broadcast import make_broadcast
+from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.server_update import Diverged
+from fl_server.run_spec import from_values
+from fl_server.store.checkpoints import Checkpoints
+from protos.codec import pack
+from tests.fl_server.aggregation.test_engine import engine as tiny_engine
+from tests.fl_server.aggregation.test_engine import same, same_snapshot, updates
+
+LOW = [torch.bfloat16, torch.float16]
+LAYER = "first.weight"
+
+
+def engine(dtype: torch.dtype, start: float = 1.0, method: str = "fedavg", **sections: Any) -> Engine:
+    """An engine for a model of one number of this dtype."""
+
+    def model() -> nn.Module:
+        layer = nn.Linear(1, 1, bias=False, dtype=dtype)
+        nn.init.constant_(layer.weight, start)
+        return layer
+
+    task: Any = SimpleNamespace(model=model)
+    return Engine(from_values({"task": {"name": "one"}, "algorithm": {"name": method}, **sections}), task)
+
+
+def after(engine: Engine, snapshot: Snapshot, deltas: Sequence[float], folder: Path) -> Snapshot:
+    """The snapshot after rounds of one client with these deltas."""
+    for delta in deltas:
+        path = folder / "update"
+        path.write_bytes(pack({"weight": torch.tensor([[delta]], dtype=engine.layout.entries[0].dtype)}, engine.layout))
+        snapshot, _ = engine.server_update(snapshot, [fl.UpdateInfo("a", 1, 1)], [path])
+    return snapshot
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("method", ["fedavg", "fedavgm", "fedadam"])
+def test_small_movements_add_up_as_in_float32(tmp_path: Path, method: str, dtype: torch.dtype) -> None:
+    """Each of 200 movements is below half a step of the model's numbers. Clients get the nearest of these numbers."""
+    delta = torch.tensor(0.0001, dtype=dtype).item()
+    low, high = engine(dtype, method=method), engine(torch.float32, method=method)
+    got, expected = (after(each, each.first(), [delta] * 200, tmp_path) for each in (low, high))
+    same(got.state.x, expected.state.x)
+    for symbol, tensors in expected.state.memory.items():
+        same(got.state.memory[symbol], tensors)
+    assert got.state.x["weight"].item() > 1.0199
+    assert torch.equal(got.parameters["weight"], expected.state.x["weight"].to(dtype))
+    assert got.parameters["weight"].item() > 1.015
+
+
+def test_clients_get_the_model_s_dtypes_from_its_own_memory() -> None:
+    """The layout is that of the task's model, and the bundle is the memory of the kept parameters."""
+    tested = tiny_engine("bfloat16")
+    snapshot = tested.first()
+    model, direction = tested.outgoing(snapshot)
+    assert {str(entry.dtype) for entry in model.layout.entries} == {"torch.bfloat16", "torch.float32", "torch.int64"}
+    assert direction.tensors[LAYER].dtype == torch.bfloat16
+    sent = make_broadcast(model, 1 << 20)
+    snapshot.rounded[LAYER].fill_(2.0)
+    assert torch.frombuffer(bytearray(sent.bundle), dtype=torch.bfloat16)[0] == 2.0
+
+
+@pytest.mark.parametrize("method", ["fedcm", "fedadam", "scaffold", "qg"])
+def test_the_bits_are_those_of_the_algorithms_in_memory(tmp_path: Path, method: str) -> None:
+    """Of x and every memory, for a model that has a layer of low precision and one of float32."""
+    tested = tiny_engine("bfloat16", algorithm={"name": method}, population=3, round={"clients_per_round": 3})
+    snapshot = tested.first()
+    state = snapshot.state
+    for _ in range(3):
+        cohort, paths, tensors = updates(tested, tmp_path)
+        snapshot, _ = tested.server_update(snapshot, cohort, paths)
+        info = tested._round_info(snapshot.round, 3)
+        sent = [(each, delta) for each, (delta, _) in zip(cohort, tensors, strict=True)]
+        state = fl.apply_updates(tested.algorithm, state, sent, info)
+        same(snapshot.state.x, state.x)
+        for symbol, expected in state.memory.items():
+            same(snapshot.state.memory[symbol], expected)
+        same(snapshot.parameters, state.as_sent(state.x))
+
+
+def test_a_checkpoint_keeps_the_master(tmp_path: Path) -> None:
+    """What is read is what was saved, the file of the model has the model's dtype, and the format is a new one."""
+    tested = tiny_engine("bfloat16")
+    cohort, paths, _ = updates(tested, tmp_path)
+    made, _ = tested.server_update(tested.first(), cohort, paths)
+    saved = Checkpoints(tmp_path / "saved")
+    folder = saved.save("r", 0, tested.to_checkpoint(made, {}))
+    read = saved.latest("r")
+    assert read is not None
+    assert (list(read.master), read.model[LAYER].dtype) == (["first.weight", "first.bias"], torch.bfloat16)
+    assert not torch.equal(read.master[LAYER], read.model[LAYER].float())
+    again = tested.from_checkpoint(read)
+    same_snapshot(again, made)
+    same(again.parameters, made.parameters)
+    assert json.loads((folder / "meta.json").read_text())["format"] == 2
+
+
+def test_a_checkpoint_without_a_master_is_continued(tmp_path: Path) -> None:
+    """One of an older version: model and memory in the model's dtypes. The master starts with these values."""
+    tested = tiny_engine("bfloat16")
+    cohort, paths, _ = updates(tested, tmp_path)
+    made, _ = tested.server_update(tested.first(), cohort, paths)
+    whole = tested.to_checkpoint(made, {"round": 0})
+    low = {symbol: made.state.as_sent(dict(tensors)) for symbol, tensors in whole.memory.items()}
+    old = tested.from_checkpoint(replace(whole, memory=low, master={}))
+    same(old.parameters, made.parameters)
+    same(old.state.x, {name: tensor.float() for name, tensor in made.parameters.items()})
+    assert {tensor.dtype for tensors in old.state.memory.values() for tensor in tensors.values()} == {torch.float32}
+    following, _ = tested.server_update(old, cohort, paths)
+    assert following.round == 1
+
+
+def test_models_of_float32_have_no_master(tmp_path: Path) -> None:
+    """The state is the model that is sent: no copy in memory, no file, and the format that older versions read."""
+    tested = tiny_engine("batchnorm")
+    first = tested.first()
+    assert first.rounded == {}
+    assert all(first.parameters[name] is tensor for name, tensor in first.state.x.items())
+    folder = Checkpoints(tmp_path).save("r", -1, tested.to_checkpoint(first, {}))
+    meta = json.loads((folder / "meta.json").read_text())
+    assert (meta["format"], sorted(meta["files"])) == (1, ["memory-Delta.safetensors", "model.safetensors"])
+
+
+def test_a_model_that_its_dtype_cannot_hold_has_diverged(tmp_path: Path) -> None:
+    """60,000 + 6,000 is more than the largest float16, though not too much for the master."""
+    tested = engine(torch.float16, 60_000.0)
+    with pytest.raises(Diverged, match="the model as float16 of round 0 is not finite; the first model stays"):
+        after(tested, tested.first(), [6_000.0], tmp_path)
+
+
+def test_a_direction_that_its_dtype_cannot_hold_has_diverged(tmp_path: Path) -> None:
+    """FedCM's momentum is the delta over rate and steps: 10 / 0.0001."""
+    tested = engine(torch.float16, method="fedcm", local={"learning_rate": 0.0001, "steps": 1})
+    with pytest.raises(Diverged, match="the direction as float16 of round 0 is not finite"):
+        after(tested, tested.first(), [10.0], tmp_path)

@@ -1,0 +1,98 @@
+"""The task's module holds values only while it is in use."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+
+import algorithms as fl
+from fl_server.aggregation.task_model import TaskModel
+from tasks import Task
+
+
+class Tied(nn.Module):
+    """A tied weight, a view of it, a buffer that is saved and one that is not."""
+
+    seen: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(2, 2, bias=False)
+        self.two = nn.Linear(2, 2, bias=False)
+        self.two.weight = self.one.weight
+        self.row = self.one.weight.detach()[0]
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("table", torch.rand(4), persistent=False)
+
+
+class TiedTask:
+    """A task of which only the model is used."""
+
+    def model(self) -> nn.Module:
+        """The module above."""
+        return Tied()
+
+
+@pytest.fixture
+def model() -> TaskModel:
+    """The task's model with seed 5."""
+    return TaskModel(cast(Task, TiedTask()), 5)
+
+
+def first(model: TaskModel) -> fl.ModelState:
+    """Copies of the initial values."""
+    with model.first() as values:
+        return fl.ModelState(
+            *({n: t.clone() for n, t in part.items()} for part in (values.trainable, values.buffers, {}))
+        )
+
+
+def bytes_of(model: TaskModel) -> int:
+    """Bytes that the tensors of the state_dict hold now."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in {*model._module.state_dict().values()})
+
+
+def test_values_are_released_and_filled_again(model: TaskModel) -> None:
+    """No memory is held before and after. Tied weights and views have the filled values; the table is unchanged."""
+    values = first(model)
+    assert isinstance(model._module, Tied)
+    table = model._module.table.clone()
+    assert bytes_of(model) == 0
+    with model.filled(values) as module:
+        assert isinstance(module, Tied)
+        assert torch.equal(module.two.weight, values.trainable["one.weight"])
+        assert torch.equal(module.row, values.trainable["one.weight"][0])
+        assert torch.equal(module.table, table)
+    assert bytes_of(model) == 0
+
+
+def test_a_module_cannot_change_the_given_values(model: TaskModel) -> None:
+    """It works on copies."""
+    values = first(model)
+    before = values.trainable["one.weight"].clone()
+    with torch.no_grad(), model.filled(values) as module:
+        assert isinstance(module, Tied)
+        module.one.weight.zero_()
+        module.seen.fill_(1.0)
+    assert torch.equal(values.trainable["one.weight"], before)
+    assert not values.buffers["seen"].any()
+
+
+def test_values_are_released_when_an_evaluation_fails(model: TaskModel) -> None:
+    """The module is empty afterwards, and can be filled again."""
+    values = first(model)
+    with pytest.raises(ZeroDivisionError), model.filled(values):
+        raise ZeroDivisionError
+    assert bytes_of(model) == 0
+    with model.filled(values) as module:
+        assert isinstance(module, Tied)
+        assert torch.equal(module.one.weight, values.trainable["one.weight"])
+
+
+def test_the_initial_values_can_be_read_again(model: TaskModel) -> None:
+    """An empty module is built again from the same seed."""
+    assert torch.equal(first(model).trainable["one.weight"], first(model).trainable["one.weight"])

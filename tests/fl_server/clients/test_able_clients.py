@@ -1,0 +1,95 @@
+"""The able clients of a task, which are kept up to date client by client."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_server.clients import eligibility as module
+from fl_server.clients.eligibility import AbleClients, fits
+from fl_server.clients.fleet import Fleet
+from protos.fl.v1 import coordinator_pb2 as pb
+from tests.fl_server.devices import Device
+from tests.fl_server.fleet_checks import OFFER
+from tests.fl_server.harness import World
+
+NORTH = {"site": "north"}
+
+
+def test_only_changed_clients_are_checked() -> None:
+    """All of them when the task is new, then one."""
+    here, checked = [f"client-{number:03d}" for number in range(500)], list[str]()
+
+    def check(client: str, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+        del task, labels
+        checked.append(client)
+        return client in here
+
+    clients = AbleClients(lambda: tuple(here), check)
+    assert clients.of({}, {}) == tuple(here)
+    assert len(checked) == 500
+    here.remove("client-007")
+    clients.changed("client-007")
+    assert clients.of({}, {}) == tuple(here)
+    assert clients.of({}, {}) is clients.of({}, {})
+    assert checked[500:] == ["client-007"]
+
+
+def test_few_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was asked for longest ago is found again."""
+    monkeypatch.setattr(module, "MOST_KINDS", 2)
+    clients = AbleClients(lambda: ("a", "b"), lambda client, task, _: client in task["clients"])
+    for wanted in ("a", "b", "ab", "a"):
+        assert clients.of({"clients": wanted}, {}) == tuple(wanted)
+
+
+async def test_it_is_what_a_check_of_all_clients_finds(tmp_path: Path) -> None:
+    """After each of many changes: availability, drains, bans, labels, clients that leave, return or are forgotten."""
+    chance = random.Random(7)
+    async with World(tmp_path) as world:
+        devices = {name: Device(name, labels=NORTH if name in "ace" else {}) for name in "abcdef"}
+        for device in devices.values():
+            await device.connect(world)
+        for _ in range(150):
+            await _change(world, devices, chance)
+            for labels in ({}, NORTH):
+                assert world.fleet.eligibility.able_clients(OFFER, labels) == _all_checked(world.fleet, labels)
+
+
+async def _change(world: World, devices: Mapping[str, Device], chance: random.Random) -> None:
+    name = chance.choice(sorted(devices))
+    known, fleet = world.fleet.known(name), world.fleet
+    match chance.randrange(7) if known is not None and not known.banned else 7:
+        case 0:
+            fleet.eligibility.set_availability(name, pb.Availability(may_train=chance.random() < 0.5))
+        case 1:
+            await world.operators.drain(name, "", chance.random() < 0.5, "admin")
+        case 2:
+            assert known is not None
+            await fleet.records.write(replace(known, labels=chance.choice([NORTH, {}])), None)
+        case 3:
+            await world.operators.ban(name, "", "admin")
+        case 4:
+            await world.operators.forget(name, "admin")
+        case 5:
+            fleet.eligibility.set_workers("r", {name})
+        case 6:
+            await devices[name].connect(world)
+        case _:
+            if known is not None:
+                await world.operators.unban(name, "admin")
+            await devices[name].connect(world)
+
+
+def _all_checked(fleet: Fleet, labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        client
+        for client in fleet.present()
+        if fleet.eligibility.availability(client).may_train
+        and fits(fleet.record(client), OFFER, labels)
+        and not fleet.quarantine.seconds_left(client)
+    )

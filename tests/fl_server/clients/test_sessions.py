@@ -1,0 +1,77 @@
+"""Sessions and streams: one for each client, with pushed messages in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_server.clients.sessions import Origin, Sessions, Stream
+from fl_server.errors import Fenced, Forbidden, UnknownSessionError
+from protos.fl.v1 import coordinator_pb2 as pb
+
+
+def notice(text: str) -> pb.AttendResponse:
+    """A message to push."""
+    return pb.AttendResponse(notice=pb.Notice(text=text))
+
+
+async def texts(stream: Stream) -> list[str]:
+    """The texts of all messages of an ended stream."""
+    return [message.notice.text async for message in stream]
+
+
+async def test_a_stream_delivers_all_messages_before_its_end() -> None:
+    """In order; without an error the stream just ends."""
+    stream = Stream()
+    for text in "ab":
+        stream.push(notice(text))
+    stream.end()
+    assert await texts(stream) == ["a", "b"]
+
+
+async def test_an_error_ends_a_stream_after_the_pushed_messages() -> None:
+    """No earlier message is lost."""
+    stream = Stream()
+    stream.push(notice("a"))
+    stream.end(Forbidden("a", "b"))
+    messages = aiter(stream)
+    assert (await anext(messages)).notice.text == "a"
+    with pytest.raises(Forbidden):
+        await anext(messages)
+
+
+@pytest.mark.parametrize("instance", ["first", "second"])
+async def test_a_newer_session_fences_the_older(instance: str) -> None:
+    """The older id becomes invalid; its stream learns whether another daemon registered."""
+    sessions = Sessions()
+    older, fenced_before = sessions.open("a", Origin("first"))
+    older.stream = Stream()
+    newer, fenced = sessions.open("a", Origin(instance))
+    assert (fenced_before, fenced, len(sessions), sessions.of("a")) == (None, older, 1, newer)
+    with pytest.raises(UnknownSessionError):
+        sessions.get(older.id)
+    with pytest.raises(Fenced) as error:
+        await texts(older.stream)
+    assert error.value.detail.by_other_instance is (instance == "second")
+
+
+async def test_messages_are_pushed_only_to_attached_clients() -> None:
+    """Before and after its stream a client is not reached, and the caller learns it."""
+    sessions = Sessions()
+    session, _ = sessions.open("a", Origin("x"))
+    assert not sessions.push("a", notice("early"))
+    assert not sessions.push("b", notice("unknown"))
+    stream = session.stream = Stream()
+    assert sessions.push("a", notice("now"))
+    sessions.push_all(notice("all"))
+    sessions.close("a", Forbidden("a", "b"))
+    assert not sessions.push("a", notice("late"))
+    with pytest.raises(Forbidden):
+        await texts(stream)
+    assert (len(sessions), sessions.of("a")) == (0, None)
+
+
+def test_session_ids_cannot_be_guessed() -> None:
+    """Sixteen random bytes each."""
+    sessions = Sessions()
+    ids = {sessions.open(name, Origin("x"))[0].id for name in "abc"}
+    assert (len(ids), {len(each) for each in ids}) == (3, {32})

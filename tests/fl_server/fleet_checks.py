@@ -1,0 +1,37 @@
+"""Helpers for tests of the fleet: the eligible clients, a client's history, and an unavailable ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from fl_server.store import ledger as ledger_module
+from fl_server.store.errors import StoreUnavailable
+from tasks import fingerprint, load_task
+from tests.fl_server.harness import TASK, World
+
+VERSION, SOURCE = fingerprint(load_task(TASK, {}))
+OFFER = {"name": TASK, "version": VERSION, "source": SOURCE}
+
+
+def eligible(
+    world: World, run: str = "r", task: Mapping[str, str] = OFFER, labels: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The clients that a run may draw now."""
+    return world.fleet.eligibility.eligible(run, task, labels or {})
+
+
+def history(world: World, client: str = "a") -> list[str]:
+    """The names of the history events of a client."""
+    return [entry.event for entry in world.store.history(client)]
+
+
+def make_ledger_unavailable(patch: pytest.MonkeyPatch, world: World) -> None:
+    """Make the ledger's writes of client records fail at once, without a wait for its recovery."""
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    patch.setattr(world.store, "put_clients", fail)
+    patch.setattr(ledger_module, "RETRY_S", 0.001)

@@ -1,0 +1,119 @@
+"""The round state machine's table: every (phase, event) pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from fl_server.rounds.events import (
+    ClientDroppedOut,
+    ClientReturned,
+    CulpritsFound,
+    DeadlinePassed,
+    EndRequested,
+    Evaluated,
+    Event,
+    ExchangeReduced,
+    Extended,
+    ModelCommitted,
+    PauseRequested,
+    ResumeRequested,
+    RetryDue,
+    RosterChanged,
+    RoundRestored,
+    StatesLost,
+    StepComputed,
+    UpdateAdmitted,
+)
+from fl_server.rounds.machine import RULES, advance
+from fl_server.rounds.state import Phase, UnexpectedEvent
+from tests.fl_server.round_play import SAMPLES, STOP
+
+EVENTS: tuple[Event, ...] = (
+    RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientDroppedOut("b"),
+    ClientReturned("c"), DeadlinePassed(), RoundRestored(), RetryDue(), ExchangeReduced(), StepComputed(),
+    ModelCommitted(), Evaluated(), StatesLost("a: its disk is new"), PauseRequested(), ResumeRequested(), Extended(9),
+    STOP, CulpritsFound((("a", "too long"),)),
+)  # fmt: skip
+NEXT = (
+    {
+        (Phase.SELECTING, RosterChanged): Phase.COLLECTING,
+        (Phase.SELECTING, ClientReturned): Phase.COLLECTING,
+        (Phase.SELECTING, RetryDue): Phase.COLLECTING,
+        (Phase.SELECTING, UpdateAdmitted): Phase.STEPPING,
+        (Phase.SELECTING, EndRequested): Phase.ENDED,
+        (Phase.SELECTING, StatesLost): Phase.COLLECTING,
+        (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,
+        (Phase.COLLECTING, ClientDroppedOut): Phase.SELECTING,
+        (Phase.COLLECTING, ClientReturned): Phase.COLLECTING,
+        (Phase.COLLECTING, DeadlinePassed): Phase.COLLECTING,
+        (Phase.COLLECTING, RoundRestored): Phase.COLLECTING,
+        (Phase.COLLECTING, EndRequested): Phase.ENDED,
+        (Phase.REDUCING, ExchangeReduced): Phase.COLLECTING,
+        (Phase.REDUCING, EndRequested): Phase.ENDED,
+        (Phase.REDUCING, CulpritsFound): Phase.REDUCING,
+        (Phase.STEPPING, CulpritsFound): Phase.SELECTING,
+        (Phase.STEPPING, StepComputed): Phase.COMMITTING,
+        (Phase.STEPPING, EndRequested): Phase.STEPPING,
+        (Phase.COMMITTING, ModelCommitted): Phase.EVALUATING,
+        (Phase.COMMITTING, EndRequested): Phase.COMMITTING,
+        (Phase.EVALUATING, Evaluated): Phase.ENDED,
+        (Phase.EVALUATING, EndRequested): Phase.ENDED,
+        (Phase.ENDED, Extended): Phase.COLLECTING,
+        (Phase.ENDED, RosterChanged): Phase.ENDED,
+    }
+    | {
+        (phase, event): phase
+        for phase in Phase
+        for event in (RosterChanged, StatesLost, PauseRequested, ResumeRequested, Extended)
+        if phase is not Phase.ENDED
+        and (phase, event) not in {(Phase.SELECTING, RosterChanged), (Phase.SELECTING, StatesLost)}
+    }
+    | {(Phase.ENDED, StatesLost): Phase.ENDED}
+)
+"""The next phase for each sample and event; every other pair is refused."""
+PAIRS = [pytest.param(phase, event, id=f"{phase.value}-{type(event).__name__}") for phase in Phase for event in EVENTS]
+
+
+def test_the_samples_are_complete() -> None:
+    """There is a sample in each phase, and one of each event."""
+    assert {phase: state.phase for phase, state in SAMPLES.items()} == {phase: phase for phase in Phase}
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+
+
+@pytest.mark.parametrize(("phase", "event"), PAIRS)
+def test_every_pair_of_phase_and_event(phase: Phase, event: Event) -> None:
+    """A legal event leads to the expected phase; any other raises with its name and the phase, and changes nothing."""
+    before, same = SAMPLES[phase], replace(SAMPLES[phase])
+    if (phase, type(event)) in NEXT:
+        assert advance(before, event)[0].phase is NEXT[phase, type(event)]
+    else:
+        with pytest.raises(UnexpectedEvent, match=f"{type(event).__name__} in phase {phase.value}"):
+            advance(before, event)
+    assert before == same
+
+
+def test_the_table_has_no_other_pair() -> None:
+    """RULES has exactly the legal pairs; the sample of an ended run has not failed, so it cannot be resumed."""
+    assert set(RULES) == {*NEXT, (Phase.ENDED, ResumeRequested)}
+
+
+@pytest.mark.parametrize(
+    ("phase", "event", "why"),
+    [
+        (Phase.COLLECTING, UpdateAdmitted("x", b"x"), "x is not of this round's cohort"),
+        (Phase.COLLECTING, UpdateAdmitted("a", b"2"), "a was admitted before"),
+        (Phase.COLLECTING, ClientDroppedOut("a"), "a is not outstanding"),
+        (Phase.COLLECTING, ClientDroppedOut("c"), "c is not outstanding"),
+        (Phase.COLLECTING, ClientReturned("b"), "b is not out"),
+        (Phase.SELECTING, ClientReturned("a"), "a is not out"),
+        (Phase.EVALUATING, Extended(1), "expected more than the 1 rounds"),
+        (Phase.ENDED, Extended(1), "expected more than the 1 rounds"),
+    ],
+)
+def test_an_event_that_does_not_fit_the_state_is_refused(phase: Phase, event: Event, why: str) -> None:
+    """The error of an event of a legal kind with wrong contents names the fault."""
+    with pytest.raises(UnexpectedEvent, match=why):
+        advance(SAMPLES[phase], event)

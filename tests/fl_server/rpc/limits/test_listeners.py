@@ -1,0 +1,102 @@
+"""The options of each port, and the distribution of open files among the ports."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from fl_server.config import ConnectionsConfig, ServerConfig
+from fl_server.rpc.limits.listeners import METADATA_BYTES, Port, ports
+from fl_server.rpc.limits.open_files import Connections, share
+from protos.wire import MAX_MESSAGE_BYTES
+
+WANTED = ConnectionsConfig()
+PORT = Port(1024, connections=3, streams=4, calls=8, handshake_s=0.2, idle_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "clients", "expected"),
+    [
+        (1 << 20, 20_000, Connections(22_564, 128, 64, 32)),
+        (20_000, 20_000, Connections(15_616, 128, 64, 32)),
+        (1024, 100, Connections(176, 64, 64, 32)),
+        (256, 20_000, Connections(88, 16, 16, 8)),
+        (64, 20_000, Connections(4, 4, 4, 4)),
+    ],
+)
+def test_open_files_are_distributed_among_the_ports(limit: int, clients: int, expected: Connections) -> None:
+    """The clients' port gets the rest, up to an eighth more than max_clients."""
+    assert share(limit, clients, WANTED) == expected
+
+
+def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
+    """Only the clients' port accepts chunks; the port for probes has small limits and short times."""
+    made = ports(ServerConfig(state_dir=tmp_path, insecure=True), Connections(100, 20, 10, 5))
+    options = {setting: dict(port.options()) for setting, port in made.items()}
+    sizes = {setting: each["grpc.max_receive_message_length"] for setting, each in options.items()}
+    assert sizes == {"listen": MAX_MESSAGE_BYTES, "admin_listen": 1 << 20, "health_listen": 1 << 10}
+    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 10]
+    assert "grpc.max_connection_age_ms" in options["health_listen"]
+    assert "grpc.max_connection_age_ms" not in options["listen"]
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[tuple[str, int]]:
+    """The address of a server with PORT's options that answers every call."""
+
+    async def one(request: bytes, context: Any) -> bytes:
+        return request
+
+    server = grpc.aio.server(options=PORT.options())
+    handlers: dict[str, Any] = {"One": grpc.unary_unary_rpc_method_handler(one)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+    number = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield "127.0.0.1", number
+    await server.stop(None)
+
+
+def closed(connection: socket.socket) -> bool:
+    """Wait until the other side has closed the connection."""
+    connection.settimeout(20)
+    try:
+        while connection.recv(1000):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+async def test_connections_over_the_limit_and_silent_ones_are_closed(address: tuple[str, int]) -> None:
+    """The former at once, the latter after a time; then new ones are accepted again."""
+    held = [socket.create_connection(address) for _ in range(PORT.connections + 1)]
+    try:
+        assert all(await asyncio.gather(*(asyncio.to_thread(closed, each) for each in held)))
+    finally:
+        for each in held:
+            each.close()
+    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as channel:
+        call: Any = channel.unary_unary("/t.T/One")
+        assert await call(b"x", wait_for_ready=True, timeout=20) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("request_", "metadata"),
+    [(b"x" * 2000, ()), (b"x", (("key", "v" * METADATA_BYTES),))],
+    ids=["message", "metadata"],
+)
+async def test_the_transport_refuses_larger_messages(
+    address: tuple[str, int], request_: bytes, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    """grpc knows the options that are set."""
+    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as channel:
+        call: Any = channel.unary_unary("/t.T/One")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(request_, metadata=metadata, timeout=20)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

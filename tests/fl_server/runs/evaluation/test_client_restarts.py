@@ -1,0 +1,100 @@
+"""Evaluation by clients over a restart of the coordinator: none evaluates twice, and no report is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION, round_metrics
+from tests.fl_server.devices import Device
+from tests.fl_server.harness import Journal, World, until
+
+
+async def evaluate_until_killed(folder: Path, dies_at: str | None, *names: str, **sections: Any) -> list[Device]:
+    """Kill a coordinator after a write; returns its devices. "a" has reported on round 0 if there was time for it."""
+    devices = [Device(name, eval_examples=10) for name in names]
+    async with World(folder, Journal(dies_at)) as world:
+        for device in devices:
+            await device.connect(world)
+        await world.create(**sections)
+        if dies_at != "commit":
+            await devices[0].asked_to_evaluate()
+            world.spawn(devices[0].report(world, accuracy=0.4))
+        await until(lambda: world.journal.dead, "the coordinator is killed")
+    return devices
+
+
+@pytest.mark.parametrize(("dies_at", "times"), [("commit", 1), ("record_evaluation", 1)])
+async def test_a_restart_asks_the_clients_without_a_report(tmp_path: Path, dies_at: str | None, times: int) -> None:
+    """A kill after the commit or after the first report: the metrics are equal, and no client evaluates twice."""
+    a, b = await evaluate_until_killed(tmp_path, dies_at, "a", "b", **WITH_CLIENT_EVALUATION)
+    received = len(a.pushed("evaluation"))
+    async with World(tmp_path) as world:
+        await asyncio.gather(a.connect(world), b.connect(world))
+        if dies_at == "commit":
+            await a.asked_to_evaluate(times=received + 1)
+            await a.report(world, accuracy=0.4)
+        await b.asked_to_evaluate(times=len(b.pushed("evaluation")) or times)
+        await b.report(world, accuracy=0.8)
+        await world.completed()
+        assert len(a.pushed("evaluation")) == times
+        assert round_metrics(world)["clients_accuracy_mean"] == pytest.approx(0.6)
+        assert "accuracy" in round_metrics(world)
+
+
+async def test_the_evaluation_deadline_stops_with_the_coordinator(tmp_path: Path) -> None:
+    """The time left at the stop is the time left after the restart."""
+    a = Device("a", eval_examples=10, works=False)
+    async with World(tmp_path) as world:
+        await a.connect(world)
+        evaluation = {"clients_every": 1, "clients_deadline_s": 600}
+        run = await world.create(stop={"rounds": 1}, evaluation=evaluation, round={"clients_per_round": 1})
+        await a.contribute(world, await a.assigned())
+        assert (await a.asked_to_evaluate()).deadline.seconds > 500
+        run.client_evaluations._under_way[0].ends -= 560
+    async with World(tmp_path) as world:
+        await a.connect(world)
+        assert 30 < (await a.asked_to_evaluate(times=2)).deadline.ToSeconds() <= 40
+
+
+async def test_the_evaluation_of_an_earlier_round_ends_with_its_reports(tmp_path: Path) -> None:
+    """Round 0 was being evaluated at a kill in round 1: its model is gone, and its only report counts."""
+    sections = {"stop": {"rounds": 3}, "evaluation": {"clients_every": 1, "every": 0, "clients_deadline_s": 60}}
+    a, b = Device("a", eval_examples=10, works=False), Device("b", eval_examples=10, works=False)
+    async with World(tmp_path) as world:
+        for device in (a, b):
+            await device.connect(world)
+        await world.create(**sections)
+        for round_ in range(2):
+            for device in (a, b):
+                await device.contribute(world, await device.assigned(round_))
+            await a.asked_to_evaluate(round_)
+        await a.report(world, accuracy=0.4)
+    async with World(tmp_path) as world:
+        await a.connect(world)
+        assert round_metrics(world, 0)["clients_evaluated"] == 1
+        await a.asked_to_evaluate(1, times=2)
+        assert "clients_evaluated" not in round_metrics(world, 1)
+
+
+async def test_the_evaluation_of_an_ended_run_ends_with_its_reports(tmp_path: Path) -> None:
+    """Its model is not sent again; no report is lost, and the run can be extended."""
+    sections = {"stop": {"rounds": 5, "target": 0.01}, "evaluation": {"clients_every": 1}}
+    devices = [Device(name, eval_examples=10) for name in "ab"]
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.connect(world)
+        await world.create(**sections)
+        await world.completed()
+        await devices[0].asked_to_evaluate()
+        await devices[0].report(world, accuracy=0.5)
+    async with World(tmp_path) as world:
+        assert round_metrics(world)["clients_evaluated"] == 1
+        for device in devices:
+            await device.connect(world)
+        run = world.coordinator.run("r")
+        await world.coordinator.actions.extend(run, 1, 0.0, "admin")
+        await until(lambda: run.log.rounds == 2, "it continues")

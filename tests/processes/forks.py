@@ -1,0 +1,95 @@
+"""Our programs in processes forked from one that has already imported torch and grpc.
+
+Each program runs from its `__main__` on in its own process, with its own environment, folder, files and signals. Only
+the imports, which take two to three seconds, are done once. Each process that runs tests has one forkserver of the
+standard library.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+PRELOADED = ("fl_server.app", "fl_client.app", "fl_ops.commands.cli", "fl_ops.admin.client")
+
+
+def context() -> ForkServerContext:
+    """The forkserver of this process, with the preloaded modules."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload([__name__, *PRELOADED])
+    # Children inherit the forkserver's environment, and OpenMP reads its variables once.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return made
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as `python -m MODULE ARGUMENTS` starts it."""
+
+    module: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    out: Path
+    err: Path
+    open_files: int | None = None
+    """Limit of open files; None for the parent's limit."""
+
+
+class Forked:
+    """A running program, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, program: Program) -> None:
+        self._process = context().Process(target=_run, args=(program,), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for the signal that ended it; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end; returns the exit code. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to this process; no effect after its end."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(program: Program) -> None:
+    """Run the program in the child."""
+    for path, stream in ((program.out, 1), (program.err, 2)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    if program.open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (program.open_files, program.open_files))
+    os.chdir(program.folder)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    sys.path[:0] = program.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.argv = [program.module, *program.arguments]
+    runpy.run_module(program.module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,182 @@
+"""Our programs as processes: started, observed, killed by id, and ended with the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from tests.processes.forks import Forked, Program
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+TIMEOUT_S = 60.0
+"""A test fails after this wait: enough for a busy machine, and no claim about speed."""
+
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T | None], what: str, within_s: float = TIMEOUT_S) -> T:
+    """Poll until `probe` returns a true value, and return it. Fails with `what` after the timeout."""
+    ends = time.monotonic() + within_s
+    while not (value := probe()):
+        assert time.monotonic() < ends, f"not within {within_s:g} s: {what}"
+        time.sleep(0.03)
+    return value
+
+
+class Process:
+    """One of our programs as a process, with stdout and stderr in files."""
+
+    forks = True
+    """Fork the program, which is faster but skips the interpreter's shutdown. False for tests of that shutdown."""
+
+    def __init__(self, workspace: Workspace, name: str, module: str, path: Sequence[Path] = ()) -> None:
+        self.name = name
+        self.folder = workspace.folder
+        self.config = self.folder / f"{name}.toml"
+        self._module = module
+        self._path = [*path, ROOT, HERE]
+        self.under: Sequence[str] = ()
+        """A command that execs the program, such as setpriv."""
+        self.open_files: int | None = None
+        """Limit of open files of a forked process; None: that of the tests."""
+        self._popen: subprocess.Popen[bytes] | Forked | None = None
+        self._out, self._err = self.folder / f"{name}.out", self.folder / f"{name}.err"
+        workspace.processes.append(self)
+
+    def start(self) -> Self:
+        """Start or restart it; returns at once."""
+        assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
+        if self.forks and not self.under:
+            files = self.folder, self._out, self._err
+            arguments = ["--config", str(self.config)]
+            self._popen = Forked(Program(self._module, arguments, self.environment(), *files, self.open_files))
+            return self
+        with self._out.open("ab") as out, self._err.open("ab") as err:
+            self._popen = subprocess.Popen(
+                self.command(), cwd=self.folder, env=self.environment(), stdout=out, stderr=err
+            )
+        return self
+
+    def command(self) -> list[str]:
+        """The command line of a program that is not forked."""
+        return [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables."""
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._path)), "OMP_NUM_THREADS": "1"}
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._popen is not None
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._popen is None else self._popen.poll()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> int:
+        """Send SIGTERM; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this process alone."""
+        assert self._popen is not None
+        self._popen.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        assert self._popen is not None
+        return self._popen.wait(TIMEOUT_S)
+
+    def clean_up(self) -> None:
+        """Kill it if it runs."""
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.kill()
+            self._popen.wait(TIMEOUT_S)
+
+    def errors(self) -> str:
+        """Its stderr."""
+        return self._err.read_text() if self._err.exists() else ""
+
+    def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """The log lines of an event with these fields, the oldest first."""
+        lines = self._out.read_text().splitlines() if self._out.exists() else []
+        parsed = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [each for each in parsed if each["event"] == event and fields.items() <= each.items()]
+
+    def logged(self, event: str, count: int = 1, **fields: object) -> dict[str, Any]:
+        """Wait for the `count`th log line of an event. Fails at once if the process ends without it."""
+
+        def probe() -> list[dict[str, Any]]:
+            ended = self.exit_code is not None
+            found = self.events(event, **fields)[count - 1 :]
+            assert found or not ended, f"{self.name} ended with {self.exit_code} and never logged {event} {fields}"
+            return found
+
+        return eventually(probe, f"{self.name} logs {event} {fields}")[0]
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines of its output, for the report of a failed test."""
+        texts = [path.read_text().splitlines()[-lines:] for path in (self._out, self._err) if path.exists()]
+        return "\n".join(line[:250] for text in texts for line in text)
+
+
+@dataclass
+class Workspace:
+    """A folder and every process that was started in it; a context manager that ends them all."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.processes: list[Process] = []
+        OPEN_WORKSPACES.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes."""
+        for process in reversed(self.processes):
+            process.clean_up()
+        OPEN_WORKSPACES.remove(self)
+
+
+OPEN_WORKSPACES: list[Workspace] = []
+"""For the report of a failed test."""
+
+
+def write_toml(path: Path, values: Mapping[str, Any]) -> None:
+    """Write settings as TOML with inline tables."""
+    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in values.items()))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def run_fl(*arguments: str, folder: Path, within_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run `fl` with these arguments as a process."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    whole = [sys.executable, "-m", "fl_ops", *arguments]
+    return subprocess.run(
+        whole, cwd=folder, env=environment, capture_output=True, text=True, timeout=within_s, check=False
+    )

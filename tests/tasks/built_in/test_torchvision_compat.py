@@ -1,0 +1,90 @@
+"""torchvision with a torch that does not match its compiled operators."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks import TaskError
+from tasks.built_in.torchvision_compat import SCHEMAS, declare_missing_operators, import_torchvision
+
+
+def test_torchvision_is_imported() -> None:
+    """The module that comes back is torchvision, its data sets ready; a second call gives the same module."""
+    torchvision = import_torchvision()
+    assert torchvision is import_torchvision() is sys.modules["torchvision"]
+    assert torchvision.datasets.CIFAR10.train_list
+
+
+def test_declaring_twice_changes_nothing() -> None:
+    """After an import every operator of the table is declared."""
+    import_torchvision()
+    assert declare_missing_operators() == []
+    assert all(hasattr(torch.ops.torchvision, name.split("::")[1]) for name in SCHEMAS)
+
+
+OWN = """
+import torch
+torch.library.define("torchvision::nms", "() -> ()")
+torch.library.define("torchvision::qnms", "() -> ()")
+"""
+
+FAKE = """
+import torch
+torch.library.register_fake("torchvision::nms", lambda *args: None)
+torch.library.register_fake("torchvision::qnms", lambda *args: None)
+from . import part
+print("whole")
+"""
+
+
+CASES = {
+    "no-operators": (FAKE, "whole\n"),
+    "operators-of-its-own": (OWN + FAKE, "whole\n"),
+    "another-error": ("raise RuntimeError('a broken disk')", "RuntimeError('a broken disk')\n"),
+}
+"""Source of a package torchvision, and the output of importing it."""
+
+PROGRAM = """
+import os, sys
+from tasks.built_in.torchvision_compat import import_torchvision
+for folder in sys.argv[1:]:
+    if os.fork():
+        os.wait()
+        continue
+    sys.path.insert(0, folder)
+    try:
+        import_torchvision()
+    except Exception as error:
+        print(repr(error))
+    sys.exit()
+"""
+
+
+def test_operators_are_declared_only_when_missing(tmp_path: Path) -> None:
+    """A package that describes undeclared operators imports; one that declares its own is first; other errors pass."""
+    for name, (source, _) in CASES.items():
+        (tmp_path / name / "torchvision").mkdir(parents=True)
+        (tmp_path / name / "torchvision" / "part.py").touch()
+        (tmp_path / name / "torchvision" / "__init__.py").write_text(source)
+    program = [sys.executable, "-c", PROGRAM, *(str(tmp_path / name) for name in CASES)]
+    run = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert run.stdout == "".join(expected for _, expected in CASES.values())
+
+
+def test_without_torchvision_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the command."""
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(TaskError, match="pip install torchvision"):
+        import_torchvision()
+
+
+def test_importing_the_tasks_does_not_import_torchvision() -> None:
+    """Making a task that reads files through torchvision costs nothing until it reads them."""
+    program = "import sys, tasks; tasks.load_task('cifar10').model(); print('torchvision' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
