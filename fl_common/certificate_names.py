@@ -13,7 +13,9 @@ from cryptography import x509
 
 from fl_common.names import ID_PATTERN
 
-ROLES = ("server", "client", "admin")
+OPERATOR_ROLES = ("viewer", "operator", "enroller", "admin")
+"""Roles of people and programs that call the Admin service."""
+ROLES = ("server", "client", *OPERATOR_ROLES)
 """Roles of a holder."""
 SCHEME = "fl"
 _URI = re.compile(rf"{SCHEME}://({'|'.join(ROLES)})/({ID_PATTERN.pattern})")

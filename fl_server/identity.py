@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fl_common.certificate_names import NoHolder, holder_of
 from fl_server.errors import CertificateEnded, Forbidden
@@ -29,12 +30,14 @@ class Identity:
     """The content of a verified certificate."""
 
     role: str
-    """"client", "admin" or "server"."""
+    """One of `certificate_names.ROLES`; "anybody" without a certificate."""
     name: str
     ends: float | None = field(default=None, compare=False)
     """End of the certificate in Unix seconds; None: there is no certificate."""
     serial: str = field(default="", compare=False)
     """The certificate's serial number in hex."""
+    key: str = field(default="", compare=False)
+    """SHA-256 of the certificate's public key (SubjectPublicKeyInfo, DER) in hex."""
 
     def __str__(self) -> str:
         return f"{self.role}:{self.name}"
@@ -88,11 +91,12 @@ def _identity_in(pem: bytes) -> Identity | NoHolder:
         leaf = x509.load_pem_x509_certificate(pem)
         holder = holder_of(leaf)
         ends, serial = leaf.not_valid_after_utc.timestamp(), f"{leaf.serial_number:x}"
+        key = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     except NoHolder as none:
         return none
     except ValueError as error:
         return NoHolder(f"expected a certificate that can be read, got another: {error}")
-    return Identity(holder.role, holder.name, ends, serial)
+    return Identity(holder.role, holder.name, ends, serial, hashlib.sha256(key).hexdigest())
 
 
 def address_of(peer: str) -> str:

@@ -44,6 +44,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "clients",
         "metrics",
         "aggregation",
+        "enrollment",
+        "audit",
         "store",
         "run_spec",
         "run_config",

@@ -122,7 +122,7 @@ def test_a_few_are_listed(server: Coordinator) -> None:
 def test_a_deletion_asks_for_consent(server: Coordinator) -> None:
     """Without a terminal to ask on, `--yes` is needed."""
     connection = ("--insecure", "--server", str(server.settings["admin_listen"]))
-    done = run_fl("run", "delete", DELETED, *connection, folder=server.folder)
+    done = run_fl("run", "delete", "long", *connection, folder=server.folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected a terminal to ask on, or --yes" in done.stderr
 

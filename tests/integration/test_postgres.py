@@ -37,15 +37,15 @@ def pg_fleet(fleet_on_postgres: Fleet) -> Iterator[Fleet]:
 
 def test_a_killed_coordinator_continues_in_the_same_round(pg_fleet: Fleet, undisturbed: list[str]) -> None:
     """After SIGKILL with one update admitted and one held, the first still counts. The models are those of SQLite."""
-    quick, slow = pg_fleet.half_delivered("half")
+    quick, slow = pg_fleet.half_delivered("half-done")
     server = pg_fleet.server
     server.kill()
     server.serve()
-    status = server.run("half")
+    status = server.run("half-done")
     assert (status.rounds_done, status.admitted) == (0, 1)
     slow.hold.unlink()
-    assert undisturbed == server.digests("half")
-    assert len(quick.events("trained", run="half", round=0)) == 1
+    assert undisturbed == server.digests("half-done")
+    assert len(quick.events("trained", run="half-done", round=0)) == 1
     assert not (server.folder / "server-state" / "ledger.sqlite").exists()
 
 
@@ -53,12 +53,12 @@ def test_repeated_restarts_of_the_database_lose_nothing(
     pg_fleet: Fleet, undisturbed: list[str], postgres: PostgresServer
 ) -> None:
     """All connections are ended repeatedly, also during an upload. The run has the same models."""
-    _, slow = pg_fleet.half_delivered("cut")
+    _, slow = pg_fleet.half_delivered("cut-off")
     postgres.cut_connections()
     slow.hold.unlink()
     for _ in range(20):
         postgres.cut_connections()
-    assert undisturbed == pg_fleet.server.digests("cut")
+    assert undisturbed == pg_fleet.server.digests("cut-off")
 
 
 def test_a_coordinator_waits_for_an_unreachable_database(

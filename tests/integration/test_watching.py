@@ -69,12 +69,12 @@ def test_a_watch_goes_on_after_a_restart(fleet: Fleet, tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_wait(fleet: Fleet, tmp_path: Path) -> None:
     """The watch ends with 130; the run goes on when the coordinator is back."""
     fleet.hold()
-    fleet.server.create("left", stop={"rounds": 1})
-    with watching(fleet, "left", tmp_path) as watch:
+    fleet.server.create("left-alone", stop={"rounds": 1})
+    with watching(fleet, "left-alone", tmp_path) as watch:
         fleet.server.kill()
         watch.shows(LOST)
         watch.process.send_signal(signal.SIGINT)
         assert watch.process.wait(TIMEOUT_S) == 130
     fleet.server.serve()
     fleet.release()
-    fleet.server.completed("left")
+    fleet.server.completed("left-alone")

@@ -147,7 +147,7 @@ class EvaluationSpec(_message.Message):
     def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds")
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class RunSpec(_message.Message):
     KEEP_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     POPULATION_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     PLANNED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     name: str
     task: TaskSpec
     algorithm: _training_pb2.AlgorithmSpec
@@ -183,7 +184,8 @@ class RunSpec(_message.Message):
     keep_checkpoints: int
     population_examples: int
     planned_rounds: int
-    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ...) -> None: ...
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
     __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed")
@@ -797,3 +799,220 @@ class ListHistoryResponse(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
     next_page_token: str
     def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIResponse(_message.Message):
+    __slots__ = ("identity", "roles", "source", "ends", "methods")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
+    identity: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    source: str
+    ends: _timestamp_pb2.Timestamp
+    methods: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, identity: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., methods: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EnrollmentSpec(_message.Message):
+    __slots__ = ("name", "name_prefix", "uses", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAME_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    name_prefix: str
+    uses: int
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., name_prefix: _Optional[str] = ..., uses: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class EnrollmentToken(_message.Message):
+    __slots__ = ("id", "spec", "created", "expires", "actor", "state", "uses_left")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    USES_LEFT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    spec: EnrollmentSpec
+    created: _timestamp_pb2.Timestamp
+    expires: _timestamp_pb2.Timestamp
+    actor: str
+    state: str
+    uses_left: int
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[EnrollmentSpec, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., state: _Optional[str] = ..., uses_left: _Optional[int] = ...) -> None: ...
+
+class CreateEnrollmentsRequest(_message.Message):
+    __slots__ = ("specs", "ttl_s")
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    specs: _containers.RepeatedCompositeFieldContainer[EnrollmentSpec]
+    ttl_s: float
+    def __init__(self, specs: _Optional[_Iterable[_Union[EnrollmentSpec, _Mapping]]] = ..., ttl_s: _Optional[float] = ...) -> None: ...
+
+class CreatedEnrollment(_message.Message):
+    __slots__ = ("enrollment", "token")
+    ENROLLMENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    enrollment: EnrollmentToken
+    token: str
+    def __init__(self, enrollment: _Optional[_Union[EnrollmentToken, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
+
+class CreateEnrollmentsResponse(_message.Message):
+    __slots__ = ("created", "ca_fingerprint", "enroll_address")
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    CA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ENROLL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    created: _containers.RepeatedCompositeFieldContainer[CreatedEnrollment]
+    ca_fingerprint: str
+    enroll_address: str
+    def __init__(self, created: _Optional[_Iterable[_Union[CreatedEnrollment, _Mapping]]] = ..., ca_fingerprint: _Optional[str] = ..., enroll_address: _Optional[str] = ...) -> None: ...
+
+class ListEnrollmentsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListEnrollmentsResponse(_message.Message):
+    __slots__ = ("enrollments", "next_page_token")
+    ENROLLMENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    enrollments: _containers.RepeatedCompositeFieldContainer[EnrollmentToken]
+    next_page_token: str
+    def __init__(self, enrollments: _Optional[_Iterable[_Union[EnrollmentToken, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RevokeEnrollmentRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RevokeEnrollmentResponse(_message.Message):
+    __slots__ = ("enrollment",)
+    ENROLLMENT_FIELD_NUMBER: _ClassVar[int]
+    enrollment: EnrollmentToken
+    def __init__(self, enrollment: _Optional[_Union[EnrollmentToken, _Mapping]] = ...) -> None: ...
+
+class CertificateStatus(_message.Message):
+    __slots__ = ("serial", "role", "name", "key", "issued", "not_after", "revoked", "reason")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    serial: str
+    role: str
+    name: str
+    key: str
+    issued: _timestamp_pb2.Timestamp
+    not_after: _timestamp_pb2.Timestamp
+    revoked: _timestamp_pb2.Timestamp
+    reason: str
+    def __init__(self, serial: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., key: _Optional[str] = ..., issued: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_after: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoked: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListCertificatesRequest(_message.Message):
+    __slots__ = ("name", "page_size", "page_token")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    page_size: int
+    page_token: str
+    def __init__(self, name: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListCertificatesResponse(_message.Message):
+    __slots__ = ("certificates", "next_page_token")
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    certificates: _containers.RepeatedCompositeFieldContainer[CertificateStatus]
+    next_page_token: str
+    def __init__(self, certificates: _Optional[_Iterable[_Union[CertificateStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RevokeCertificatesRequest(_message.Message):
+    __slots__ = ("name", "serial", "key", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    serial: str
+    key: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., serial: _Optional[str] = ..., key: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RevokeCertificatesResponse(_message.Message):
+    __slots__ = ("revoked",)
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    revoked: _containers.RepeatedCompositeFieldContainer[CertificateStatus]
+    def __init__(self, revoked: _Optional[_Iterable[_Union[CertificateStatus, _Mapping]]] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("number", "time", "actor", "address", "method", "subject", "result", "detail", "hash")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time: _timestamp_pb2.Timestamp
+    actor: str
+    address: str
+    method: str
+    subject: str
+    result: str
+    detail: str
+    hash: bytes
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., address: _Optional[str] = ..., method: _Optional[str] = ..., subject: _Optional[str] = ..., result: _Optional[str] = ..., detail: _Optional[str] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class ListAuditRequest(_message.Message):
+    __slots__ = ("first", "actor", "method", "subject", "page_size", "page_token")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    actor: str
+    method: str
+    subject: str
+    page_size: int
+    page_token: str
+    def __init__(self, first: _Optional[int] = ..., actor: _Optional[str] = ..., method: _Optional[str] = ..., subject: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("entries", "next_page_token", "head_number", "head_hash")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HEAD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    next_page_token: str
+    head_number: int
+    head_hash: bytes
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., head_number: _Optional[int] = ..., head_hash: _Optional[bytes] = ...) -> None: ...

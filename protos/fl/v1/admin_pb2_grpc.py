@@ -141,6 +141,41 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/fl.v1.Admin/WhoAmI',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
+        self.CreateEnrollments = channel.unary_unary(
+                '/fl.v1.Admin/CreateEnrollments',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsResponse.FromString,
+                _registered_method=True)
+        self.ListEnrollments = channel.unary_unary(
+                '/fl.v1.Admin/ListEnrollments',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEnrollmentsRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEnrollmentsResponse.FromString,
+                _registered_method=True)
+        self.RevokeEnrollment = channel.unary_unary(
+                '/fl.v1.Admin/RevokeEnrollment',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeEnrollmentRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeEnrollmentResponse.FromString,
+                _registered_method=True)
+        self.ListCertificates = channel.unary_unary(
+                '/fl.v1.Admin/ListCertificates',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCertificatesRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCertificatesResponse.FromString,
+                _registered_method=True)
+        self.RevokeCertificates = channel.unary_unary(
+                '/fl.v1.Admin/RevokeCertificates',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesResponse.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/fl.v1.Admin/ListAudit',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -295,6 +330,56 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """The caller as the coordinator knows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateEnrollments(self, request, context):
+        """Makes tokens with which devices get their first certificate. A secret is in this response only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEnrollments(self, request, context):
+        """Tokens, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeEnrollment(self, request, context):
+        """Makes a token useless. Certificates that were issued for it stay valid.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCertificates(self, request, context):
+        """Certificates that the coordinator issued or revoked, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeCertificates(self, request, context):
+        """Denies certificates by serial number and key, and ends their open connections' calls within a second. This cannot
+        be undone: the device enrolls again with a new key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """The audit log, the oldest first: every call of an operator, every enrollment and every refusal of an identity.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -397,6 +482,41 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListHistory,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIResponse.SerializeToString,
+            ),
+            'CreateEnrollments': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateEnrollments,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsResponse.SerializeToString,
+            ),
+            'ListEnrollments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEnrollments,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEnrollmentsRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEnrollmentsResponse.SerializeToString,
+            ),
+            'RevokeEnrollment': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeEnrollment,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeEnrollmentRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeEnrollmentResponse.SerializeToString,
+            ),
+            'ListCertificates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCertificates,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCertificatesRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCertificatesResponse.SerializeToString,
+            ),
+            'RevokeCertificates': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeCertificates,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -946,6 +1066,195 @@ class Admin:
             '/fl.v1.Admin/ListHistory',
             protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/WhoAmI',
+            protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateEnrollments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/CreateEnrollments',
+            protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEnrollments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListEnrollments',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListEnrollmentsRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListEnrollmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeEnrollment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/RevokeEnrollment',
+            protos_dot_fl_dot_v1_dot_admin__pb2.RevokeEnrollmentRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.RevokeEnrollmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCertificates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListCertificates',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListCertificatesRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListCertificatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeCertificates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/RevokeCertificates',
+            protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListAudit',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_UNSUPPORTED: _ClassVar[FailureReason]
     FAILURE_REASON_STATE_LOST: _ClassVar[FailureReason]
     FAILURE_REASON_REFUSED: _ClassVar[FailureReason]
+    FAILURE_REASON_POLICY: _ClassVar[FailureReason]
 UNAVAILABLE_REASON_UNSPECIFIED: UnavailableReason
 UNAVAILABLE_REASON_TIME_WINDOW: UnavailableReason
 UNAVAILABLE_REASON_DEVICE_BUSY: UnavailableReason
@@ -54,6 +55,7 @@ FAILURE_REASON_STOPPED: FailureReason
 FAILURE_REASON_UNSUPPORTED: FailureReason
 FAILURE_REASON_STATE_LOST: FailureReason
 FAILURE_REASON_REFUSED: FailureReason
+FAILURE_REASON_POLICY: FailureReason
 
 class ProtocolRange(_message.Message):
     __slots__ = ("min", "max")

@@ -2,6 +2,7 @@
 
 from alembic import context
 
+import fl_server.store.database.security.schema  # noqa: F401 - adds its tables to the metadata
 from fl_server.store.database.schema import metadata
 
 context.configure(

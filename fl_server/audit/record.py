@@ -1,0 +1,31 @@
+"""One entry of the audit log, before it has a number and a hash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """Who did what, from where, to what, with which result."""
+
+    actor: str
+    """"operator:alice", "client:edge-3", "anybody"."""
+    address: str
+    """host:port of the caller; "" if there was none."""
+    method: str
+    """The called method, or what happened: "BanClient", "Enroll", "identity_refused"."""
+    subject: str
+    """The run, client, token or certificate concerned; may be empty."""
+    result: str
+    """"ok", or the status code in lower case: "permission_denied"."""
+    detail: str = ""
+    """The reason given, or the refusal."""
+
+
+class Auditor(Protocol):
+    """Writes audit records."""
+
+    async def record(self, record: AuditRecord) -> None:
+        """Add a row. Returns when it is durable; waits while the ledger cannot be written."""
