@@ -23,6 +23,7 @@ from fl_common.metrics_server import ServerLimits
 from fl_common.pem import Pem
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing import open_traces
+from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
@@ -41,7 +42,7 @@ from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.limits.open_files import Connections, allow_open_files
 from fl_server.rpc.tls import Certificates
 from fl_server.services import Services
-from fl_server.shutdown import end_after, listen_to_signals
+from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.opening import open_ledger
 from fl_server.store.ledger import Ledger
@@ -54,7 +55,6 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
-_LAG_PERIOD_S = 0.1
 STOP_S = 2.0
 """Time for closing everything after the grace. A step or a disk that hangs ends with the process."""
 
@@ -90,6 +90,8 @@ class Server:
         ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
         lock.keep_ledger(ledger.store.coordinator_id)
+        audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows.labels)
+        self._open.push_async_callback(audit.close)
         most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         evaluations = ThreadPoolExecutor(2, thread_name_prefix="evaluation")
@@ -112,6 +114,7 @@ class Server:
             reads=reads,
             revocations=revocations,
             issuer=self._issuer(ledger, fleet, revocations, reads),
+            audit=audit,
             traces=traces,
         )
 
@@ -137,6 +140,11 @@ class Server:
         """The ledger."""
         return self._services.ledger
 
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics."""
+        return self._services.metrics
+
     async def start(self) -> None:
         """Restore the state, then listen. Raises SettingsError for a port or a certificate that cannot be used."""
         clients = self._listener(self.config.listen, "listen")
@@ -151,6 +159,7 @@ class Server:
         self._health.count(self._services.metrics)
         self._serve_metrics()
         await self._services.revocations.load()
+        await self._services.audit.start()
         await self._services.fleet.start()
         await self._coordinator.start()
         for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
@@ -172,9 +181,7 @@ class Server:
         enrollment_pb2_grpc.add_EnrollmentServicer_to_server(service, server)
         await server.start()
 
-    def _listener(
-        self, address: str, setting: str, presented: Callable[[], Pem] | None = None
-    ) -> grpc.aio.Server:
+    def _listener(self, address: str, setting: str, presented: Callable[[], Pem] | None = None) -> grpc.aio.Server:
         port, metrics = self._ports[setting], self._services.metrics
         callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
         policy = CallPolicy(
@@ -243,13 +250,6 @@ class Server:
         limits["metrics_listen"] = self._connections.metrics
         await ConnectionWatch(self._addresses, limits, self._services.metrics).watch()
 
-    async def measure_lag(self) -> None:
-        """Measure how late the event loop wakes up."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(_LAG_PERIOD_S)
-            self._services.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
-
 
 def warn_of_open_ports(config: ServerConfig) -> None:
     """Warn at every start: the setting may have been forgotten."""
@@ -274,7 +274,7 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
     await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
     warn_of_open_ports(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
-    ending = asyncio.create_task(_end_in_time(config, leaving, probes))
+    ending = asyncio.create_task(end_in_time(leaving, config.drain_grace_s + STOP_S, probes.leave))
     try:
         server = await asyncio.to_thread(Server, config, probes, connections)
         await _serve(server, leaving, repeats or RepeatFilter(0))
@@ -290,7 +290,8 @@ async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) 
     try:
         await server.start()
         works = (
-            server.measure_lag(), server.watch_certificates(), server.watch_connections(), write_repeat_counts(repeats),
+            server.metrics.measure_lag(), server.watch_certificates(), server.watch_connections(),
+            write_repeat_counts(repeats),
         )  # fmt: skip
         watching = [asyncio.create_task(work) for work in works]
         await leaving.wait()
@@ -301,14 +302,3 @@ async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) 
         await server.drain()
     finally:
         await server.stop()
-
-
-async def _end_in_time(config: ServerConfig, leaving: asyncio.Event, probes: Health) -> None:
-    """After the first signal: report not ready, and end the process when the grace is over."""
-    await leaving.wait()
-    in_time = end_after(config.drain_grace_s + STOP_S)
-    try:
-        await probes.leave()
-        await asyncio.get_running_loop().create_future()
-    finally:
-        in_time.cancel()

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
-from fl_server.security_config import EnrollmentConfig
+from fl_server.security_config import EnrollmentConfig, TlsConfig
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -44,20 +44,6 @@ LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
 """A URL that no message, log or repr shows, because it may have a password."""
 
 
-class TlsConfig(Section):
-    """Certificates and keys, as PEM files."""
-
-    cert: Path
-    """The coordinator's certificate."""
-    key: Path
-    """Its private key."""
-    client_ca: Path | None = None
-    """The CA of clients and admins. A caller needs a certificate that it signed, which has the caller's name."""
-    no_client_certificates: bool = False
-    """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
-    client, and every program on this machine is an admin."""
-
-
 class LimitsConfig(Section):
     """Limits of one client and of all clients."""
 
@@ -81,6 +67,9 @@ class LimitsConfig(Section):
     history_per_minute: int = Field(default=5, ge=0)
     """History rows a minute for each client and event of registrations and contested identities. Further rows are
     counted, and one row has their number. 0: no limit."""
+    refusals_per_minute: int = Field(default=10, ge=0)
+    """Audit rows a minute for calls from one address that were refused for the caller's identity; over all addresses at
+    most 100. Further refusals are counted, and one row has their number. 0: no limit."""
     log_lines_per_minute: int = Field(default=20, ge=0)
     """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
     number as `repeated`. 0: no limit."""

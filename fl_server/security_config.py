@@ -1,4 +1,4 @@
-"""The coordinator's settings for certificates of devices: section [enrollment] of server.toml."""
+"""The coordinator's settings for certificates: sections [tls] and [enrollment] of server.toml."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ from pathlib import Path
 from pydantic import Field
 
 from fl_common.settings import Section
+from fl_common.tls_version import TlsVersion
 
 _YEAR_S = 31_536_000
+
+
+class TlsConfig(Section):
+    """Certificates and keys, as PEM files."""
+
+    cert: Path
+    """The coordinator's certificate."""
+    key: Path
+    """Its private key."""
+    client_ca: Path | None = None
+    """The CA of clients and admins. A caller needs a certificate that it signed, which has the caller's name."""
+    no_client_certificates: bool = False
+    """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
+    client, and every program on this machine is an admin."""
+    min_version: TlsVersion = "1.3"
+    """Oldest TLS version of all ports. "1.2" is for peers that cannot do better."""
 
 
 class EnrollmentConfig(Section):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from fl_common.tracing import UNTRACED, Traces
+from fl_server.audit.record import Auditor
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.enrollment.issuing import Issuer
@@ -42,6 +43,7 @@ class Services:
     """For chunks and checks of uploads."""
     reads: ThreadPoolExecutor
     """For reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
+    audit: Auditor
     revocations: Revocations
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -30,12 +30,20 @@ def listen_to_signals(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]
         signal.signal(number, on_signal)
 
 
-def end_after(grace_s: float) -> threading.Timer:
-    """End the process after this time, unless the timer is cancelled before."""
+async def end_in_time(leaving: asyncio.Event, grace_s: float, leave: Callable[[], Awaitable[None]]) -> None:
+    """After the first signal: report not ready with `leave`, and end the process when the grace is over.
+
+    Cancel it when everything is closed.
+    """
+    await leaving.wait()
     in_time = threading.Timer(grace_s, leave_at_once, ["the grace is over"])
     in_time.daemon = True
     in_time.start()
-    return in_time
+    try:
+        await leave()
+        await asyncio.get_running_loop().create_future()
+    finally:
+        in_time.cancel()
 
 
 def leave_at_once(why: str) -> None:

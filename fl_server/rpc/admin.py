@@ -177,9 +177,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Make tokens for devices."""
         return await self._enrollment.create(request, actor())
 
-    async def ListEnrollments(
-        self, request: pb.ListEnrollmentsRequest, context: Context
-    ) -> pb.ListEnrollmentsResponse:
+    async def ListEnrollments(self, request: pb.ListEnrollmentsRequest, context: Context) -> pb.ListEnrollmentsResponse:
         """A page of tokens, the newest first."""
         return await self._enrollment.list_tokens(request)
 

@@ -57,8 +57,8 @@ class ExpiringCalls:
         """End the calls of callers for which `denied` gives a reason. Returns their number."""
         calls = [(task, who) for same_end in self._by_end.values() for task, who in same_end.items()]
         found = [(task, Revoked(str(who), why)) for task, who in calls if (why := denied(who))]
-        for task, why in found:
-            self._end(task, why)
+        for task, revoked in found:
+            self._end(task, revoked)
         return len(found)
 
     def _forget(self, ends: float, task: asyncio.Task[object]) -> None:

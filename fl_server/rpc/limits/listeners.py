@@ -68,7 +68,11 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
         "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times),
         "admin_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
         "enroll_listen": Port(
-            LARGEST_ENROLLMENT_BYTES, connections.enrollment, PROBE_STREAMS, 2 * connections.enrollment, *times,
+            LARGEST_ENROLLMENT_BYTES,
+            connections.enrollment,
+            PROBE_STREAMS,
+            2 * connections.enrollment,
+            *times,
             age_s=PROBE_AGE_S,
         ),
         "health_listen": Port(
