@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
+from fl_common.tls_version import TlsVersion
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -55,6 +56,8 @@ class TlsConfig(Section):
     no_client_certificates: bool = False
     """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
     client, and every program on this machine is an admin."""
+    min_version: TlsVersion = "1.3"
+    """Oldest TLS version of all ports. "1.2" is for peers that cannot do better."""
 
 
 class LimitsConfig(Section):
