@@ -184,13 +184,19 @@ class Server:
     def _listener(self, address: str, setting: str, presented: Callable[[], Pem] | None = None) -> grpc.aio.Server:
         port, metrics = self._ports[setting], self._services.metrics
         callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
+        services = self._services
         policy = CallPolicy(
-            metrics, callers, setting, self._services.fleet.refuse_holder, self._services.revocations.denied,
+            metrics,
+            callers,
+            setting,
+            services.fleet.refuse_holder,
+            services.revocations.denied,
             self.config.limits.stall_s,
-        )  # fmt: skip
+            services.audit,
+        )
         checks = CallInterceptor(policy)
-        self._services.revocations.on_change.append(checks.end_denied)
-        interceptors = [*self._services.traces.server_interceptors(), checks]
+        services.revocations.on_change.append(checks.end_denied)
+        interceptors = [*services.traces.server_interceptors(), checks]
         # More calls than the interceptor accepts: its message is better than grpc's.
         server = grpc.aio.server(
             interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + EXTRA_CALLS
