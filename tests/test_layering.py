@@ -66,6 +66,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "training",
         "connection",
         "storage",
+        "policy",
         "monitoring",
         "gates",
         "settings",
