@@ -68,6 +68,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "training",
         "connection",
         "storage",
+        "policy",
         "monitoring",
         "gates",
         "settings",

@@ -119,6 +119,10 @@ class AdminClient:
         pages = self._pages("ListHistory", request, admin_pb2.ListHistoryResponse)
         return [entry for page in pages for entry in page.entries]
 
+    def list_audit(self, request: admin_pb2.ListAuditRequest) -> Iterator[admin_pb2.ListAuditResponse]:
+        """The pages of the audit log."""
+        return self._pages("ListAudit", request, admin_pb2.ListAuditResponse)
+
     def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
         """The clients' evaluations of a round; None: of the newest evaluated round."""
         request = admin_pb2.ListEvaluationsRequest(run_id=run_id, round=round_)
