@@ -29,7 +29,10 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def csr_of(
-    key: Key, common_name: str = "", names: Sequence[x509.GeneralName] = (), digest: hashes.HashAlgorithm | None = None
+    key: Key,
+    common_name: str = "",
+    names: Sequence[x509.GeneralName] = (),
+    digest: hashes.SHA256 | hashes.SHA224 | hashes.SHA512 | None = None,
 ) -> bytes:
     """A certificate request in DER."""
     subject = [x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)] if common_name else []
