@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from hashlib import sha256
 from typing import Protocol
 
 import structlog
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
 from fl_client.gates.gate_set import ClosedGate
@@ -18,6 +15,7 @@ from fl_client.policy.config import Policy
 from fl_client.policy.file import PolicyFile
 from fl_client.policy.requests import bytes_down, bytes_up, evaluation_request, training_request
 from fl_client.policy.rules import Request, refusal
+from fl_client.policy.trust import fingerprints, trusted_certificates
 from fl_client.policy.usage import NAMES, Amounts
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -90,14 +88,10 @@ class SitePolicy:
             return bundle
         if bundle is None:
             raise Untrusted(self._untrusted("coordinators.ca_sha256 needs TLS: add [tls] to the settings"))
-        found = x509.load_pem_x509_certificates(bundle)
-        trusted = [each for each in found if sha256(each.public_bytes(Encoding.DER)).hexdigest() in pins]
-        if not trusted:
-            prints = ", ".join(sha256(each.public_bytes(Encoding.DER)).hexdigest() for each in found)
-            raise Untrusted(
-                self._untrusted(f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {prints[:500]}")
-            )
-        return b"".join(each.public_bytes(Encoding.PEM) for each in trusted)
+        if trusted := trusted_certificates(bundle, pins):
+            return trusted
+        theirs = ", ".join(fingerprints(bundle)[:5])
+        raise Untrusted(self._untrusted(f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {theirs}"))
 
     def check_coordinator(self, response: pb.RegisterResponse) -> None:
         """Raises Untrusted for a coordinator with another id."""
@@ -134,7 +128,8 @@ class SitePolicy:
         """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
         work = training_request(assignment, examples).work
         assert work is not None  # noqa: S101 - for the type: training has work
-        need = Amounts(1, work.steps, work.examples, 0.0, bytes_down(assignment.resources), bytes_up(assignment))
+        down, up = bytes_down(assignment.resources), bytes_up(assignment)
+        need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)
         await self._charge(need)
         self._show_budget()
 
@@ -164,7 +159,7 @@ class SitePolicy:
     def check_sending(self, count: int) -> None:
         """Raises PolicyRefused if this many tensor bytes may not be sent today."""
         try:
-            self.budget.check(Amounts(bytes_up=count))
+            self.budget.check(Amounts(bytes_up=count), ["bytes_up"])
         except OverBudget as over:
             raise self._refused("day", str(over)) from None
 
