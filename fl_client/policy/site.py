@@ -51,7 +51,7 @@ class SitePolicy:
     async def run(self) -> None:
         """Follow the file and the day until cancelled."""
         while self._file.path is not None:
-            self._show_budget()
+            self.show_budget()
             await asyncio.sleep(self._file.check_s)
             await self._refresh()
             await self.budget.save()
@@ -70,10 +70,11 @@ class SitePolicy:
         if self._file.version != self._version:
             self._version = self._file.version
             self.budget.rules_changed()
-            self._show_budget()
+            self.show_budget()
             await self._availability.check()
 
-    def _show_budget(self) -> None:
+    def show_budget(self) -> None:
+        """Report what is used of the day, and whether that forbids work."""
         used = self.budget.used
         for name in NAMES:
             self._metrics.day_used.labels(name).set(getattr(used, name))
@@ -131,7 +132,7 @@ class SitePolicy:
         down, up = bytes_down(assignment.resources), bytes_up(assignment)
         need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)
         await self._charge(need)
-        self._show_budget()
+        self.show_budget()
 
     async def check_evaluation(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """As `check_training`, for an evaluation."""
@@ -141,7 +142,7 @@ class SitePolicy:
     async def begin_evaluation(self, assignment: training_pb2.EvaluationAssignment, examples: int) -> None:
         """As `begin_training`, for an evaluation. examples: of this device's held-out part."""
         await self._charge(Amounts(1, 0, examples, 0.0, bytes_down(assignment.resources)))
-        self._show_budget()
+        self.show_budget()
 
     def received(self, count: int) -> None:
         """Count tensor bytes that arrived. Raises PolicyRefused beyond the day's limit."""
@@ -186,6 +187,6 @@ class SitePolicy:
         """Count and log a refusal."""
         self._metrics.policy_refusals.labels(rule).inc()
         if rule == "day":
-            self._show_budget()  # before the refusal is reported: the two reports travel together
+            self.show_budget()  # before the refusal is reported: the two reports travel together
         log.warning("policy_refused", rule=rule, reason=text)
         return PolicyRefused(rule, text)

@@ -37,7 +37,7 @@ def test_a_request_has_what_the_rules_judge() -> None:
     assert (request.task, request.source, request.algorithm, request.model_bytes) == (
         "digits", "sha256:x", "scaffold", 130,
     )  # fmt: skip
-    assert (request.work.steps, request.work.epochs, request.work.examples) == (6, 2, 20)
+    assert (request.work.steps, request.work.epochs, request.work.examples) == (6, Fraction(2), 20)
     by_steps = training_request(assignment(local_steps=4), examples=10).work
     assert by_steps is not None
     assert (by_steps.steps, by_steps.epochs, by_steps.examples) == (4, Fraction(4, 3), 14)

@@ -112,7 +112,7 @@ def test_the_work_is_that_of_the_batches(examples: int, batch: int, amount: int,
     assert work.epochs * count_steps(examples, batch, epochs=1) == work.steps
     assert work.examples <= work.epochs * examples + examples
     if by_epochs:
-        assert (work.epochs, work.examples) == (amount, amount * examples)
+        assert (work.epochs, work.examples) == (Fraction(amount), amount * examples)
 
 
 def test_epochs_cannot_be_exceeded_by_steps() -> None:
