@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict, ParseError
 
+from fl_common.settings import parse_toml
 from fl_ops.errors import UsageError
 from protos.fl.v1 import admin_pb2
 
@@ -38,7 +38,7 @@ def read_run(path: Path) -> admin_pb2.RunSpec:
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a run's file. Raises UsageError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from exc
     except (OSError, ValueError) as exc:
