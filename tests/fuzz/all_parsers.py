@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.fuzz.parser import Parser
@@ -18,10 +18,10 @@ GROUPS = {"requests": requests, "handlers": handlers, "daemon": daemon, "files":
 def all_parsers(*groups: str) -> Iterator[list[Parser]]:
     """The parsers of these groups, or all."""
     where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=where) as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=where) as folder, ExitStack() as opened:
         found: list[Parser] = []
         for name, group in GROUPS.items():
             if not groups or name in groups:
                 (own := Path(folder) / name).mkdir()
-                found += group.parsers(own)
+                found += group.parsers(own, opened)
         yield found

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import structlog
 
@@ -63,6 +64,11 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
     growth_mib: float = 0.0
 
+    def add(self, failure: Failure) -> None:
+        """Keep a failure, once for each place."""
+        if failure.place not in {each.place for each in self.failures}:
+            self.failures.append(failure)
+
     @property
     def total(self) -> int:
         """All inputs."""
@@ -86,20 +92,19 @@ def run_one(parser: Parser, raw: bytes) -> tuple[str, str]:
 def play(parsers: Sequence[Parser], seed: int, over: Callable[[Tally], bool]) -> Tally:
     """Run batches of parsers, drawn by their weights, until `over` returns True."""
     tally, memory, base = Tally(), Memory.of_this_process(), 0.0
-    seen: set[str] = set()
     order, weights = Random(seed), [parser.weight for parser in parsers]
-    with quiet():
+    with quiet() as faults:
         for batches in count():
             if over(tally):
                 break
-            _batch(order.choices(parsers, weights)[0], seed, tally, seen)
+            _batch(order.choices(parsers, weights)[0], seed, tally, faults)
             if batches == 4 * len(parsers):
                 base = memory.now()
         tally.growth_mib = memory.now() - base if base else 0.0
     return tally
 
 
-def _batch(parser: Parser, seed: int, tally: Tally, seen: set[str]) -> None:
+def _batch(parser: Parser, seed: int, tally: Tally, faults: FaultLog) -> None:
     faulthandler.dump_traceback_later(HANG_S, exit=True, file=sys.__stderr__)
     try:
         for _ in range(BATCH):
@@ -108,23 +113,56 @@ def _batch(parser: Parser, seed: int, tally: Tally, seen: set[str]) -> None:
             result, error = run_one(parser, raw)
             tally.inputs[parser.name] += 1
             tally.results[f"{parser.name} {result}"] += 1
-            if error and (failure := Failure(parser.name, number, raw, error)).place not in seen:
-                seen.add(failure.place)
-                tally.failures.append(failure)
+            logged = faults.taken()
+            if error := error or logged:
+                tally.add(Failure(parser.name, number, raw, error))
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
+FAULTS = frozenset(
+    {"rpc_failed", "task_failed", "run_failed", "event_broken", "attendance_broken", "evaluation_failed"}
+)
+"""Log events of faults, also of work that goes on after its call."""
+
+
+class FaultLog(logging.Handler):
+    """Collects faults that are only logged; all other log lines are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._found.append(record.getMessage())
+
+    def event(self, logger: Any, method: str, event: structlog.types.EventDict) -> str:
+        """A processor of structlog."""
+        if event.get("event") in FAULTS:
+            self._found.append(str(event)[:2000])
+        raise structlog.DropEvent
+
+    def taken(self) -> str:
+        """The faults since the last call."""
+        found, self._found = self._found, []
+        return "\n".join(found)
+
+
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No log lines, and no warnings of the certificate library about what it reads."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+def quiet() -> Iterator[FaultLog]:
+    """Log lines are dropped except for faults, and so are the certificate library's warnings about what it reads."""
+    before, faults = structlog.get_config(), FaultLog()
+    structlog.configure(
+        processors=[faults.event], wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        cache_logger_on_first_use=False,
+    )  # fmt: skip
+    logging.getLogger("asyncio").addHandler(faults)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            yield faults
     finally:
+        logging.getLogger("asyncio").removeHandler(faults)
         structlog.configure(**before)
 
 

@@ -1,4 +1,4 @@
-"""One input from one seed: a valid message, stream, text or file, changed by its structure, by its bytes, or by both."""
+"""One input from one seed: a valid message, stream, text or file, with its structure or its bytes changed."""
 
 from __future__ import annotations
 

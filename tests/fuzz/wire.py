@@ -61,6 +61,9 @@ def _damage_number(random: Random, raw: bytes) -> bytes:
     return raw[:at] + bad + raw[at + 1 :]
 
 
+_NUMBERS = (b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x7f", b"\xff" * 10, b"\x80" * 9 + b"\x01", b"\x80\x00")
+
+
 def _add_field(random: Random, raw: bytes) -> bytes:
     """An unknown field, a group, a wire type that does not exist, number 0, or text that is not UTF-8."""
     number = random.choice((0, 1, 2, 3, 5, 15, 16, 19_000, 2**29 - 1))

@@ -54,6 +54,6 @@ def _of(module: Any, port: str) -> Iterator[Method]:
             if method.name == "SubmitUpdate":
                 seeds = [Stream(upload_parts())]
             elif method.client_streaming:
-                seeds = [Stream([seed for seed in examples(method.input_type)])]
+                seeds = [Stream(list(examples(method.input_type)))]
             path = f"/{service.full_name}/{method.name}"
             yield Method(path, port, seeds, method.client_streaming, method.server_streaming)

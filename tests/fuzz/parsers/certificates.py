@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.fuzz.parser import Parser
 from tests.processes.certificates import Pki
 
 
-def parsers(folder: Path) -> Iterator[Parser]:
+def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     """The readers of certificates, with PEM and with damaged DER inside well-formed PEM."""
     pki = Pki(folder / "pki")
     leaves = [pki.issue("client", "edge-1"), pki.issue("admin", "alice"), pki.issue("server", "coordinator")]

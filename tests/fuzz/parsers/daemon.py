@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
@@ -44,10 +45,11 @@ from tests.fuzz.mutation import Seed, Stream, parts_of
 from tests.fuzz.parser import Parser
 
 
-def parsers(folder: Path) -> Iterator[Parser]:
+def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     """One for each kind of answer."""
     storage = DeviceStorage(folder / "pending", folder / "states")
     loop = asyncio.new_event_loop()
+    opened.callback(loop.close)
     yield Parser("daemon.register", _registrations(), _register, (InvalidMessage, TransportError), weight=2)
     yield Parser("daemon.event", _events(), lambda raw: _event(raw, storage), (InvalidEvent, WorkFailed), weight=8)
     yield Parser("daemon.fetched", _fetched_seeds(), _fetched, (TransportError, WorkFailed), weight=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ _MEMORY = {"c": _MODEL}
 _DIGEST = digest_of(DATA)
 
 
-def parsers(folder: Path) -> Iterator[Parser]:
+def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     """One for each kind of file; each has a folder of its own."""
     yield _pending(_made(folder / "pending"))
     yield _state(_made(folder / "state"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +94,17 @@ class Coordinator:
         self._interceptor = CallInterceptor(CallPolicy(world.services.metrics, CallLimits(64, 1000)))
         self._session, self._run, self._calls = "", RUN, 0
         self._attending = asyncio.create_task(asyncio.sleep(0))
+
+    def close(self) -> None:
+        """Stop the client and the coordinator."""
+
+        async def stop() -> None:
+            self._attending.cancel()
+            await asyncio.gather(self._attending, return_exceptions=True)
+            await self._world.__aexit__()
+
+        self._loop.run_until_complete(stop())
+        self._loop.close()
 
     def call(self, method: str, requests: Sequence[bytes]) -> None:
         """Call a method. Raises Refused, or AssertionError for a failure."""
@@ -206,9 +217,10 @@ async def _consume(handler: Any, given: Sequence[bytes], context: _Context) -> N
         handler.response_serializer(await handler.stream_unary(requests(), context))
 
 
-def parsers(folder: Path) -> Iterator[Parser]:
+def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     """One for each method of both services."""
     coordinator = Coordinator(folder / "coordinator")
+    opened.callback(coordinator.close)
     for module in (coordinator_pb2, admin_pb2):
         for found in module.DESCRIPTOR.services_by_name.values():
             for method in found.methods:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from google.protobuf.message_factory import GetMessageClass
@@ -24,6 +24,7 @@ from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import Layout, LayoutError, digest_bytes
 from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, tensor_pb2, training_pb2
 from tests.fuzz.examples import DATA, LAYOUT, RUN, examples, header, upload_parts
+from tests.fuzz.mutation import Seed
 from tests.fuzz.parser import Parser
 
 SERVICES = [
@@ -36,7 +37,7 @@ SERVICES = [
 """The services of a coordinator."""
 
 
-def parsers(folder: Path) -> Iterator[Parser]:
+def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     """One for each method, and those behind them."""
     for service in SERVICES:
         for method in service.methods:
