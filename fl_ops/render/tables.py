@@ -14,7 +14,7 @@ from fl_ops.render.health import health_rows, lowest_loss
 from fl_ops.render.progress import Row
 from fl_ops.render.rounds import round_details_table, rounds_table
 from fl_ops.render.schedules import schedules_text
-from fl_ops.render.states import client_state, first_of, member_rows, run_state
+from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
 from fl_ops.render.target import TargetCost
 from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
@@ -92,6 +92,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(text)) for name, text in member_rows(run)),
+        ("refused", _text(policy_row(run))),
         ("best", _text(best_of(run))),
         ("target", _text(target.text() if target else "")),
         *((name, _text(text)) for name, text in health_rows(run)),
