@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -18,10 +19,13 @@ from fl_client.assignments.executor import Services
 from fl_client.assignments.state_directory import StateDirectory
 from fl_client.connection.bundles import BundleCache
 from fl_client.connection.certificates import Certificates
+from fl_client.connection.enrollment_calls import GrpcEnrollment
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.session_manager import Endpoint, SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
+from fl_client.enrollment.folder import CertificateFolder
+from fl_client.enrollment.renewal import CertificateRenewal, Means
 from fl_client.errors import StartError
 from fl_client.gates.factory import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
@@ -122,7 +126,9 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         request.MergeFrom(constant)
         return request
 
-    return Daemon(SessionManager(registration, _endpoint(config, instruments), link), services)
+    certificates = _certificates(config, instruments)
+    sessions = SessionManager(registration, _endpoint(config, instruments, certificates), link)
+    return Daemon(sessions, services, _renewal(config, certificates, services))
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -140,18 +146,35 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _endpoint(config: ClientConfig, instruments: Instruments) -> Endpoint:
-    """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
-    traces = instruments.traces
+def _certificates(config: ClientConfig, instruments: Instruments) -> Certificates | None:
+    """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     if config.tls is None:
+        return None
+    return Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
+
+
+def _endpoint(config: ClientConfig, instruments: Instruments, certificates: Certificates | None) -> Endpoint:
+    """How to connect."""
+    traces = instruments.traces
+    if certificates is None:
         return Endpoint(config.server, lambda: GrpcTransport(config.server, traces=traces))
-    certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
     return Endpoint(
         config.server,
         lambda: GrpcTransport(config.server, certificates.current(), traces),
         certificates.renewed,
         certificates.explained,
     )
+
+
+def _renewal(config: ClientConfig, certificates: Certificates | None, services: Services) -> CertificateRenewal | None:
+    """The renewal of a certificate from the coordinator. None: the owner renews the files."""
+    if certificates is None or config.tls is None or not config.tls.renew:
+        return None
+    folder = CertificateFolder(config.tls.folder.absolute())
+    address = config.tls.enroll_server
+    reenrollment = None if address is None else partial(GrpcEnrollment, address)
+    means = Means(folder, certificates, services.link, services.disk, services.metrics, reenrollment)
+    return CertificateRenewal(means)
 
 
 def _traces() -> Traces:

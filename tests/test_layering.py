@@ -64,6 +64,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "daemon",
         "assignments",
         "training",
+        "enrollment",
         "connection",
         "storage",
         "monitoring",

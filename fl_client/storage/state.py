@@ -4,6 +4,7 @@ lock            held while a daemon runs; contains the holder's process id
 identity.json   the client id that the directory belongs to
 shard.json      the shard as it was configured, and its indices
 pending/        updates with an unknown outcome, each with its next client state
+tls/            certificate and key that the coordinator issued, if `fl-client init` got them with a token
 states/         client states after the latest round that counted, one for each run
 """
 
@@ -20,7 +21,7 @@ from fl_client.errors import StateError
 from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
 
-FILES = ("lock", "identity.json", "shard.json", "pending", "states")
+FILES = ("lock", "identity.json", "shard.json", "pending", "states", "tls")
 """Names of the files and folders in the directory."""
 
 
