@@ -43,9 +43,7 @@ class Enrollment:
         """Get the certificate and put it in use. Raises UsageError, which names the cause and what to do."""
         authority = self.authority if self.fingerprint is None else find_authority(self.address, self.fingerprint)
         try:
-            request = folder.pending()
-            answer = asyncio.run(self._call(GrpcEnrollment(self.address, authority), request))
-            issued = checked(answer, request.key, self.name)
+            issued = self._issued(GrpcEnrollment(self.address, authority), folder)
             self._check(issued, folder)
             folder.install(issued)
         except OSError as error:
@@ -61,6 +59,18 @@ class Enrollment:
         except TransportError as error:
             raise UsageError(f"{self.address}: {error}") from None
         return issued
+
+    def _issued(self, calls: EnrollmentCalls, folder: CertificateFolder) -> Issued:
+        """The answer for the pending key. A refused key of a certificate, which may be revoked, is replaced once."""
+        request, reused = folder.pending(), folder.reuses_key()
+        try:
+            answer = asyncio.run(self._call(calls, request))
+        except (NotAllowed, Refused):
+            if not reused:
+                raise
+            request = folder.begin_again()
+            answer = asyncio.run(self._call(calls, request))
+        return checked(answer, request.key, self.name)
 
     async def _call(self, calls: EnrollmentCalls, request: KeyRequest) -> IssuedCertificate:
         """The answer. Where the coordinator asks for a later call, the call is repeated."""

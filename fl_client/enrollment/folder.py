@@ -17,17 +17,20 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 
-from fl_client.enrollment.requests import Issued, KeyRequest, new_request, renew_time
+from fl_client.enrollment.requests import Issued, KeyRequest, new_request, renew_time, request_of
 from fl_common.atomic_files import fsync_path, make_folders
+from fl_common.pem import invalid_now
 
 NAME = "tls"
 """Of the folder in the state directory."""
 CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 _CURRENT, _PENDING, _RENEWAL, _ISSUED = "current", "pending", "renewal.json", "issued-"
+_REQUEST = "request.der"
 _PRIVATE, _PUBLIC = 0o600, 0o644
 _STALE_S = 3600.0
 """Age from which a folder that is not in use is a left-over of a killed process."""
@@ -79,16 +82,37 @@ class CertificateFolder:
         return 0.0 if leaf is None else renew_time(leaf)
 
     def pending(self) -> KeyRequest:
-        """The key and request of the enrollment in progress. They are on the disk before a token is spent on them."""
+        """The key and request of the enrollment in progress. They are on the disk before a token is spent on them.
+
+        While a certificate is valid, its name is given to its key only, so that key is used again.
+        """
         folder = self.path / _PENDING
         with suppress(OSError):
-            return KeyRequest((folder / "tls.key").read_bytes(), (folder / "request.der").read_bytes())
-        request = new_request()
-        new = self._new_folder({KEY: request.key, "request.der": request.csr})
+            return KeyRequest((folder / KEY).read_bytes(), (folder / _REQUEST).read_bytes())
+        leaf = self.certificate()
+        request = None
+        if leaf is not None and invalid_now(leaf, datetime.now(UTC)) is None:
+            with suppress(OSError, ValueError):
+                request = request_of((self.current / KEY).read_bytes())
+        return self._begin(request or new_request())
+
+    def begin_again(self) -> KeyRequest:
+        """As `pending`, with a new key."""
+        return self._begin(new_request())
+
+    def _begin(self, request: KeyRequest) -> KeyRequest:
+        folder = self.path / _PENDING
+        new = self._new_folder({KEY: request.key, _REQUEST: request.csr})
         shutil.rmtree(folder, ignore_errors=True)
         new.replace(folder)
         fsync_path(self.path)
         return request
+
+    def reuses_key(self) -> bool:
+        """Whether the pending key is that of the certificate in use."""
+        with suppress(OSError):
+            return (self.path / _PENDING / KEY).read_bytes() == (self.current / KEY).read_bytes()
+        return False
 
     def is_pending(self) -> bool:
         """Whether an enrollment has begun and not ended."""

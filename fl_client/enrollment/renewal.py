@@ -161,7 +161,10 @@ class CertificateRenewal:
 
     def _wait(self, error: Exception) -> float:
         """Seconds until the next try: shorter when the certificate ends soon."""
-        wait = self._backoff.after(error.wait if isinstance(error, TransportError) else None)
+        requested = error.wait if isinstance(error, TransportError) else None
+        wait = self._backoff.after(requested)
+        if wait == requested:
+            return wait
         left = _end(self._certificates.pem) - time.time()
         return min(wait, max(0.2, left / _TRIES_LEFT)) if left > 0 else wait
 

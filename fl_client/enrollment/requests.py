@@ -59,7 +59,18 @@ class Issued:
 
 def new_request() -> KeyRequest:
     """A new key on P-256 and its request."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    return _request(ec.generate_private_key(ec.SECP256R1()))
+
+
+def request_of(key_pem: bytes) -> KeyRequest:
+    """A request for an existing key. Raises ValueError for one that is not on an elliptic curve."""
+    key = load_pem_private_key(key_pem, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("expected an elliptic-curve key, got one of another kind")
+    return _request(key)
+
+
+def _request(key: ec.EllipticCurvePrivateKey) -> KeyRequest:
     csr = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return KeyRequest(pem, csr.public_bytes(Encoding.DER))
