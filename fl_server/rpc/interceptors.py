@@ -25,7 +25,7 @@ from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
 from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
 from fl_server.timeouts import TimeLimit
 
-_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Admin/": "admin"}
+_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Certificates/": "client", "/fl.v1.Admin/": "admin"}
 _STALL_S, _RETRY_S = 60.0, 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -44,6 +44,8 @@ class CallPolicy:
     """The setting that names the port, also in metrics."""
     refuse: Callable[[Identity], None] = lambda _: None
     """Raises Forbidden for a certificate whose holder may not call now."""
+    denied: Callable[[Identity], str] = lambda _: ""
+    """Why a certificate is revoked; empty if it is not."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
 
@@ -56,6 +58,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._open = ExpiringCalls()
         self._wrapped: dict[str, MethodHandler] = {}
         """By method: a server never changes its handlers."""
+
+    def end_denied(self) -> None:
+        """End the open calls whose callers' certificates are revoked now."""
+        ended = self._open.end_denied(self._policy.denied)
+        if ended and self._policy.metrics is not None:
+            self._policy.metrics.revoked_calls.labels(self._policy.setting).inc(ended)
 
     async def intercept_service(
         self,
@@ -106,11 +114,18 @@ class _Call:
         who = identity.of_connection(context.auth_context())
         caller.set(who)
         who.check_time()
+        self._check_revocation(who)
         if self.role:
             require_role(self.role)
             if who is not ANYBODY:
                 self.policy.refuse(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
+
+    def _check_revocation(self, who: Identity) -> None:
+        if why := self.policy.denied(who):
+            if self.policy.metrics is not None:
+                self.policy.metrics.revoked_calls.labels(self.policy.setting).inc()
+            raise errors.Revoked(str(who), why)
 
     def while_valid(self) -> AbstractContextManager[None]:
         """For calls that may be open for long: they end with the caller's certificate."""
