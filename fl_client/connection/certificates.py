@@ -116,8 +116,8 @@ class Certificates:
 
     def _warn(self) -> None:
         pem, now = self._files.pem, datetime.now(UTC)
-        if not pem.ending(now):
-            return
+        if not pem.ending(now) or (self._tls.renew and now < pem.leaf.not_valid_after_utc):
+            return  # a daemon that renews logs its failures
         warning = pem, "certificate_ends_soon" if now < pem.leaf.not_valid_after_utc else "certificate_ended"
         if warning == self._warned and time.monotonic() < self._warned_at + WARN_AGAIN_S:
             return

@@ -97,20 +97,25 @@ def _shake(connected: socket.socket, host: str) -> list[x509.Certificate]:
     if not _is_address(host):
         connection.set_tlsext_host_name(host.encode("idna"))
     ends = time.monotonic() + SECONDS
-    while True:
-        try:
-            connection.do_handshake()
-            break
-        except SSL.WantReadError:
-            _wait(([connected], []), ends)
-        except SSL.WantWriteError:
-            _wait(([], [connected]), ends)
+    while not _handshake_done(connection, connected, ends):
+        pass
     return list(connection.get_peer_cert_chain(as_cryptography=True) or [])
 
 
-def _wait(sockets: tuple[list[socket.socket], list[socket.socket]], ends: float) -> None:
-    if not any(select.select(*sockets, [], max(0.0, ends - time.monotonic()))):
+def _handshake_done(connection: SSL.Connection, connected: socket.socket, ends: float) -> bool:
+    """One step of the handshake. False: the network is ready for the next. Raises TimeoutError, SSL.Error."""
+    left = max(0.0, ends - time.monotonic())
+    try:
+        connection.do_handshake()
+    except SSL.WantReadError:
+        ready = select.select([connected], [], [], left)
+    except SSL.WantWriteError:
+        ready = select.select([], [connected], [], left)
+    else:
+        return True
+    if not any(ready):
         raise TimeoutError(f"no TLS handshake within {SECONDS:g} s")
+    return False
 
 
 def _is_address(host: str) -> bool:
