@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +16,7 @@ from fl_client.enrollment.requests import Issued, checked, new_request
 from fl_common.pem import PemFiles
 from tests.fl_client.enrollment.fake_authority import FakeAuthority, files_below
 from tests.processes.certificates import Pki
-
-FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree"}
-"""Audit events of Python before a change of a file."""
+from tests.processes.killed_daemon import kill_at
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +46,7 @@ def serial_in(folder: CertificateFolder) -> str:
 def killed_at(step: int, folder: CertificateFolder, issued: Issued) -> bool:
     """Install in a process of its own that SIGKILL ends before its nth change of a file. False if it has fewer."""
     if (child := os.fork()) == 0:
-        left = step
-
-        def count(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
-            if event in FILE_EVENTS and str(folder.path) in str(arguments[:2]):
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(count)
+        kill_at(step, str(folder.path))
         try:
             folder.install(issued)
         finally:
