@@ -124,7 +124,9 @@ def test_twenty_renewals_change_no_bit(workspace: Workspace, tmp_path: Path) -> 
         other.folder.mkdir()
         quiet = Site(other, 3, lifetime_s=86_400.0)
         sections = endless(3) | {"stop": {"rounds": rounds}}
-        assert quiet.server.digests(quiet.server.create("twenty", **sections)) == digests
+        again = quiet.server.create("twenty", **sections)
+        eventually(lambda: quiet.server.run(again).HasField("ended"), "the quiet run ends", within_s=240)
+        assert quiet.server.digests(again) == digests
 
 
 @pytest.mark.slow
