@@ -68,8 +68,8 @@ class LimitsConfig(Section):
     """History rows a minute for each client and event of registrations and contested identities. Further rows are
     counted, and one row has their number. 0: no limit."""
     refusals_per_minute: int = Field(default=10, ge=0)
-    """Audit rows a minute for calls from one address that were refused for the caller's identity; over all addresses at
-    most 100. Further refusals are counted, and one row has their number. 0: no limit."""
+    """Audit rows a minute for refused calls of one caller from one address; over all callers at most 100. Further
+    refusals are counted, and one row has their number. 0: no limit."""
     log_lines_per_minute: int = Field(default=20, ge=0)
     """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
     number as `repeated`. 0: no limit."""

@@ -69,6 +69,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "enrollment",
         "connection",
         "storage",
+        "policy",
         "monitoring",
         "gates",
         "settings",

@@ -104,16 +104,16 @@ def _shake(connected: socket.socket, host: str) -> list[x509.Certificate]:
 
 def _handshake_done(connection: SSL.Connection, connected: socket.socket, ends: float) -> bool:
     """One step of the handshake. False: the network is ready for the next. Raises TimeoutError, SSL.Error."""
-    left = max(0.0, ends - time.monotonic())
+    left, ready = max(0.0, ends - time.monotonic()), False
     try:
         connection.do_handshake()
     except SSL.WantReadError:
-        ready = select.select([connected], [], [], left)
+        ready = bool(select.select([connected], [], [], left)[0])
     except SSL.WantWriteError:
-        ready = select.select([], [connected], [], left)
+        ready = bool(select.select([], [connected], [], left)[1])
     else:
         return True
-    if not any(ready):
+    if not ready:
         raise TimeoutError(f"no TLS handshake within {SECONDS:g} s")
     return False
 

@@ -19,7 +19,7 @@ from fl_client.connection.enrollment_calls import EnrollmentCalls
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.requests import Issued, KeyRequest, checked, new_request, renew_time, signed
-from fl_client.errors import NotAllowed, TransportError, Unreachable
+from fl_client.errors import ClientError, NotAllowed, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
 from fl_client.storage.disk import DiskThread
 from fl_common.certificate_names import holder_of
@@ -114,7 +114,7 @@ class CertificateRenewal:
                 "renewal_refused", reason=str(error), not_after=pem.leaf.not_valid_after_utc.isoformat(), todo=_ASK
             )
             await self._until_changed(session, pem)
-        except (TransportError, OSError) as error:
+        except (ClientError, OSError) as error:
             self._count("failed")
             wait = self._wait(error)
             if (reason := str(error)) != self._reported:

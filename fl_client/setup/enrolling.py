@@ -131,7 +131,7 @@ def token_of(flags: EnrollFlags) -> str:
         raise UsageError("--token excludes --token-file: leave out one of them")
     token = flags.token
     if flags.token_file is not None:
-        token = _read_token(flags.token_file)
+        token = _token_in(_read_token(flags.token_file), flags.name)
     token = (os.environ.get(VARIABLE, "") if token is None else token).strip()
     if not token:
         raise UsageError(
@@ -141,6 +141,17 @@ def token_of(flags: EnrollFlags) -> str:
     if len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("expected a token of the form id.secret on one line, got other text; it is not shown here")
     return token
+
+
+def _token_in(text: str, name: str | None) -> str:
+    """The token in a text: the text itself, or the one of this device in lines of `fl enroll create --out`."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and line.strip() != "name,token"]
+    pairs = [line.rpartition(",") for line in lines]
+    if len(pairs) > 1 or name is not None:
+        pairs = [pair for pair in pairs if pair[0] in {"", name} or name is None]
+    if len(pairs) > 1:
+        raise UsageError("--token-file: expected one token, got several: --client-id NAME selects a line NAME,TOKEN")
+    return pairs[0][2] if pairs else ""
 
 
 def _read_token(path: Path) -> str:

@@ -14,6 +14,7 @@ from fl_server.clients.operator_actions import OperatorActions
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput
 from fl_server.identity import actor
+from fl_server.rpc.audited.lists import audit_page
 from fl_server.rpc.client_details import client_details, work_of
 from fl_server.rpc.enrollment.operators import EnrollmentCalls
 from fl_server.rpc.lists import HISTORY_MOST, Lists
@@ -198,6 +199,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.RevokeCertificatesResponse:
         """Deny certificates, and end their holders' calls."""
         return await self._enrollment.revoke_certificates(request, actor())
+
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
+        """A page of the audit log, oldest first."""
+        return await audit_page(self._services.ledger, request)
 
 
 def _rate(request: pb.ResumeRunRequest) -> float:

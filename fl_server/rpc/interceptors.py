@@ -17,8 +17,10 @@ import grpc
 import grpc.aio
 
 from fl_server import errors, identity
+from fl_server.audit.record import Auditor
 from fl_server.identity import ANYBODY, Identity, caller, require_role
 from fl_server.metrics import Metrics
+from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
 from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
@@ -48,6 +50,8 @@ class CallPolicy:
     """Why a certificate is revoked; empty if it is not."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
+    audit: Auditor | None = None
+    """None: calls are not recorded."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -86,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = _Call(method, self._policy, self._open, handler.request_deserializer)
         make = grpc.stream_stream_rpc_method_handler if kind[1] else grpc.stream_unary_rpc_method_handler
         return make(
-            wrap(call, getattr(handler, inner)),
+            wrap(call, call.audited.recording(getattr(handler, inner), streams=kind[1])),
             # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
             # checks every message.
             request_deserializer=None if not kind[0] else handler.request_deserializer if call.role else call.parsed,
@@ -103,6 +107,7 @@ class _Call:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
         self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
         self.policy, self._open, self._parser = policy, open_calls, parser
+        self.audited = AuditedMethod(method, policy.audit)
         self._at_once = LIMITS.get(method, DEFAULT).at_once
 
     def enter(self, context: Context) -> OpenCall:
@@ -163,6 +168,7 @@ class _Call:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = code_of(error)
+            self.audited.refused(error)
             if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
             await abort(context, self.name, error, logged=bool(self.role))
