@@ -20,10 +20,13 @@ from fl_client.assignments.state_directory import StateDirectory
 from fl_client.connection.bundles import BundleCache
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.endpoint import Endpoint
+from fl_client.connection.enrollment_calls import GrpcEnrollment
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
+from fl_client.enrollment.folder import CertificateFolder
+from fl_client.enrollment.renewal import CertificateRenewal, Means
 from fl_client.errors import StartError
 from fl_client.gates.factory import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
@@ -136,7 +139,9 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         request.MergeFrom(constant)
         return site.registration(request)
 
-    return Daemon(SessionManager(registration, _endpoint(config, instruments, site), link), services)
+    certificates = _certificates(config, instruments)
+    sessions = SessionManager(registration, _endpoint(config, instruments, site, certificates), link)
+    return Daemon(sessions, services, _renewal(config, certificates, services, site))
 
 
 async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:
@@ -160,17 +165,25 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy) -> Endpoint:
-    """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
-    traces = instruments.traces
+def _certificates(config: ClientConfig, instruments: Instruments) -> Certificates | None:
+    """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     if config.tls is None:
+        return None
+    return Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
+
+
+def _endpoint(
+    config: ClientConfig, instruments: Instruments, site: SitePolicy, certificates: Certificates | None
+) -> Endpoint:
+    """How to connect."""
+    traces = instruments.traces
+    if certificates is None:
 
         def connect_plain() -> GrpcTransport:
             site.trusted_ca(None)
             return GrpcTransport(config.server, traces=traces)
 
         return Endpoint(config.server, connect_plain, site.until_changed, accept=site.check_coordinator)
-    certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
 
     def connect() -> GrpcTransport:
         pem = certificates.current()
@@ -187,6 +200,19 @@ def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy) 
                 each.cancel()
 
     return Endpoint(config.server, connect, renewed, certificates.explained, site.check_coordinator)
+
+
+def _renewal(
+    config: ClientConfig, certificates: Certificates | None, services: Services, site: SitePolicy
+) -> CertificateRenewal | None:
+    """The renewal of a certificate from the coordinator. None: the owner renews the files."""
+    if certificates is None or config.tls is None or not config.tls.renew:
+        return None
+    folder = CertificateFolder(config.tls.folder.absolute())
+    means = Means(folder, certificates, services.link, services.disk, services.metrics)
+    if (address := config.tls.enroll_server) is not None:
+        means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, site.trusted_ca(ca) or b""))
+    return CertificateRenewal(means)
 
 
 def _traces() -> Traces:

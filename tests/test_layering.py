@@ -66,6 +66,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "daemon",
         "assignments",
         "training",
+        "enrollment",
         "connection",
         "storage",
         "policy",

@@ -4,6 +4,7 @@ lock            held while a daemon runs; contains the holder's process id
 identity.json   the client id that the directory belongs to
 shard.json      the shard as it was configured, and its indices
 pending/        updates with an unknown outcome, each with its next client state
+tls/            certificate and key that the coordinator issued, if `fl-client init` got them with a token
 states/         client states after the latest round that counted, one for each run
 usage.json      the day's work, where a policy limits it
 """
@@ -22,7 +23,7 @@ from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
 from fl_common.settings import parse_json
 
-FILES = ("lock", "identity.json", "shard.json", "pending", "states", "usage.json")
+FILES = ("lock", "identity.json", "shard.json", "pending", "states", "tls", "usage.json")
 """Names of the files and folders in the directory."""
 
 
