@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +19,7 @@ from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.settings_file import toml
 from fl_client.setup.units import CONFIG
 from fl_common.command_help import Group, examples
+from fl_common.settings import parse_toml
 from protos.fl.v1 import admin_pb2
 from protos.run_file import SIMULATION, parse_run
 
@@ -112,7 +112,7 @@ def _read(config: Path) -> tuple[ClientConfig, Policy]:
 
 def _run_of(path: Path) -> admin_pb2.RunSpec:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
         spec = parse_run({key: value for key, value in content.items() if key != SIMULATION})
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from None

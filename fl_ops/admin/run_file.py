@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from fl_common.settings import parse_toml
 from fl_ops.errors import UsageError
 from protos.fl.v1 import admin_pb2
 from protos.run_file import SIMULATION, parse_run
@@ -26,7 +26,7 @@ def read_run(path: Path) -> admin_pb2.RunSpec:
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a run's file. Raises UsageError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from exc
     except (OSError, ValueError) as exc:
