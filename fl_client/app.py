@@ -115,7 +115,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
     state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
     usage = DailyUsage(state.path / FILE, instruments.clock)
-    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.policy)
+    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.now.policy)
     site = SitePolicy(file, budget, metrics, availability)
     services = Services(
         link=link,
