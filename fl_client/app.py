@@ -17,6 +17,8 @@ import structlog
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.executor import Services
 from fl_client.assignments.state_directory import StateDirectory
+from fl_client.audit import events
+from fl_client.audit.log import DeviceAudit
 from fl_client.connection.bundles import BundleCache
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.endpoint import Endpoint
@@ -24,7 +26,7 @@ from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
-from fl_client.errors import StartError
+from fl_client.errors import StartError, TransportError
 from fl_client.gates.factory import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
 from fl_client.monitoring.logs import Progress
@@ -124,6 +126,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         storage=DeviceStorage(state.pending, state.states, limits),
         availability=availability,
         policy=site,
+        audit=DeviceAudit(state.path, metrics.audit_rows.labels, config.server),
         metrics=metrics,
         progress=instruments.progress,
         traces=instruments.traces,
@@ -136,7 +139,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         request.MergeFrom(constant)
         return site.registration(request)
 
-    return Daemon(SessionManager(registration, _endpoint(config, instruments, site), link), services)
+    return Daemon(SessionManager(registration, _endpoint(config, instruments, site, services.audit), link), services)
 
 
 async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:
@@ -160,7 +163,7 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy) -> Endpoint:
+def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy, audit: DeviceAudit) -> Endpoint:
     """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     traces = instruments.traces
     if config.tls is None:
@@ -169,11 +172,13 @@ def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy) 
             site.trusted_ca(None)
             return GrpcTransport(config.server, traces=traces)
 
-        return Endpoint(config.server, connect_plain, site.until_changed, accept=site.check_coordinator)
+        accept_plain = _accept(site, audit, lambda: b"")
+        return Endpoint(config.server, connect_plain, site.until_changed, accept=accept_plain)
     certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
 
     def connect() -> GrpcTransport:
         pem = certificates.current()
+        events.note_certificate(audit, pem.cert)
         return GrpcTransport(config.server, replace(pem, ca=site.trusted_ca(pem.ca)), traces)
 
     async def renewed() -> None:
@@ -186,7 +191,22 @@ def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy) 
             for each in waits:
                 each.cancel()
 
-    return Endpoint(config.server, connect, renewed, certificates.explained, site.check_coordinator)
+    accept = _accept(site, audit, lambda: certificates.current().ca or b"")
+    return Endpoint(config.server, connect, renewed, certificates.explained, accept)
+
+
+def _accept(site: SitePolicy, audit: DeviceAudit, ca: Callable[[], bytes]) -> Callable[[pb.RegisterResponse], None]:
+    """Accept a coordinator that the policy allows, with a row of the audit log. ca: the trusted CAs in PEM."""
+
+    def accept(response: pb.RegisterResponse) -> None:
+        try:
+            site.check_coordinator(response)
+        except TransportError as error:
+            audit.note("coordinator_refused", response.coordinator_id, "policy", str(error))
+            raise
+        events.note_registered(audit, response, ca())
+
+    return accept
 
 
 def _traces() -> Traces:

@@ -67,6 +67,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "assignments",
         "training",
         "connection",
+        "audit",
         "storage",
         "policy",
         "monitoring",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fl_client.errors import UsageError
+from fl_client.setup import audit_commands
 from fl_client.setup.doctor.checks import run_checks
 from fl_client.setup.doctor.report import report
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
@@ -25,6 +26,7 @@ _ACTIVATION = (
     ["systemctl", "daemon-reload"],
 )
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(audit_commands.app, name="audit")
 
 
 def main(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ shard.json      the shard as it was configured, and its indices
 pending/        updates with an unknown outcome, each with its next client state
 states/         client states after the latest round that counted, one for each run
 usage.json      the day's work, where a policy limits it
+audit.jsonl     what the daemon was asked to do and did; audit.1.jsonl and so on are older
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from fl_client.errors import StateError
 from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
 
-FILES = ("lock", "identity.json", "shard.json", "pending", "states", "usage.json")
+AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
+"""Files of the audit log, the newest first."""
+FILES = ("lock", "identity.json", "shard.json", "pending", "states", "usage.json", *AUDIT)
 """Names of the files and folders in the directory."""
 
 
