@@ -28,7 +28,7 @@ from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.enrollment.authority import Authority
-from fl_server.enrollment.issuing import Issuer
+from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
@@ -100,7 +100,12 @@ class Server:
         for pool in (compute, evaluations, io, reads):
             # In a thread: the loop has to answer health checks.
             self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
-        fleet, revocations = Fleet(ledger, config, metrics), Revocations(ledger)
+        fleet, revocations, tls = Fleet(ledger, config, metrics), Revocations(ledger), self._certificates
+        issuer = None
+        if config.enrollment is not None and tls is not None:
+            authority = Authority(config.enrollment, lambda: tls.pem)
+            checks = Checks(revocations, fleet.refuse_holder, fleet.known)
+            issuer = Issuer(ledger, config.enrollment, authority, checks, reads)
         return Services(
             config=config,
             ledger=ledger,
@@ -113,26 +118,9 @@ class Server:
             io=io,
             reads=reads,
             revocations=revocations,
-            issuer=self._issuer(ledger, fleet, revocations, reads),
+            issuer=issuer,
             audit=audit,
             traces=traces,
-        )
-
-    def _issuer(
-        self, ledger: Ledger, fleet: Fleet, revocations: Revocations, threads: ThreadPoolExecutor
-    ) -> Issuer | None:
-        """The issuer of devices' certificates, if the settings have an authority. Raises SettingsError."""
-        config, tls = self.config.enrollment, self._certificates
-        if config is None or tls is None:
-            return None
-        return Issuer(
-            ledger=ledger,
-            config=config,
-            authority=Authority(config, lambda: tls.pem),
-            revocations=revocations,
-            threads=threads,
-            may_call=fleet.refuse_holder,
-            has_registered=lambda name: fleet.known(name) is not None,
         )
 
     @property
@@ -151,7 +139,7 @@ class Server:
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
         )
-        certificates = CertificatesService(self._services.issuer, self._services.metrics)
+        certificates = CertificatesService(self._services.issuer, self._services.metrics, self._services.audit)
         enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, clients)
         operators = self._listener(self.config.admin_listen, "admin_listen")
         admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), operators)
@@ -177,7 +165,7 @@ class Server:
         if self.config.enroll_listen is None or issuer is None:
             return
         server = self._listener(self.config.enroll_listen, "enroll_listen", issuer.authority.presented)
-        service = EnrollmentService(issuer, self._services.metrics)
+        service = EnrollmentService(issuer, self._services.metrics, self._services.audit)
         enrollment_pb2_grpc.add_EnrollmentServicer_to_server(service, server)
         await server.start()
 

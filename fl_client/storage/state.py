@@ -21,6 +21,7 @@ from typing import Any, Self
 from fl_client.errors import StateError
 from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
+from fl_common.settings import parse_json
 
 AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
@@ -144,7 +145,7 @@ class StateDir:
             if made is not None:
                 write_whole(path, [json.dumps(made).encode()], durable=True)
             content = path.read_bytes()
-            kept = json.loads(content)
+            kept = parse_json(content)
         except (OSError, ValueError) as error:
             raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None
         if not isinstance(kept, dict):
