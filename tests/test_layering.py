@@ -68,6 +68,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "training",
         "enrollment",
         "connection",
+        "audit",
         "storage",
         "policy",
         "monitoring",
