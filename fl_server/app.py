@@ -140,7 +140,10 @@ class Server:
     def _listener(self, address: str, setting: str) -> grpc.aio.Server:
         port, metrics = self._ports[setting], self._services.metrics
         callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
-        policy = CallPolicy(metrics, callers, setting, self._services.fleet.refuse_holder, self.config.limits.stall_s)
+        policy = CallPolicy(
+            metrics, callers, setting, self._services.fleet.refuse_holder, self.config.limits.stall_s,
+            trusts_everybody=self.config.tls is None or self.config.tls.no_client_certificates,
+        )  # fmt: skip
         interceptors = [*self._services.traces.server_interceptors(), CallInterceptor(policy)]
         # More calls than the interceptor accepts: its message is better than grpc's.
         server = grpc.aio.server(

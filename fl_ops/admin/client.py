@@ -180,6 +180,10 @@ class AdminClient:
             "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round=which), admin_pb2.ExportModelResponse
         )
 
+    def who_am_i(self) -> admin_pb2.WhoAmIResponse:
+        """The caller as the coordinator knows it."""
+        return self._call("WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)
+
     def _pages(self, method: str, request: Any, response: type[Response]) -> Iterator[Response]:
         """All pages of a list. request: with page_size and page_token."""
         request.page_size = _PAGE_SIZE

@@ -13,11 +13,12 @@ import grpc.aio
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput
-from fl_server.identity import actor
+from fl_server.identity import ANYBODY, actor, caller
+from fl_server.rpc.access.method_roles import methods_of, ordered
 from fl_server.rpc.client_details import client_details, work_of
 from fl_server.rpc.lists import HISTORY_MOST, Lists
 from fl_server.rpc.model_exports import ModelExports
-from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status
+from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status, timestamp
 from fl_server.run_spec import from_spec
 from fl_server.runs.progress import Progress
 from fl_server.runs.run import Run
@@ -168,6 +169,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """A page of the history, oldest first."""
         return await self._lists.history(request)
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:
+        """The caller. One without an identity may call everything here, or would not have come this far."""
+        who = caller.get()
+        response = pb.WhoAmIResponse(
+            identity=who.role if who is ANYBODY else str(who),
+            roles=["admin"] if who is ANYBODY else ordered(who.roles),
+            source=who.source,
+            methods=methods_of(who),
+        )
+        if who.ends is not None:
+            response.ends.CopyFrom(timestamp(who.ends))
+        return response
 
 
 def _rate(request: pb.ResumeRunRequest) -> float:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
 from fl_server import errors, identity
-from fl_server.identity import ANYBODY, Identity, caller, require_role
+from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
+from fl_server.rpc.access.method_roles import METHOD_ROLES, require_role
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
 from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
 from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
 from fl_server.timeouts import TimeLimit
 
-_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Admin/": "admin"}
+_OURS = "/fl.v1."
+"""Prefix of the methods that are logged and measured; health and reflection are not."""
 _STALL_S, _RETRY_S = 60.0, 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -46,6 +48,10 @@ class CallPolicy:
     """Raises Forbidden for a certificate whose holder may not call now."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
+    trusts_everybody: bool = False
+    """Whether a caller without an identity may call every method of the port."""
+    methods: Mapping[str, frozenset[str]] = field(default_factory=lambda: METHOD_ROLES)
+    """The roles that may call each method."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -81,7 +87,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             wrap(call, getattr(handler, inner)),
             # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
             # checks every message.
-            request_deserializer=None if not kind[0] else handler.request_deserializer if call.role else call.parsed,
+            request_deserializer=None if not kind[0] else handler.request_deserializer if call.is_ours else call.parsed,
             response_serializer=handler.response_serializer,
         )
 
@@ -93,7 +99,7 @@ class _Call:
         self, method: str, policy: CallPolicy, open_calls: ExpiringCalls, parser: Callable[[bytes], Any] | None
     ) -> None:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
-        self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
+        self.is_ours, self._roles = method.startswith(_OURS), policy.methods.get(method)
         self.policy, self._open, self._parser = policy, open_calls, parser
         self._at_once = LIMITS.get(method, DEFAULT).at_once
 
@@ -106,10 +112,9 @@ class _Call:
         who = identity.of_connection(context.auth_context())
         caller.set(who)
         who.check_time()
-        if self.role:
-            require_role(self.role)
-            if who is not ANYBODY:
-                self.policy.refuse(who)
+        require_role(who, self._roles, trusts_everybody=self.policy.trusts_everybody)
+        if who is not ANYBODY and self.is_ours:
+            self.policy.refuse(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
 
     def while_valid(self) -> AbstractContextManager[None]:
@@ -150,15 +155,15 @@ class _Call:
             code = code_of(error)
             if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
-            await abort(context, self.name, error, logged=bool(self.role))
+            await abort(context, self.name, error, logged=self.is_ours)
         finally:
-            if self.role and self.policy.metrics is not None:
+            if self.is_ours and self.policy.metrics is not None:
                 self.policy.metrics.rpc_seconds.labels(self.name, code.name).observe(time.monotonic() - started)
 
     def log_failure(self, work: asyncio.Future[Any]) -> None:
         """Log the error of work whose caller has hung up, and so gets no status."""
         if not work.cancelled() and isinstance(error := work.exception(), Exception):
-            log_error(self.name, error, logged=bool(self.role))
+            log_error(self.name, error, logged=self.is_ours)
 
 
 def _wrap_stream_unary(call: _Call, inner: Handler) -> Handler:

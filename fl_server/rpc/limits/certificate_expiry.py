@@ -1,4 +1,4 @@
-"""Ends open calls within about a second after their caller's certificate has expired.
+"""Ends open calls within about a second after their caller's certificate or token has expired.
 
 The transport checks a certificate only in the handshake, and a stream may be open for months. Expiry is a time of the
 wall clock, which may be set, so the clock is read periodically instead of being waited for once.
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fl_server.errors import CertificateEnded
 from fl_server.identity import Identity
 
 CHECK_S = 1.0
@@ -45,7 +44,7 @@ class ExpiringCalls:
             if task not in self._ended:
                 raise
             task.uncancel()
-            raise CertificateEnded(str(who), who.ends) from None
+            raise who.ended() from None
         finally:
             self._ended.discard(task)
             self._forget(who.ends, task)
