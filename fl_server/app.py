@@ -24,6 +24,7 @@ from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing import open_traces
+from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
@@ -87,6 +88,8 @@ class Server:
         ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
         lock.keep_ledger(ledger.store.coordinator_id)
+        audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows.labels)
+        self._open.push_async_callback(audit.close)
         most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
         compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         evaluations = ThreadPoolExecutor(2, thread_name_prefix="evaluation")
@@ -106,6 +109,7 @@ class Server:
             evaluations=evaluations,
             io=io,
             reads=reads,
+            audit=audit,
             traces=traces,
         )
 
@@ -127,6 +131,7 @@ class Server:
         self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._health.count(self._services.metrics)
         self._serve_metrics()
+        await self._services.audit.start()
         await self._services.fleet.start()
         await self._coordinator.start()
         for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):

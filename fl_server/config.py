@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
+from fl_common.tls_version import TlsVersion
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -55,6 +56,8 @@ class TlsConfig(Section):
     no_client_certificates: bool = False
     """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
     client, and every program on this machine is an admin."""
+    min_version: TlsVersion = "1.3"
+    """Oldest TLS version of all ports. "1.2" is for peers that cannot do better."""
 
 
 class LimitsConfig(Section):
@@ -80,6 +83,9 @@ class LimitsConfig(Section):
     history_per_minute: int = Field(default=5, ge=0)
     """History rows a minute for each client and event of registrations and contested identities. Further rows are
     counted, and one row has their number. 0: no limit."""
+    refusals_per_minute: int = Field(default=10, ge=0)
+    """Audit rows a minute for calls from one address that were refused for the caller's identity; over all addresses at
+    most 100. Further refusals are counted, and one row has their number. 0: no limit."""
     log_lines_per_minute: int = Field(default=20, ge=0)
     """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
     number as `repeated`. 0: no limit."""

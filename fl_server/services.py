@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from fl_common.tracing import UNTRACED, Traces
+from fl_server.audit.record import Auditor
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.metrics import Metrics
@@ -40,6 +41,7 @@ class Services:
     """For chunks and checks of uploads."""
     reads: ThreadPoolExecutor
     """For reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
+    audit: Auditor
     traces: Traces = UNTRACED
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -17,6 +17,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings import schedule
 from fl_common.names import check_id
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+from fl_common.tls_version import TlsVersion
 
 Precision = Literal["float32", "bfloat16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
@@ -62,6 +63,8 @@ class TlsConfig(Section):
     """This device's certificate. Its name is the device's identity."""
     key: Path
     """The certificate's private key."""
+    min_version: TlsVersion = "1.3"
+    """Oldest TLS version of connections. "1.2" is for a proxy in between that cannot do better."""
 
 
 class TaskConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +14,9 @@ from google.protobuf.message import Message
 
 from fl_common.file_permissions import check_private_key
 from fl_common.settings import SettingsError
+from fl_common.tls_version import check_oldest_tls
 from fl_ops.admin.failures import FailedCall, explain
-from fl_ops.admin.settings import Certificates, Connection
+from fl_ops.admin.settings import Certificates, Connection, oldest_tls
 from fl_ops.errors import OpsError, UnknownCall, UsageError
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.status import detail_of
@@ -224,6 +226,7 @@ def _credentials(files: Certificates) -> grpc.ChannelCredentials:
         check_private_key(files.key, "--key")
     except SettingsError as exc:
         raise UsageError(str(exc)) from None
+    check_oldest_tls(oldest_tls(os.environ))
     from fl_ops.certificates import ca  # imported here: plain-text connections must not wait for cryptography
 
     authority, certificate, key = (_read(path) for path in (files.ca, files.cert, files.key))

@@ -113,6 +113,12 @@ class Metrics:
         self.commit_write_seconds = factory.histogram(
             "fl_commit_write_seconds", "Writing and syncing a commit.", _SECONDS
         )
+        self.audit_rows = factory.counter(
+            "fl_audit_rows",
+            "Rows of the audit log: written; left out because too many waited for the ledger; and ends of the log that "
+            "were found altered.",
+            outcome=("written", "left_out", "altered"),
+        )
         self.loop_lag = factory.histogram("fl_event_loop_lag_seconds", "How late the event loop woke up.", _LAGS)
         self.loop_tasks = factory.gauge("fl_event_loop_tasks", "Tasks of the event loop.")
         self.draining = factory.gauge(

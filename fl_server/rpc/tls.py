@@ -11,6 +11,7 @@ import grpc
 import structlog
 
 from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.tls_version import check_oldest_tls
 from fl_server.config import TlsConfig
 from fl_server.metrics import Metrics
 
@@ -25,6 +26,7 @@ class Certificates:
 
     def __init__(self, tls: TlsConfig, metrics: Metrics) -> None:
         """Read the files. Raises SettingsError if they cannot be used."""
+        check_oldest_tls(tls.min_version)
         self._files = PemWatcher(PemFiles(tls.cert, tls.key, tls.client_ca, "client_ca"))
         self._metrics = metrics
         self._warned: Pem | None = None

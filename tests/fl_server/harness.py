@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
+from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, StatesConfig, TransfersConfig
@@ -175,6 +176,7 @@ class World:
             evaluations=ThreadPoolExecutor(1),
             io=ThreadPoolExecutor(2),
             reads=ThreadPoolExecutor(1),
+            audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),
         )
         self.operators = OperatorActions(ledger, self.services.fleet)
         self.coordinator = Coordinator(self.services)

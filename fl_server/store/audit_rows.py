@@ -1,0 +1,30 @@
+"""The part of the ledger's interface for the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from fl_common.audit.rows import AuditRow, Head
+
+
+class AuditRows(Protocol):
+    """Rows are added at the end of the chain, and never changed or removed."""
+
+    def add_audit_rows(self, rows: Sequence[AuditRow], after: Head, *, fsynced: bool) -> Head:
+        """Add rows, which have numbers and hashes, if `after` is the newest row. Returns the newest row.
+
+        Nothing is added if another row is the newest; the caller compares. The same rows again change nothing.
+        """
+        ...
+
+    def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> list[AuditRow]:
+        """The first `limit` rows with numbers from `first` to `last`, in order.
+
+        matching: only rows with these values of actor, method, subject or result; "since_us": not before this time.
+        """
+        ...
+
+    def newest_audit_rows(self, count: int) -> list[AuditRow]:
+        """The newest rows, in order of number."""
+        ...
