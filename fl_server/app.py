@@ -30,6 +30,8 @@ from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
+from fl_server.oidc.keys import SigningKeys
+from fl_server.oidc.tokens import TokenVerifier
 from fl_server.rpc import admin, service
 from fl_server.rpc.health import Health, add_port
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
@@ -126,15 +128,20 @@ class Server:
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
         )
-        operators = self._listener(self.config.admin_listen, "admin_listen")
-        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), operators)
+        operators = [self._listener(self.config.admin_listen, "admin_listen")]
+        if self.config.token_listen is not None and self.config.oidc is not None:
+            tokens = TokenVerifier(self.config.oidc, SigningKeys(self.config.oidc))
+            await tokens.start()
+            operators.append(self._listener(self.config.token_listen, "token_listen", tokens))
+        for server in operators:
+            admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), server)
         self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._health.count(self._services.metrics)
         self._serve_metrics()
         await self._services.audit.start()
         await self._services.fleet.start()
         await self._coordinator.start()
-        for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
+        for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
             self._health.serve_on(server)
             if self.config.reflection:
                 reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -142,12 +149,13 @@ class Server:
         await self._health.ready()
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
 
-    def _listener(self, address: str, setting: str) -> grpc.aio.Server:
+    def _listener(self, address: str, setting: str, tokens: TokenVerifier | None = None) -> grpc.aio.Server:
         port, metrics = self._ports[setting], self._services.metrics
         callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
         policy = CallPolicy(
             metrics, callers, setting, self._services.fleet.refuse_holder, self.config.limits.stall_s,
-            trusts_everybody=self.config.tls is None or self.config.tls.no_client_certificates,
+            trusts_everybody=tokens is None and (self.config.tls is None or self.config.tls.no_client_certificates),
+            tokens=tokens,
         )  # fmt: skip
         interceptors = [*self._services.traces.server_interceptors(), CallInterceptor(policy)]
         # More calls than the interceptor accepts: its message is better than grpc's.
@@ -156,7 +164,9 @@ class Server:
         )
         credentials = None
         if self._certificates is not None:
-            credentials = self._certificates.credentials(metrics.handshakes.labels(setting).inc)
+            credentials = self._certificates.credentials(
+                metrics.handshakes.labels(setting).inc, asks_callers=tokens is None
+            )
         number = add_port(server, address, setting, credentials)
         self._addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
         self._servers.append(server)
@@ -234,7 +244,7 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
     _listen_to_signals(asyncio.get_running_loop(), leaving.set)
-    connections = allow_open_files(config.limits.max_clients, config.connections)
+    connections = allow_open_files(config.limits.max_clients, config.connections, tokens=config.oidc is not None)
     await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
     warn_of_open_ports(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)

@@ -10,12 +10,13 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
 from fl_common.tls_version import TlsVersion
+from fl_server.oidc.settings import OidcConfig
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Of each run whose details are kept."""
-_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen")
+_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "token_listen")
 
 
 def _postgres_url(url: SecretStr) -> SecretStr:
@@ -133,7 +134,7 @@ class ConnectionsConfig(Section):
     idle_s: float = Field(default=300.0, ge=1, le=86_400)
     """A connection without a call is closed after this time; its client opens another when it needs one."""
     admin: int = Field(default=128, ge=1, le=65_536)
-    """Connections to `admin_listen` at once."""
+    """Connections to `admin_listen` at once, and as many to `token_listen`."""
     health: int = Field(default=64, ge=1, le=65_536)
     """Connections to `health_listen` at once; each is closed after a minute."""
     metrics: int = Field(default=32, ge=1, le=65_536)
@@ -210,13 +211,16 @@ class ServerConfig(Section):
     listen: Address = "127.0.0.1:7070"
     """For clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"
-    """For operators."""
+    """For operators with certificates."""
+    token_listen: Address | None = None
+    """For operators with tokens, which `[oidc]` describes: TLS, without client certificates."""
     metrics_listen: Address | None = "127.0.0.1:7072"
     """For Prometheus. "": none."""
     health_listen: Address | None = None
     """For probes: grpc.health.v1.Health in plain text and nothing else, on any address. "live" is SERVING while the
     process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
     tls: TlsConfig | None = None
+    oidc: OidcConfig | None = None
     insecure: bool = False
     """Use plain text, on this machine only."""
     insecure_remote: bool = False
@@ -246,6 +250,16 @@ class ServerConfig(Section):
         if not isinstance(values, dict):
             return values
         return {key: None if key in _MAY_BE_EMPTY and value == "" else value for key, value in values.items()}
+
+    @model_validator(mode="after")
+    def _tokens_need_tls(self) -> Self:
+        if (self.token_listen is None) != (self.oidc is None):
+            raise ValueError(
+                "token_listen and [oidc]: expected both or none, because tokens have a port of their own, got one"
+            )
+        if self.token_listen is not None and self.tls is None:
+            raise ValueError("token_listen: expected [tls] with it, because a token that others can read is theirs")
+        return self
 
     @model_validator(mode="after")
     def _plain_text_by_name(self) -> Self:

@@ -52,6 +52,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "rounds",
         "logs",
         "config",
+        "oidc",
         "identity",
         "plain_values",
         "timeouts",

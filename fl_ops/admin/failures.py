@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fl_common.certificate_names import OPERATOR_ROLES
-from fl_ops.admin.settings import Certificates
+from fl_ops.admin.settings import Certificates, Token
 from fl_ops.admin.unreachable import why_unreachable
 from fl_ops.errors import NotAllowed, NotFound, OpsError, Refused, UnknownCall, Unreachable, UsageError
 from protos.fl.v1 import errors_pb2
@@ -22,11 +22,11 @@ _OPERATORS = frozenset(OPERATOR_ROLES)
 class FailedCall:
     """A failed call. code: name of the status code; text: its message; detail: its message of errors.proto.
 
-    certificates: of the connection; None: plain text.
+    security: of the connection; None: plain text.
     """
 
     server: str
-    certificates: Certificates | None
+    security: Certificates | Token | None
     code: str
     text: str
     detail: Message | None = None
@@ -96,7 +96,7 @@ _BY_DETAIL: dict[type[Any], Callable[[FailedCall, Any], OpsError]] = {
 
 
 def _unavailable(failure: FailedCall) -> OpsError:
-    return Unreachable(why_unreachable(failure.server, failure.text, failure.certificates))
+    return Unreachable(why_unreachable(failure.server, failure.text, failure.security))
 
 
 def _no_answer_in_time(failure: FailedCall) -> OpsError:

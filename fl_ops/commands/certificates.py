@@ -21,8 +21,6 @@ app = typer.Typer(
 issue_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an operator."
 )
-    cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an operator."
-)
 app.add_typer(issue_app, name="issue")
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the authority and its certificates.")]

@@ -19,6 +19,7 @@ import grpc.aio
 from fl_server import errors, identity
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
+from fl_server.rpc.access.bearer import Tokens, token_holder
 from fl_server.rpc.access.method_roles import METHOD_ROLES, require_role
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
@@ -50,6 +51,8 @@ class CallPolicy:
     """A request that does not come within this time is given up."""
     trusts_everybody: bool = False
     """Whether a caller without an identity may call every method of the port."""
+    tokens: Tokens | None = None
+    """Verifies bearer tokens, where callers have these in place of certificates."""
     methods: Mapping[str, frozenset[str]] = field(default_factory=lambda: METHOD_ROLES)
     """The roles that may call each method."""
 
@@ -103,13 +106,14 @@ class _Call:
         self.policy, self._open, self._parser = policy, open_calls, parser
         self._at_once = LIMITS.get(method, DEFAULT).at_once
 
-    def enter(self, context: Context) -> OpenCall:
+    async def enter(self, context: Context) -> OpenCall:
         """Set the caller, and check it before its request is received."""
         peer = context.peer()
         if self.policy.limits.is_new(peer) and self.policy.metrics is not None:
             self.policy.metrics.connections_used.labels(self.policy.setting).inc()
         identity.address.set(identity.address_of(peer))
-        who = identity.of_connection(context.auth_context())
+        tokens = self.policy.tokens
+        who = identity.of_connection(context.auth_context()) if tokens is None else await token_holder(tokens, context)
         caller.set(who)
         who.check_time()
         require_role(who, self._roles, trusts_everybody=self.policy.trusts_everybody)
@@ -169,7 +173,7 @@ class _Call:
 def _wrap_stream_unary(call: _Call, inner: Handler) -> Handler:
     async def wrapped(requests: Any, context: Context) -> Any:
         async with call.answered(context):
-            with call.enter(context) as open_call, open_call.refusals_block(), call.while_valid():
+            with await call.enter(context) as open_call, open_call.refusals_block(), call.while_valid():
                 return await inner(requests, context)
 
     return wrapped
@@ -180,7 +184,7 @@ def _wrap_unary_unary(call: _Call, inner: Handler) -> Handler:
 
     async def wrapped(_: Any, context: Context) -> Any:
         async with call.answered(context):
-            open_call = call.enter(context)
+            open_call = await call.enter(context)
             try:
                 work = asyncio.ensure_future(inner(await call.read(open_call, context), context))
             except BaseException:  # a cancelled call too must be closed
@@ -199,7 +203,7 @@ def _wrap_unary_unary(call: _Call, inner: Handler) -> Handler:
 def _wrap_unary_stream(call: _Call, inner: Handler) -> Handler:
     async def wrapped(_: Any, context: Context) -> AsyncIterator[Any]:
         async with call.answered(context):
-            with call.enter(context) as open_call, call.while_valid():
+            with await call.enter(context) as open_call, call.while_valid():
                 async for response in inner(await call.read(open_call, context), context):
                     yield response
 
@@ -209,7 +213,7 @@ def _wrap_unary_stream(call: _Call, inner: Handler) -> Handler:
 def _wrap_stream_stream(call: _Call, inner: Handler) -> Handler:
     async def wrapped(requests: Any, context: Context) -> AsyncIterator[Any]:
         async with call.answered(context):
-            with call.enter(context), call.while_valid():
+            with await call.enter(context), call.while_valid():
                 async for response in inner(requests, context):
                     yield response
 

@@ -32,10 +32,13 @@ class Certificates:
         self._warned: Pem | None = None
         self._report_expiry()
 
-    def credentials(self, began: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+    def credentials(
+        self, began: Callable[[], None] = lambda: None, *, asks_callers: bool = True
+    ) -> grpc.ServerCredentials:
         """Credentials of one port. Client certificates are required if a CA for them is set.
 
-        began: called at each handshake, in a thread of its own.
+        began: called at each handshake, in a thread of its own. asks_callers: False for a port whose callers have no
+        certificates.
         """
         used = [self._files.pem]
 
@@ -47,7 +50,7 @@ class Certificates:
             used[0] = pem
             return _configuration(pem)
 
-        needed = self._files.pem.ca is not None
+        needed = asks_callers and self._files.pem.ca is not None
         # grpc documents None; its type stubs do not have it.
         asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
         return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)

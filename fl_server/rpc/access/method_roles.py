@@ -82,7 +82,8 @@ def require_role(who: Identity, allowed: frozenset[str] | None, *, trusts_everyb
     if not allowed.isdisjoint(who.roles) or (trusts_everybody and who is ANYBODY):
         return
     if who is ANYBODY:
-        raise Unauthenticated(f"needed: a caller with {roles_text(allowed)}")
+        sources = "a certificate (admin_listen) or a token (token_listen)" if "admin" in allowed else "a certificate"
+        raise Unauthenticated(f"needed: {roles_text(allowed)}, by {sources}")
     raise Forbidden(str(who), roles_text(allowed), ordered(allowed))
 
 

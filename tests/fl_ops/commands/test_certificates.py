@@ -293,7 +293,7 @@ def test_the_lines_for_an_operator_are_loaded(fl: Fl, tmp_path: Path, role: str)
     check_fl_command(command.split()[1:])
     path = tmp_path / "fl.toml"
     path.write_text(printed_section(text))
-    certificates = settings.resolve([settings.from_file(path)]).certificates
+    certificates = settings.resolve([settings.from_file(path)]).security
     stem = tmp_path / "pki" / f"{role}-alice"
     assert certificates == settings.Certificates(
         tmp_path / "pki/ca.crt", stem.with_suffix(".crt"), stem.with_suffix(".key")

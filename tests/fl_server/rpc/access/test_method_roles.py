@@ -95,7 +95,7 @@ def test_a_caller_without_an_identity_passes_only_where_nobody_has_one() -> None
     """And at methods that are for everyone."""
     require_role(ANYBODY, METHOD_ROLES[f"{ADMIN}ListRuns"], trusts_everybody=True)
     require_role(ANYBODY, METHOD_ROLES["/fl.v1.Enrollment/Enroll"], trusts_everybody=False)
-    with pytest.raises(Unauthenticated, match="needed: a caller with the role viewer, operator or admin"):
+    with pytest.raises(Unauthenticated, match="needed: the role viewer, operator or admin, by a cert"):
         require_role(ANYBODY, METHOD_ROLES[f"{ADMIN}ListRuns"], trusts_everybody=False)
 
 
