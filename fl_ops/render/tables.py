@@ -158,6 +158,21 @@ def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
     return table if entries else Text("nothing has happened yet")
 
 
+def audit_table(entries: Sequence[admin_pb2.AuditEntry]) -> RenderableType:
+    """Rows of the audit log, oldest first."""
+    table = FittedTable(
+        (">Row", "When", "Who", "From", "What", "Subject", "Result", "Detail"),
+        optional=("From", "Subject"),
+        wraps=("Detail",),
+    )
+    for entry in entries:
+        table.add_row(
+            str(entry.number), units.moment(entry.time), _text(entry.actor), _text(entry.address), _text(entry.method),
+            _text(entry.subject or NOTHING), _text(entry.result), _text(entry.detail),
+        )  # fmt: skip
+    return table if entries else Text("no rows")
+
+
 def _text(value: str) -> Text:
     """Text from other machines: markup and control characters have no effect."""
     return Text(units.plain(value))

@@ -34,6 +34,7 @@ MOST_ROWS = 500
 """Of one transaction: other calls of the ledger need their turn."""
 MOST_WAITING = 10_000
 """Rows that wait for the ledger. Further ones that nobody waits for are left out, and counted."""
+_LEAST = -(2**63)
 CLOSE_S = 1.0
 """For the last rows at a stop."""
 
@@ -184,6 +185,8 @@ class AuditWriter:
         """The newest row, and what is wrong with the end of the chain, or ""."""
         newest = self._ledger.store.newest_audit_rows(2)
         head = newest[-1].head if newest else START
+        if inserted := self._ledger.store.audit_rows(_LEAST, 0, 1, {}).rows:
+            return head, f"row {inserted[0].number} was inserted: the first one is row 1"
         if newest:
             before = newest[-2].head if len(newest) > 1 else START
             if before.number + 1 != head.number:
@@ -202,7 +205,7 @@ class AuditWriter:
             return ""
         if known.number > head.number:
             return f"rows {head.number + 1} to {known.number} are missing: row {known} was written"
-        found = self._ledger.store.audit_rows(known.number, known.number, 1, {})
+        found = self._ledger.store.audit_rows(known.number, known.number, 1, {}).rows
         if known.number and (not found or found[0].hash != known.hash):
             return f"row {known.number} is not the one that was written, which has the hash {known.hash.hex()}"
         return ""

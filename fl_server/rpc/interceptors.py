@@ -17,10 +17,12 @@ import grpc
 import grpc.aio
 
 from fl_server import errors, identity
+from fl_server.audit.record import Auditor
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.access.bearer import Tokens, token_holder
 from fl_server.rpc.access.method_roles import METHOD_ROLES, require_role
+from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
 from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
@@ -47,8 +49,12 @@ class CallPolicy:
     """The setting that names the port, also in metrics."""
     refuse: Callable[[Identity], None] = lambda _: None
     """Raises Forbidden for a certificate whose holder may not call now."""
+    denied: Callable[[Identity], str] = lambda _: ""
+    """Why a certificate is revoked; empty if it is not."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
+    audit: Auditor | None = None
+    """None: calls are not recorded."""
     trusts_everybody: bool = False
     """Whether a caller without an identity may call every method of the port."""
     tokens: Tokens | None = None
@@ -65,6 +71,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._open = ExpiringCalls()
         self._wrapped: dict[str, MethodHandler] = {}
         """By method: a server never changes its handlers."""
+
+    def end_denied(self) -> None:
+        """End the open calls whose callers' certificates are revoked now."""
+        ended = self._open.end_denied(self._policy.denied)
+        if ended and self._policy.metrics is not None:
+            self._policy.metrics.revoked_calls.labels(self._policy.setting).inc(ended)
 
     async def intercept_service(
         self,
@@ -87,7 +99,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = _Call(method, self._policy, self._open, handler.request_deserializer)
         make = grpc.stream_stream_rpc_method_handler if kind[1] else grpc.stream_unary_rpc_method_handler
         return make(
-            wrap(call, getattr(handler, inner)),
+            wrap(call, call.audited.recording(getattr(handler, inner), streams=kind[1])),
             # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
             # checks every message.
             request_deserializer=None if not kind[0] else handler.request_deserializer if call.is_ours else call.parsed,
@@ -104,6 +116,7 @@ class _Call:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
         self.is_ours, self._roles = method.startswith(_OURS), policy.methods.get(method)
         self.policy, self._open, self._parser = policy, open_calls, parser
+        self.audited = AuditedMethod(method, policy.audit)
         self._at_once = LIMITS.get(method, DEFAULT).at_once
 
     async def enter(self, context: Context) -> OpenCall:
@@ -116,10 +129,17 @@ class _Call:
         who = identity.of_connection(context.auth_context()) if tokens is None else await token_holder(tokens, context)
         caller.set(who)
         who.check_time()
+        self._check_revocation(who)
         require_role(who, self._roles, trusts_everybody=self.policy.trusts_everybody)
         if who is not ANYBODY and self.is_ours:
             self.policy.refuse(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
+
+    def _check_revocation(self, who: Identity) -> None:
+        if why := self.policy.denied(who):
+            if self.policy.metrics is not None:
+                self.policy.metrics.revoked_calls.labels(self.policy.setting).inc()
+            raise errors.Revoked(str(who), why)
 
     def while_valid(self) -> AbstractContextManager[None]:
         """For calls that may be open for long: they end with the caller's certificate."""
@@ -157,6 +177,7 @@ class _Call:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = code_of(error)
+            self.audited.refused(error)
             if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
             await abort(context, self.name, error, logged=self.is_ours)
