@@ -37,6 +37,7 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 assignments = AssignmentManager(self._services, tasks)
                 await availability.check()
+                policy.show_budget()  # before the first registration
                 attending = tasks.create_task(self._sessions.run(assignments))
                 reporting = [
                     tasks.create_task(each)

@@ -186,7 +186,7 @@ def _certificates(pem: bytes, path: Path, setting: str) -> list[x509.Certificate
     """All certificates of a file: at least one, each complete."""
     try:
         found = x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise SettingsError(f"{setting}: expected certificates in PEM in {path}: {error}") from None
     if len(found) != pem.count(_BEGIN):
         raise SettingsError(f"{setting}: expected whole certificates in {path}, got one that is cut short")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,14 +79,33 @@ def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = 
         raise SettingsError("; ".join(f"{file}: {'; '.join(texts)}" for file, texts in messages.items())) from None
 
 
+_NESTED = "its values are nested too deeply"
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises ValueError, where the standard library raises RecursionError too."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_NESTED) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, where the standard library raises RecursionError too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(_NESTED) from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"{path}: expected a settings file there, found none") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise SettingsError(f"{path}: is not TOML: {error}") from None
 
 
@@ -121,7 +141,19 @@ def describe_error(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     if detail["type"] == "value_error":
         text = str(detail["ctx"]["error"])
         return f"{where}: {text}" if where else text
-    return f"{where}: expected {expected_value(detail)}, got {detail['input']!r}"
+    return f"{where}: expected {expected_value(detail)}, got {shown(detail['input'])}"
+
+
+_SHOWN_CHARS = 300
+
+
+def shown(value: object) -> str:
+    """A value of any kind in an error message, cut."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
 _EXPECTED = {

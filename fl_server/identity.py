@@ -15,10 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fl_common.certificate_names import NoHolder, holder_of
+from fl_common.certificate_names import NoHolder, holder_of, read_certificate
 from fl_server.errors import CertificateEnded, Forbidden
 
 _KNOWN = 4096
@@ -107,13 +107,13 @@ def _read(pem: bytes) -> Identity | NoHolder:
 
 def _identity_in(pem: bytes) -> Identity | NoHolder:
     try:
-        leaf = x509.load_pem_x509_certificate(pem)
+        leaf = read_certificate(pem)
         holder = holder_of(leaf)
         begins, ends = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
         key = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     except NoHolder as none:
         return none
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         return NoHolder(f"expected a certificate that can be read, got another: {error}")
     serial = f"{leaf.serial_number:x}"
     return Identity(holder.role, holder.name, ends, begins, serial, hashlib.sha256(key).hexdigest())

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from hashlib import sha256
 from typing import Protocol
 
 import structlog
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
 from fl_client.gates.gate_set import ClosedGate
@@ -18,6 +15,7 @@ from fl_client.policy.config import Policy
 from fl_client.policy.file import PolicyFile
 from fl_client.policy.requests import bytes_down, bytes_up, evaluation_request, training_request
 from fl_client.policy.rules import Request, refusal
+from fl_client.policy.trust import fingerprints, trusted_certificates
 from fl_client.policy.usage import NAMES, Amounts
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -53,7 +51,7 @@ class SitePolicy:
     async def run(self) -> None:
         """Follow the file and the day until cancelled."""
         while self._file.path is not None:
-            self._show_budget()
+            self.show_budget()
             await asyncio.sleep(self._file.check_s)
             await self._refresh()
             await self.budget.save()
@@ -72,10 +70,11 @@ class SitePolicy:
         if self._file.version != self._version:
             self._version = self._file.version
             self.budget.rules_changed()
-            self._show_budget()
+            self.show_budget()
             await self._availability.check()
 
-    def _show_budget(self) -> None:
+    def show_budget(self) -> None:
+        """Report what is used of the day, and whether that forbids work."""
         used = self.budget.used
         for name in NAMES:
             self._metrics.day_used.labels(name).set(getattr(used, name))
@@ -90,14 +89,10 @@ class SitePolicy:
             return bundle
         if bundle is None:
             raise Untrusted(self._untrusted("coordinators.ca_sha256 needs TLS: add [tls] to the settings"))
-        found = x509.load_pem_x509_certificates(bundle)
-        trusted = [each for each in found if sha256(each.public_bytes(Encoding.DER)).hexdigest() in pins]
-        if not trusted:
-            prints = ", ".join(sha256(each.public_bytes(Encoding.DER)).hexdigest() for each in found)
-            raise Untrusted(
-                self._untrusted(f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {prints[:500]}")
-            )
-        return b"".join(each.public_bytes(Encoding.PEM) for each in trusted)
+        if trusted := trusted_certificates(bundle, pins):
+            return trusted
+        theirs = ", ".join(fingerprints(bundle)[:5])
+        raise Untrusted(self._untrusted(f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {theirs}"))
 
     def check_coordinator(self, response: pb.RegisterResponse) -> None:
         """Raises Untrusted for a coordinator with another id."""
@@ -134,9 +129,10 @@ class SitePolicy:
         """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
         work = training_request(assignment, examples).work
         assert work is not None  # noqa: S101 - for the type: training has work
-        need = Amounts(1, work.steps, work.examples, 0.0, bytes_down(assignment.resources), bytes_up(assignment))
+        down, up = bytes_down(assignment.resources), bytes_up(assignment)
+        need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)
         await self._charge(need)
-        self._show_budget()
+        self.show_budget()
 
     async def check_evaluation(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """As `check_training`, for an evaluation."""
@@ -146,7 +142,7 @@ class SitePolicy:
     async def begin_evaluation(self, assignment: training_pb2.EvaluationAssignment, examples: int) -> None:
         """As `begin_training`, for an evaluation. examples: of this device's held-out part."""
         await self._charge(Amounts(1, 0, examples, 0.0, bytes_down(assignment.resources)))
-        self._show_budget()
+        self.show_budget()
 
     def received(self, count: int) -> None:
         """Count tensor bytes that arrived. Raises PolicyRefused beyond the day's limit."""
@@ -164,7 +160,7 @@ class SitePolicy:
     def check_sending(self, count: int) -> None:
         """Raises PolicyRefused if this many tensor bytes may not be sent today."""
         try:
-            self.budget.check(Amounts(bytes_up=count))
+            self.budget.check(Amounts(bytes_up=count), ["bytes_up"])
         except OverBudget as over:
             raise self._refused("day", str(over)) from None
 
@@ -191,6 +187,6 @@ class SitePolicy:
         """Count and log a refusal."""
         self._metrics.policy_refusals.labels(rule).inc()
         if rule == "day":
-            self._show_budget()  # before the refusal is reported: the two reports travel together
+            self.show_budget()  # before the refusal is reported: the two reports travel together
         log.warning("policy_refused", rule=rule, reason=text)
         return PolicyRefused(rule, text)

@@ -1,4 +1,4 @@
-"""`fl-client init`, `doctor` and `unit`: arguments in, exit code out."""
+"""`fl-client init`, `doctor`, `unit` and `policy`: arguments in, exit code out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from fl_client.errors import UsageError
 from fl_client.setup.doctor.checks import run_checks
 from fl_client.setup.doctor.report import report
+from fl_client.setup.policy import app as policy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
 from fl_client.setup.settings_file import save, settings_text
 from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
@@ -25,6 +26,7 @@ _ACTIVATION = (
     ["systemctl", "daemon-reload"],
 )
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(policy_app, name="policy")
 
 
 def main(arguments: list[str]) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Self
 from fl_client.errors import StateError
 from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
+from fl_common.settings import parse_json
 
 FILES = ("lock", "identity.json", "shard.json", "pending", "states", "usage.json")
 """Names of the files and folders in the directory."""
@@ -141,7 +142,7 @@ class StateDir:
             if made is not None:
                 write_whole(path, [json.dumps(made).encode()], durable=True)
             content = path.read_bytes()
-            kept = json.loads(content)
+            kept = parse_json(content)
         except (OSError, ValueError) as error:
             raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None
         if not isinstance(kept, dict):

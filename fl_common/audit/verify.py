@@ -47,7 +47,7 @@ class ChainCheck:
             self._problem(row.number, f"row {row.number} comes behind row {last.number}: it was inserted or moved")
             return
         if last is not None and row.number > last.number + 1:
-            self._problem(last.number + 1, f"{_rows(last.number + 1, row.number - 1)} missing")
+            self._problem(last.number + 1, missing(last.number + 1, row.number - 1))
             self._before = None
         elif last is not None:
             if row.linked(last.hash) != row.hash:
@@ -65,7 +65,7 @@ class ChainCheck:
             self._known.setdefault(newest.number, newest.hash)
         for number in sorted(self._known):
             if number > self.head.number:
-                what = f"{_rows(self.head.number + 1, number)} missing at the end: row {number} was there before"
+                what = f"{missing(self.head.number + 1, number)} at the end: row {number} was there before"
                 self._problem(self.head.number + 1, what)
         return self.problems
 
@@ -92,5 +92,6 @@ def rows_of_lines(lines: Iterable[bytes]) -> Iterator[AuditRow]:
             raise ValueError(f"line {number} is no row of an audit log: {error}") from error
 
 
-def _rows(first: int, last: int) -> str:
-    return f"row {first} is" if first == last else f"rows {first} to {last} are"
+def missing(first: int, last: int) -> str:
+    """A gap in words."""
+    return f"row {first} is missing" if first == last else f"rows {first} to {last} are missing"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fl_common.file_permissions import check_secret
-from fl_common.settings import SettingsError, is_loopback
+from fl_common.settings import SettingsError, is_loopback, parse_toml
 from fl_common.tls_version import TlsVersion
 from fl_ops.errors import UsageError
 
@@ -134,7 +133,7 @@ def from_file(path: Path) -> Layer:
         UsageError: the file is no TOML, or has an unknown key or an invalid value.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Layer()
     except (OSError, ValueError) as exc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,7 +14,7 @@ from fl_ops.render.health import health_rows, lowest_loss
 from fl_ops.render.progress import Row
 from fl_ops.render.rounds import round_details_table, rounds_table
 from fl_ops.render.schedules import schedules_text
-from fl_ops.render.states import client_state, first_of, member_rows, run_state
+from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
 from fl_ops.render.target import TargetCost
 from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
@@ -107,6 +107,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(text)) for name, text in member_rows(run)),
+        ("refused", _text(policy_row(run))),
         ("best", _text(best_of(run))),
         ("target", _text(target.text() if target else "")),
         *((name, _text(text)) for name, text in health_rows(run)),
@@ -189,3 +190,35 @@ def metric_of(run: admin_pb2.RunStatus, summary: admin_pb2.RoundSummary) -> str:
         return NOTHING
     value = summary.metrics[metric]
     return units.percent(value) if metric == "accuracy" else f"{metric} {value:.4g}"
+
+
+def tokens_table(tokens: Sequence[admin_pb2.EnrollmentToken]) -> RenderableType:
+    """A row for each enrollment token."""
+    table = FittedTable(
+        ("Token", "Name", "State", ">Uses left", "Expires", "Created", "By", "Labels"),
+        optional=("Labels", "By", "Created"),
+    )
+    for token in tokens:
+        spec = token.spec
+        table.add_row(
+            _text(token.id), _text(spec.name or f"{spec.name_prefix}*"), _text(token.state), str(token.uses_left),
+            units.moment(token.expires), units.moment(token.created), _text(token.actor), _text(_labels(spec.labels)),
+        )  # fmt: skip
+    return table if tokens else Text("no tokens: `fl enroll create` makes one")
+
+
+def certificates_table(certificates: Sequence[admin_pb2.CertificateStatus]) -> RenderableType:
+    """A row for each certificate."""
+    table = FittedTable(
+        ("Name", "Serial", "Ends", "Issued", "Revoked", "Why", "Key"), optional=("Key", "Issued", "Why", "Revoked")
+    )
+    for each in certificates:
+        table.add_row(
+            _text(each.name or NOTHING), _text(each.serial or NOTHING), units.moment(each.not_after),
+            units.moment(each.issued), units.moment(each.revoked), _text(each.reason), _text(each.key or NOTHING),
+        )  # fmt: skip
+    return table if certificates else Text("no certificates: devices get them with tokens of `fl enroll create`")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))

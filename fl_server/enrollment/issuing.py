@@ -58,6 +58,17 @@ class Issued:
         return self.record.issued_at + RENEW_SHARE * (self.record.not_after - self.record.issued_at)
 
 
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What else decides whether a holder gets a certificate."""
+
+    revocations: Revocations
+    may_call: Callable[[Identity], None]
+    """Raises Forbidden for a banned client."""
+    registered: Callable[[str], object | None]
+    """The client of this name on the roster; None if there is none."""
+
+
 @dataclass(frozen=True)
 class Issuer:
     """Issues certificates. Lives on the event loop; signatures are made and checked in `threads`."""
@@ -65,12 +76,8 @@ class Issuer:
     ledger: Ledger
     config: EnrollmentConfig
     authority: Authority
-    revocations: Revocations
+    checks: Checks
     threads: Executor
-    may_call: Callable[[Identity], None]
-    """Raises Forbidden for a banned client."""
-    has_registered: Callable[[str], bool]
-    """Whether a client of this name is on the roster."""
 
     async def enroll(self, token_text: str, csr: bytes, name: str) -> Issued:
         """A certificate for a token. A repeat with the same key gets the same certificate.
@@ -82,7 +89,7 @@ class Issuer:
         if record is None or not token.opens(record):
             raise NotEnrolled("token", "a token of this coordinator; `fl enroll create` makes one")
         holder = Holder("client", _name_for(record, name))
-        self.may_call(Identity(holder.role, holder.name))
+        self.checks.may_call(Identity(holder.role, holder.name))
         if record.prefix:
             await self._check_roster(holder.name)
         signed = await self._sign(csr, holder, record.id)
@@ -92,7 +99,7 @@ class Issuer:
         kept = await self.ledger.do(store.spend, signed, why)
         if isinstance(kept, NotSpent):
             raise NotEnrolled(*_NEEDED[kept])
-        if denied := self.revocations.of_record(kept):
+        if denied := self.checks.revocations.of_record(kept):
             raise NotEnrolled("revoked", f"a new key and a new token: the certificate is revoked ({denied.reason})")
         return Issued(kept, dict(record.labels), again=kept is not signed)
 
@@ -111,8 +118,8 @@ class Issuer:
         if not self.config.expired_grace_s:
             raise NotEnrolled("expired", "a token: this coordinator does not renew expired certificates")
         who = await self._in_thread(self._proved_holder, certificate, csr, signature)
-        self.may_call(who)
-        if denied := self.revocations.denied(who):
+        self.checks.may_call(who)
+        if denied := self.checks.revocations.denied(who):
             raise NotEnrolled("revoked", f"a certificate that is not revoked ({denied})", str(who))
         signed = await self._sign(csr, Holder("client", who.name), "")
         await self._check_moved(who, signed)
@@ -141,16 +148,16 @@ class Issuer:
     async def _check_roster(self, name: str) -> None:
         """Refuse a name for a prefix token that belongs to a client with a certificate of another source."""
         issued = await self.ledger.do(self.ledger.store.certificates, name, None, 1)
-        if self.has_registered(name) and not issued:
+        if self.checks.registered(name) is not None and not issued:
             free = f"a free name: a client {name!r} has registered without enrollment; `fl clients forget {name}`"
             raise NotEnrolled("name", free)
 
     async def _sign(self, csr: bytes, holder: Holder, enrollment_id: str) -> CertificateRecord:
         """Check a request, and sign a certificate for its key."""
         requested = await self._in_thread(read_request, csr, holder)
-        if self.revocations.key_is_denied(requested.digest):
+        if self.checks.revocations.key_is_denied(requested.digest):
             raise NotEnrolled("revoked", "a new key: this one is revoked")
-        span = Validity(time.time(), self.config.lifetime_s, self.revocations.first_begin(holder.name))
+        span = Validity(time.time(), self.config.lifetime_s, self.checks.revocations.first_begin(holder.name))
         return await self._in_thread(self._signed, requested, holder, span, enrollment_id)
 
     def _signed(self, requested: RequestedKey, holder: Holder, span: Validity, enrollment_id: str) -> CertificateRecord:
@@ -169,7 +176,7 @@ class Issuer:
         )
 
     def _denies(self, record: CertificateRecord) -> bool:
-        return self.revocations.of_record(record) is not None
+        return self.checks.revocations.of_record(record) is not None
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))

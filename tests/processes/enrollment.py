@@ -29,7 +29,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def csr_of(
-    key: Key, common_name: str = "", names: Sequence[x509.GeneralName] = (), digest: hashes.HashAlgorithm | None = None
+    key: Key, common_name: str = "", names: Sequence[x509.GeneralName] = (), digest: hashes.SHA224 | None = None
 ) -> bytes:
     """A certificate request in DER."""
     subject = [x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)] if common_name else []
@@ -88,14 +88,14 @@ class EnrollingCoordinator(SecureCoordinator):
     """A coordinator with an authority and a port for enrollment."""
 
     def __init__(
-        self, workspace: Workspace, pki: Pki, enrollment: Mapping[str, Any] | None = None, **settings: Any
+        self, workspace: Workspace, pki: Pki, settings: Mapping[str, Any] | None = None, **enrollment: Any
     ) -> None:
-        """enrollment: keys of the section that differ from the defaults."""
+        """enrollment: keys of the section [enrollment]."""
         self.pki = pki
         ca_key = write_key(pki)
-        section = {"ca_cert": str(pki.ca), "ca_key": str(ca_key), **(enrollment or {})}
-        listen = {"enroll_listen": "127.0.0.1:0", "enroll_address": "fl.example.org:7073"}
-        super().__init__(workspace, pki, {**listen, "enrollment": section, **settings})
+        section = {"ca_cert": str(pki.ca), "ca_key": str(ca_key), **enrollment}
+        listen = {"enroll_listen": "127.0.0.1:0", "enroll_address": "fl.example.org:7074"}
+        super().__init__(workspace, pki, {**listen, "enrollment": section, **(settings or {})})
 
     def enrolling(self) -> grpc.Channel:
         """A channel to the port for enrollment, as a device opens it once it knows the authority."""

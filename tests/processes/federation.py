@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from fl_ops.admin.client import AdminClient
-from fl_ops.admin.run_file import parse_run
 from fl_ops.admin.settings import Certificates, Connection
 from protos.fl.v1 import admin_pb2
+from protos.run_file import parse_run
 from tests.processes.certificates import Pki, server_section
 from tests.processes.process import Process, Workspace, eventually, write_toml
 

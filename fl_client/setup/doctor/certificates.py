@@ -13,6 +13,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
+from fl_common.certificate_names import read_certificate
 from fl_common.file_permissions import check_private_key
 from fl_common.pem import invalid_now
 from fl_common.settings import SettingsError
@@ -25,7 +26,7 @@ RENEW = "`fl ca issue client NAME --force` at the authority, then copy certifica
 def read(path: Path) -> x509.Certificate | None:
     """The first certificate of a PEM file. None where there is none."""
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return read_certificate(path.read_bytes())
     except (OSError, ValueError):
         return None
 

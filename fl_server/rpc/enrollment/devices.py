@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, Literal
 
 import grpc.aio
 import structlog
 
 from fl_server import identity
+from fl_server.audit.record import Auditor, AuditRecord
 from fl_server.clients.rate_limits import ClientRate
 from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
 from fl_server.identity import ANYBODY, caller
 from fl_server.metrics import Metrics
+from fl_server.rpc.audited.calls import ANSWER_S
 from fl_server.rpc.enrollment.rates import EnrollmentRates, network_of
 from fl_server.rpc.views import timestamp
+from fl_server.timeouts import TimeLimit
 from protos.fl.v1 import enrollment_pb2 as pb
 from protos.fl.v1 import enrollment_pb2_grpc
 
@@ -28,8 +32,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
     """For devices without a valid certificate, on `enroll_listen`."""
 
-    def __init__(self, issuer: Issuer, metrics: Metrics) -> None:
-        self._issuer, self._metrics = issuer, metrics
+    def __init__(self, issuer: Issuer, metrics: Metrics, audit: Auditor) -> None:
+        self._issuer, self._metrics, self._audit = issuer, metrics, audit
         self._rates = EnrollmentRates(issuer.config)
 
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollResponse:
@@ -59,16 +63,17 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
             raise
         self._metrics.enrollments.labels("repeated" if issued.again else "issued").inc()
         if not issued.again:
-            _count(self._metrics, issued, why)
+            self._metrics.certificates_issued.labels(why).inc()
+        await _record(self._audit, issued, "Enroll" if why == "enrolled" else "Reenroll")
         return issued
 
 
 class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
     """For devices with a valid certificate, on `listen`."""
 
-    def __init__(self, issuer: Issuer | None, metrics: Metrics) -> None:
+    def __init__(self, issuer: Issuer | None, metrics: Metrics, audit: Auditor) -> None:
         """issuer: None if the coordinator signs no certificates."""
-        self._issuer, self._metrics = issuer, metrics
+        self._issuer, self._metrics, self._audit = issuer, metrics, audit
         self._per_min = 0.0 if issuer is None else issuer.config.renewals_per_min
         self._rate = ClientRate(self._per_min)
 
@@ -82,14 +87,20 @@ class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
         if wait := self._rate.wait(who.name, time.monotonic()):
             raise LimitExceeded(f"{self._per_min:g} renewals a minute (enrollment.renewals_per_min)", wait)
         issued = await self._issuer.renew(who, request.csr)
-        _count(self._metrics, issued, "renewed")
+        self._metrics.certificates_issued.labels("renewed").inc()
+        await _record(self._audit, issued, "Renew")
         return pb.RenewResponse(issued=_message(self._issuer, issued))
 
 
-def _count(metrics: Metrics, issued: Issued, why: str) -> None:
-    record = issued.record
-    metrics.certificates_issued.labels(why).inc()
-    log.info("certificate_issued", client=record.name, serial=record.serial, why=why, peer=identity.address.get())
+async def _record(audit: Auditor, issued: Issued, method: str) -> None:
+    """Log an issued certificate, and add a row to the audit log. The device waits for the row for some seconds."""
+    record, who, address = issued.record, caller.get(), identity.address.get()
+    token = f"token {record.enrollment_id}, " if record.enrollment_id else ""
+    detail = f"{token}serial {record.serial}{', issued before' if issued.again else ''}"
+    log.info("certificate_issued", client=record.name, serial=record.serial, rpc=method, again=issued.again)
+    actor = "anybody" if who is ANYBODY else str(who)
+    with suppress(TimeoutError), TimeLimit(ANSWER_S):
+        await audit.record(AuditRecord(actor, address, method, record.name, "ok", detail))
 
 
 def _result_of(error: ServerError) -> str:

@@ -41,7 +41,8 @@ async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     server = grpc.aio.server(interceptors=[CallInterceptor(policy)])
     server.add_generic_rpc_handlers((service.handlers(world.service),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.services, world.coordinator), server)
-    certificates, enrollment = CertificatesService(None, world.services.metrics), enrollment_pb2_grpc.EnrollmentServicer
+    enrollment = enrollment_pb2_grpc.EnrollmentServicer
+    certificates = CertificatesService(None, world.services.metrics, world.services.audit)
     enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
     enrollment_pb2_grpc.add_EnrollmentServicer_to_server(enrollment(), server)
     Health(()).serve_on(server)
