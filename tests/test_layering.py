@@ -53,6 +53,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "logs",
         "shutdown",
         "config",
+        "limits_config",
+        "oidc",
         "security_config",
         "identity",
         "plain_values",

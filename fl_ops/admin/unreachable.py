@@ -11,36 +11,37 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from fl_ops.admin.settings import Certificates
+from fl_ops.admin.settings import Certificates, Token
 
 _CONNECTING = "failed to connect"
+Security = Certificates | Token
 
 
-def why_unreachable(server: str, text: str, certificates: Certificates | None) -> str:
-    """The explanation with its remedy. text: of grpc; certificates: None for a connection in plain text."""
-    cases = _PLAIN if certificates is None else _TLS
+def why_unreachable(server: str, text: str, security: Security | None) -> str:
+    """The explanation with its remedy. text: of grpc; security: None for a connection in plain text."""
+    cases = _PLAIN if security is None else _TLS
     for pattern, explain in cases:
         if re.search(pattern, text, re.DOTALL):
-            return f"{explain(server, certificates)} ({text})"
-    security = (
+            return f"{explain(server, security)} ({text})"
+    hint = (
         "a port with TLS needs your certificates (--ca, --cert, --key)"
-        if certificates is None
+        if security is None
         else "a port without TLS accepts no certificates"
     )
     return (
         f"no coordinator answers at {server}: start one with `fl-server --config server.toml`, or give its admin "
-        f"address with --server. If one is running there: {security} ({text})"
+        f"address with --server. If one is running there: {hint} ({text})"
     )
 
 
-def _nobody_listens(server: str, _: Certificates | None) -> str:
+def _nobody_listens(server: str, _: Security | None) -> str:
     return (
         f"no coordinator answers at {server}, where no program listens: start one with `fl-server --config"
         " server.toml`, or give its admin address with --server; start a port-forward again if it has ended"
     )
 
 
-def _closed_before_tls(server: str, _: Certificates | None) -> str:
+def _closed_before_tls(server: str, _: Security | None) -> str:
     return (
         f"the connection to {server} was closed in the TLS handshake, before a certificate was checked: the"
         " coordinator is starting or ending, a port-forward has lost its pod, or a proxy or another program listens"
@@ -48,16 +49,21 @@ def _closed_before_tls(server: str, _: Certificates | None) -> str:
     )
 
 
-def _closed_in_plain_text(server: str, _: Certificates | None) -> str:
+def _closed_in_plain_text(server: str, _: Security | None) -> str:
     return (
         f"{server} closes connections in plain text: a coordinator with TLS needs your certificates (--ca, --cert,"
         " --key) in place of --insecure; a port-forward may have lost its pod"
     )
 
 
-def _not_accepted(server: str, certificates: Certificates | None) -> str:
+def _not_accepted(server: str, security: Security | None) -> str:
     """In TLS 1.3 a server refuses the client's certificate after the client's own part of the handshake."""
-    own = "your certificate" if certificates is None else _described(certificates)
+    if isinstance(security, Token):
+        return (
+            f"the coordinator at {server} asks for a certificate there, and you have a token: give the address of its "
+            "token_listen with --server"
+        )
+    own = "your certificate" if security is None else _described(security)
     return (
         f"the coordinator at {server} refused {own}. It expects one of the authority in its tls.client_ca, valid by its"
         " clock: `fl ca issue admin NAME` makes one in the folder of that authority, `fl ca renew` renews it"
@@ -85,50 +91,50 @@ def _described(certificates: Certificates) -> str:
     return words
 
 
-def _expired(server: str, _: Certificates | None) -> str:
+def _expired(server: str, _: Security | None) -> str:
     return (
         f"the certificate of the coordinator at {server}, or that of its authority, has expired: `fl ca renew` renews"
         " it; or the clock of this machine is wrong"
     )
 
 
-def _not_yet_valid(server: str, _: Certificates | None) -> str:
+def _not_yet_valid(server: str, _: Security | None) -> str:
     return (
         f"the certificate of the coordinator at {server}, or that of its authority, is not valid yet: check the clock"
         " of this machine"
     )
 
 
-def _other_authority(server: str, certificates: Certificates | None) -> str:
-    ca = "--ca" if certificates is None else f"--ca {certificates.ca}"
+def _other_authority(server: str, security: Security | None) -> str:
+    ca = "--ca" if security is None else f"--ca {security.ca}"
     return (
         f"the certificate of the coordinator at {server} is not signed by the authority in {ca}: give the ca.crt of the"
         " authority that signed it; or another program listens there"
     )
 
 
-def _other_host(server: str, _: Certificates | None) -> str:
+def _other_host(server: str, _: Security | None) -> str:
     return (
         f"the certificate of the coordinator at {server} is for other host names: give one of its names with --server,"
         " or make it for this host too: `fl ca issue server --host HOST`"
     )
 
 
-def _plain_text(server: str, _: Certificates | None) -> str:
+def _plain_text(server: str, _: Security | None) -> str:
     return (
         f"{server} uses plain text, which accepts no certificates: use --insecure on the coordinator's own machine, or"
         " check --server"
     )
 
 
-def _old_tls(server: str, _: Certificates | None) -> str:
+def _old_tls(server: str, _: Security | None) -> str:
     return (
         f"{server} has no TLS 1.3: check --server, and whether a proxy is in between; FL_TLS_MIN_VERSION=1.2 allows the"
         " older version"
     )
 
 
-_Explain = Callable[[str, Certificates | None], str]
+_Explain = Callable[[str, Security | None], str]
 _CLOSED = r"Socket closed|Connection reset|Broken pipe"
 _TLS: tuple[tuple[str, _Explain], ...] = (
     ("Connection refused", _nobody_listens),

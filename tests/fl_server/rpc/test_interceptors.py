@@ -15,14 +15,13 @@ from structlog.testing import capture_logs
 
 from fl_server import errors
 from fl_server.metrics import Metrics
-from fl_server.rpc.interceptors import CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.statuses import CODES
 from fl_server.store.errors import StoreError, StoreFull
 from protos.fl.v1 import errors_pb2
 from protos.fl.v1.training_pb2 import ExchangeKey
 from protos.status import detail_of
-from tests.fl_server.echo import calling
+from tests.fl_server.echo import calling, echo_policy
 from tests.fl_server.harness import until
 
 KEY = ExchangeKey(run_id="r", round=3)
@@ -30,6 +29,7 @@ CASES = [
     (errors.InvalidInput("seed", "a number", "x"), "INVALID_ARGUMENT", errors_pb2.InvalidField),
     (errors.UnknownSessionError(), "UNAUTHENTICATED", errors_pb2.UnknownSession),
     (errors.CertificateEnded("client:a", 0.0), "UNAUTHENTICATED", None),
+    (errors.Unauthenticated("needed: a token"), "UNAUTHENTICATED", None),
     (errors.Contested("a", 2.5), "ABORTED", errors_pb2.RetryLater),
     (errors.Fenced("a", by_other_instance=True), "ABORTED", errors_pb2.SessionFenced),
     (errors.NoCommonProtocol((2, 3), (1, 1)), "FAILED_PRECONDITION", errors_pb2.ProtocolMismatch),
@@ -299,7 +299,7 @@ async def test_a_call_whose_request_does_not_arrive_is_ended(metrics: Metrics) -
         await asyncio.Event().wait()
         yield b""
 
-    policy = CallPolicy(metrics, CallLimits(1, 1), stall_s=0.05)
+    policy = echo_policy(metrics, CallLimits(1, 1), stall_s=0.05)
     async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=echoed) as caller:
         received = await error_of(
             caller.channel.stream_unary("/fl.v1.Coordinator/One")(cast(Any, nothing()), timeout=20)
@@ -319,7 +319,7 @@ async def test_a_call_over_the_limit_is_refused_before_its_request_arrives(metri
         await free.wait()
         return request
 
-    policy = CallPolicy(metrics, CallLimits(1, 10))
+    policy = echo_policy(metrics, CallLimits(1, 10))
     async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=waiting) as caller:
         first = asyncio.ensure_future(caller.one(b"a"))
         await until(lambda: policy.limits._open, "it is open")
@@ -345,7 +345,7 @@ async def test_a_call_without_its_caller_keeps_its_slot_until_it_ends(metrics: M
         await free.wait()
         return request
 
-    policy = CallPolicy(metrics, CallLimits(1, 10))
+    policy = echo_policy(metrics, CallLimits(1, 10))
     async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=waiting) as caller:
         first = caller.one(b"a")
         await started.wait()

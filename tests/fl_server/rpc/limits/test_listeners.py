@@ -11,7 +11,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fl_server.config import ConnectionsConfig, ServerConfig
+from fl_server.config import ServerConfig
+from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.limits.listeners import METADATA_BYTES, Port, ports
 from fl_server.rpc.limits.open_files import Connections, share
 from protos.wire import MAX_MESSAGE_BYTES
@@ -38,7 +39,7 @@ def test_open_files_are_distributed_among_the_ports(limit: int, clients: int, ex
 @pytest.mark.parametrize(("limit", "expected"), [(1 << 20, 1024), (4096, 256), (64, 4)])
 def test_a_port_for_enrollment_takes_its_part_of_the_open_files(limit: int, expected: int) -> None:
     """Only if there is one; the clients' port has as many fewer."""
-    without, shared = share(limit, 1 << 20, WANTED), share(limit, 1 << 20, WANTED, enrolls=True)
+    without, shared = share(limit, 1 << 20, WANTED), share(limit, 1 << 20, WANTED, ["enroll_listen"])
     assert (without.enrollment, shared.enrollment) == (0, expected)
     assert shared.clients == max(4, without.clients - expected)
 
