@@ -60,6 +60,7 @@ class Daemon:
             idle = await self._services.worker.shut_down(STEP_SECONDS)
             await policy.budget.save()
             await self._services.disk.close()
+            await self._services.audit.close()
         return idle
 
     async def _say_goodbye(self) -> None:

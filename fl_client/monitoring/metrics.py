@@ -61,6 +61,11 @@ class Metrics:
         self.last_update = factory.optional_gauge(
             "fl_client_last_update_timestamp_seconds", "Time at which the coordinator last admitted an update."
         )
+        self.audit_rows = factory.counter(
+            "fl_client_audit_rows",
+            "Rows of the device's audit log; rows are left out when the disk is full or above a rate.",
+            outcome=("written", "left_out"),
+        )
         self.failures = factory.counter(
             "fl_client_work_failures", "Assignments that failed, by reason.", reason=REASONS
         )

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fl_client.errors import UsageError
+from fl_client.setup.audit import app as audit_app
 from fl_client.setup.doctor.checks import run_checks
 from fl_client.setup.doctor.report import report
 from fl_client.setup.enrolling import EnrollFlags, enroll, target_of, write_settings
@@ -28,6 +29,7 @@ _ACTIVATION = (
     ["systemctl", "daemon-reload"],
 )
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(audit_app, name="audit")
 app.add_typer(policy_app, name="policy")
 
 
