@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,10 @@ async def test_refused_work_is_reported_and_nothing_is_fetched(
     assert coordinator.calls["FetchModel"] == []
 
 
+def _reported(coordinator: FakeCoordinator, count: int) -> bool:
+    return len(failures(coordinator)) == count
+
+
 EXTREMES: list[dict[str, Any]] = [
     {"local_steps": 2**32 - 1},
     {"task": "x" * 10_000},
@@ -165,7 +170,7 @@ async def test_extreme_values_are_refused_and_counted_nowhere(
         await coordinator.until_called("Attend")
         for number, changes in enumerate(EXTREMES):
             coordinator.push(assignment=coordinator.assignment(number, **changes))
-            await coordinator.until(lambda reported=number + 1: len(failures(coordinator)) == reported)
+            await coordinator.until(partial(_reported, coordinator, number + 1))
         assert daemon.count("policy_day_used", amount="assignments") == 0
         coordinator.push(assignment=coordinator.assignment(len(EXTREMES)))
         await coordinator.until(lambda: coordinator.updates)
