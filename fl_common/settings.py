@@ -176,9 +176,11 @@ _EXPECTED = {
 def expected_value(detail: ErrorDetails) -> str:
     """What an error of pydantic expected, in plain words: a whole number, text, 'a' or 'b'."""
     kind = detail["type"]
-    if kind in {"string_too_short", "string_too_long"}:
-        bound = "at least" if kind == "string_too_short" else "at most"
-        return f"text of {bound} {next(iter(detail['ctx'].values()))} characters"
+    if kind in {"string_too_short", "string_too_long", "too_short", "too_long"}:
+        of, items = ("text of ", "characters") if kind.startswith("string") else ("", "entries")
+        bound = "at least" if kind.endswith("short") else "at most"
+        limit = next(value for name, value in detail["ctx"].items() if name in {"min_length", "max_length"})
+        return f"{of}{bound} {limit} {items}"
     if kind.endswith(("_type", "_parsing", "_number", "_from_float")):
         return _EXPECTED.get(kind.partition("_")[0], detail["msg"])
     text = detail["msg"]

@@ -18,7 +18,9 @@ from fl_ops.render import output
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make certificates for a site that has no authority of its own."
 )
-issue_app = typer.Typer(cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an admin.")
+issue_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an operator."
+)
 app.add_typer(issue_app, name="issue")
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the authority and its certificates.")]
@@ -82,18 +84,43 @@ def client(context: Context, name: Name, directory: Dir = Path("pki"), days: Day
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 
+@issue_app.command(**examples("fl ca issue viewer dashboard"))
+@command
+def viewer(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a certificate that reads runs, clients and history, and changes nothing."""
+    _issue_operator(context, "viewer", name, directory, days, force)
+
+
+@issue_app.command(**examples("fl ca issue operator bob"))
+@command
+def operator(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a certificate for runs: the operator's own, and those without an owner."""
+    _issue_operator(context, "operator", name, directory, days, force)
+
+
+@issue_app.command(**examples("fl ca issue enroller provisioning"))
+@command
+def enroller(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a certificate that makes tokens for devices, and nothing else."""
+    _issue_operator(context, "enroller", name, directory, days, force)
+
+
 @issue_app.command(**examples("fl ca issue admin alice"))
 @command
 def admin(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
-    """Issue an operator's certificate for this command."""
+    """Issue a certificate that may do everything with this command."""
+    _issue_operator(context, "admin", name, directory, days, force)
+
+
+def _issue_operator(context: Context, role: str, name: str, directory: Path, days: int, force: bool) -> None:
     from fl_ops.certificates import pki
 
-    issued = pki.issue(pki.LeafRequest(directory, "admin", name, days, force))
+    issued = pki.issue(pki.LeafRequest(directory, role, name, days, force))
     pair = issued.pair
     files = {"ca": pair.authority, "cert": pair.certificate, "key": pair.key}
     flags = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items())
     section = _section("", **files)
-    hint = f"fl run list {flags}\n\nwithout these options, in {settings.file_path(os.environ)}:\n\n{section}"
+    hint = f"fl whoami {flags}\n\nwithout these options, in {settings.file_path(os.environ)}:\n\n{section}"
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 

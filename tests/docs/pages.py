@@ -32,7 +32,7 @@ from fl_ops.commands.cli import app
 from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """A page fails after this wait: enough for a busy machine, and no claim about speed."""
 LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")
 """Commands that change nothing. Readers repeat them until the shown output appears, and so does the test."""

@@ -19,7 +19,7 @@ from tests.processes.forks import Forked, Program
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """A test fails after this wait: enough for a busy machine, and no claim about speed."""
 
 T = TypeVar("T")

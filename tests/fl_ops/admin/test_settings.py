@@ -34,13 +34,13 @@ def test_stronger_plain_text_beats_weaker_certificates() -> None:
 
 def test_stronger_certificates_beat_weaker_plain_text() -> None:
     """Certificates on the command line set aside the environment's FL_INSECURE."""
-    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).certificates == Certificates(CA, CERT, KEY)
+    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).security == Certificates(CA, CERT, KEY)
 
 
 @pytest.mark.parametrize("server", ["localhost:1", "127.0.0.9:1", "[::1]:1"])
 def test_plain_text_on_this_machine(server: str) -> None:
     """Plain text is allowed to loopback addresses."""
-    assert resolve([PLAIN, Layer(server=server)]).certificates is None
+    assert resolve([PLAIN, Layer(server=server)]).security is None
 
 
 @pytest.mark.parametrize("server", ["10.0.0.1:1", "fl.example.org:1", "localhost.example.org:1", "[::]:1"])
@@ -48,7 +48,7 @@ def test_plain_text_elsewhere(server: str) -> None:
     """Plain text to another machine is refused unless it is asked for by its second name too."""
     with pytest.raises(UsageError, match="--insecure-remote"):
         resolve([PLAIN, Layer(server=server)])
-    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).certificates is None
+    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).security is None
 
 
 def test_remote_alone_is_not_plain_text() -> None:
@@ -62,7 +62,7 @@ def test_remote_alone_is_not_plain_text() -> None:
     [
         ([Layer()], "missing: --ca, --cert, --key"),
         ([Layer(ca=CA)], "missing: --cert, --key"),
-        ([Layer(ca=CA, insecure=True)], "--insecure means no certificates, but --ca"),
+        ([Layer(ca=CA, insecure=True)], "--insecure means no certificates and no token, but --ca"),
         ([Layer(server="host"), PLAIN], "HOST:PORT"),
         ([Layer(server="host:99999"), PLAIN], "HOST:PORT"),
         ([Layer(server=":7071"), PLAIN], "HOST:PORT"),
