@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.admin.settings import Certificates, Connection, Layer, Token, file_path, from_environment, from_file, resolve
+from fl_ops.admin.settings import (
+    Certificates,
+    Connection,
+    Layer,
+    Token,
+    file_path,
+    from_environment,
+    from_file,
+    resolve,
+)
 from fl_ops.errors import UsageError
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
