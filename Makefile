@@ -30,8 +30,13 @@ install: .venv/installed
 demo: .venv/installed
 	$(BIN)/fl demo
 
+# The tests of real processes run beside each other on few cores. A test that fails there runs once more, alone; if it
+# fails again, so does this target. The first output stays: a test that passes only alone has a fault, too.
 test: .venv/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || { \
+	    [ $$? -eq 1 ] || exit; \
+	    echo "The failed tests run once more, alone:"; \
+	    $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --exitfirst; }
 
 # Includes the tests that are marked slow.
 test-all: .venv/installed

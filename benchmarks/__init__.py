@@ -3,3 +3,7 @@
 Each measurement is a command: `python -m benchmarks.NAME`. A benchmark may import every package. No package imports a
 benchmark.
 """
+
+from fl_common.tls_version import set_oldest_tls
+
+set_oldest_tls("1.3")

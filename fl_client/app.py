@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -18,8 +19,9 @@ from fl_client.assignments.executor import Services
 from fl_client.assignments.state_directory import StateDirectory
 from fl_client.connection.bundles import BundleCache
 from fl_client.connection.certificates import Certificates
+from fl_client.connection.endpoint import Endpoint
 from fl_client.connection.link import Link, RetryDelays
-from fl_client.connection.session_manager import Endpoint, SessionManager
+from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
 from fl_client.errors import StartError
@@ -27,6 +29,11 @@ from fl_client.gates.factory import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.budget import Budget
+from fl_client.policy.file import CHECK_S, PolicyFile
+from fl_client.policy.gate import PolicyGate
+from fl_client.policy.site import SitePolicy
+from fl_client.policy.usage import FILE, DailyUsage
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
@@ -97,19 +104,26 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
     worker = Worker(config.threads)
     host = HostState(local.train.inputs.device, worker.idle_for, instruments.clock)
-    gates = GateSet(make_gates(config.gates, host), config.gates.open_after_s)
+    file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
+    policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
+    gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
     limits = StorageLimits(config.limits.max_runs, config.limits.max_kept_bytes)
     metrics, disk = instruments.metrics, DiskThread()
     availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
+    state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
+    usage = DailyUsage(state.path / FILE, instruments.clock)
+    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.policy)
+    site = SitePolicy(file, budget, metrics, availability)
     services = Services(
         link=link,
-        bundles=BundleCache(link, config.max_bundle_bytes, metrics.bytes_received),
+        bundles=BundleCache(link, config.max_bundle_bytes, site.received),
         trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
         worker=worker,
         disk=disk,
-        state=StateDirectory(state, disk, availability, config.gates.check_s),
+        state=state_directory,
         storage=DeviceStorage(state.pending, state.states, limits),
         availability=availability,
+        policy=site,
         metrics=metrics,
         progress=instruments.progress,
         traces=instruments.traces,
@@ -120,9 +134,15 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     def registration() -> pb.RegisterRequest:
         request = pb.RegisterRequest(availability=services.availability.availability_for_registration())
         request.MergeFrom(constant)
-        return request
+        return site.registration(request)
 
-    return Daemon(SessionManager(registration, _endpoint(config, instruments), link), services)
+    return Daemon(SessionManager(registration, _endpoint(config, instruments, site), link), services)
+
+
+async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:
+    """Write the day's counts. Durable ones are written before work begins, which is not done without them."""
+    run = state.required if durable else state.run
+    await run(usage.write, content, durable=durable)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -140,18 +160,33 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _endpoint(config: ClientConfig, instruments: Instruments) -> Endpoint:
+def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy) -> Endpoint:
     """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     traces = instruments.traces
     if config.tls is None:
-        return Endpoint(config.server, lambda: GrpcTransport(config.server, traces=traces))
+
+        def connect_plain() -> GrpcTransport:
+            site.trusted_ca(None)
+            return GrpcTransport(config.server, traces=traces)
+
+        return Endpoint(config.server, connect_plain, site.until_changed, accept=site.check_coordinator)
     certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
-    return Endpoint(
-        config.server,
-        lambda: GrpcTransport(config.server, certificates.current(), traces),
-        certificates.renewed,
-        certificates.explained,
-    )
+
+    def connect() -> GrpcTransport:
+        pem = certificates.current()
+        return GrpcTransport(config.server, replace(pem, ca=site.trusted_ca(pem.ca)), traces)
+
+    async def renewed() -> None:
+        """Wait for new certificates, or another policy, which raises."""
+        waits = [asyncio.ensure_future(each()) for each in (certificates.renewed, site.until_changed)]
+        try:
+            for done in (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]:
+                await done
+        finally:
+            for each in waits:
+                each.cancel()
+
+    return Endpoint(config.server, connect, renewed, certificates.explained, site.check_coordinator)
 
 
 def _traces() -> Traces:

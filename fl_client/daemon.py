@@ -32,6 +32,7 @@ class Daemon:
     async def run(self, stop: asyncio.Event) -> bool:
         """Run until `stop` is set. Returns False if a training step is in progress and does not end soon."""
         availability, link, state = self._services.availability, self._services.link, self._services.state
+        policy = self._services.policy
         try:
             async with asyncio.TaskGroup() as tasks:
                 assignments = AssignmentManager(self._services, tasks)
@@ -39,7 +40,7 @@ class Daemon:
                 attending = tasks.create_task(self._sessions.run(assignments))
                 reporting = [
                     tasks.create_task(each)
-                    for each in (availability.run(), availability.report_changes(link), state.watch())
+                    for each in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
                 ]
                 await stop.wait()
                 for task in reporting:
@@ -51,6 +52,7 @@ class Daemon:
             raise failed.exceptions[0] from None
         finally:
             idle = await self._services.worker.shut_down(STEP_SECONDS)
+            await policy.budget.save()
             await self._services.disk.close()
         return idle
 

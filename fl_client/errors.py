@@ -7,14 +7,17 @@ ClientError
 │   ├── StateError        the state directory
 │   └── DeviceError       the configured device
 ├── WorkFailed            one assignment failed; the coordinator gets the reason
+│   └── PolicyRefused     the site's policy refuses it
 └── TransportError        one call failed
     ├── Unreachable       no answer: coordinator down, connection cut, handshake failed; retry
     │   ├── Contested     another daemon uses the same identity; retry later
     │   └── FailedCall    the coordinator failed in the call; retry a few times
     ├── InvalidCertificate  no connection, and this device's certificate has ended or is not valid yet
     ├── SessionLost       the coordinator does not know the session; register again
+    │   └── PolicyChanged  this device's own policy changed; register again by its rules
     ├── Fenced            a newer session of the same identity is open
     ├── ProtocolMismatch  no protocol version in common
+    ├── Untrusted         the site's policy does not allow this coordinator; nothing is sent to it
     ├── NotAllowed        the certificate or the ban list forbids it
     ├── ResourceGone      the coordinator no longer sends this resource
     ├── BrokenTransfer    damaged bytes; resume after the last good ones
@@ -59,6 +62,14 @@ class WorkFailed(ClientError):
         self.reason = reason
 
 
+class PolicyRefused(WorkFailed):
+    """The policy of the device's site refuses an assignment. rule: one of policy.rules.RULES."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(coordinator_pb2.FAILURE_REASON_POLICY, f"policy: {rule}: {message}")
+        self.rule = rule
+
+
 class TransportError(ClientError):
     """One call failed. wait: seconds that the coordinator requests before the next try, or None."""
 
@@ -91,6 +102,14 @@ class InvalidCertificate(TransportError):
 
 class SessionLost(TransportError):
     """The coordinator does not know the session: register again."""
+
+
+class PolicyChanged(SessionLost):
+    """The site's policy changed while the session was open: what is registered may be against its rules."""
+
+
+class Untrusted(TransportError):
+    """The policy of the device's site does not allow this coordinator."""
 
 
 class Fenced(TransportError):

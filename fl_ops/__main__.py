@@ -1,8 +1,12 @@
 """Entry point of `fl` and of `python -m fl_ops`."""
 
 import os
+import sys
 
 from fl_common.program import quiet_interrupts
+from fl_common.tls_version import set_oldest_tls
+from fl_ops.admin.settings import oldest_tls
+from fl_ops.errors import UsageError
 
 
 def main() -> None:
@@ -10,6 +14,11 @@ def main() -> None:
     with quiet_interrupts():
         # Silences the logs of grpc's core: the command prints its own error. grpc reads this when it is imported.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        try:
+            set_oldest_tls(oldest_tls(os.environ))
+        except UsageError as error:
+            print(f"fl: {error}", file=sys.stderr)
+            raise SystemExit(error.code) from None
         from fl_ops.commands.cli import app
 
         app(prog_name="fl")

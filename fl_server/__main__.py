@@ -32,6 +32,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     from fl_common.allocator import share_one_heap
     from fl_common.file_permissions import set_private_umask
     from fl_common.settings import SettingsError, read_settings
+    from fl_common.tls_version import set_oldest_tls
     from fl_server.config import ServerConfig
 
     first, *on_top = _settings_files(arguments)
@@ -40,6 +41,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except SettingsError as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     set_private_umask()
     # Until `serve` handles signals: the first process of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, _leave)

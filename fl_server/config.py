@@ -9,12 +9,13 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
+from fl_server.security_config import EnrollmentConfig, TlsConfig
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Of each run whose details are kept."""
-_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen")
+_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen")
 
 
 def _postgres_url(url: SecretStr) -> SecretStr:
@@ -43,20 +44,6 @@ LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
 """A URL that no message, log or repr shows, because it may have a password."""
 
 
-class TlsConfig(Section):
-    """Certificates and keys, as PEM files."""
-
-    cert: Path
-    """The coordinator's certificate."""
-    key: Path
-    """Its private key."""
-    client_ca: Path | None = None
-    """The CA of clients and admins. A caller needs a certificate that it signed, which has the caller's name."""
-    no_client_certificates: bool = False
-    """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
-    client, and every program on this machine is an admin."""
-
-
 class LimitsConfig(Section):
     """Limits of one client and of all clients."""
 
@@ -80,6 +67,9 @@ class LimitsConfig(Section):
     history_per_minute: int = Field(default=5, ge=0)
     """History rows a minute for each client and event of registrations and contested identities. Further rows are
     counted, and one row has their number. 0: no limit."""
+    refusals_per_minute: int = Field(default=10, ge=0)
+    """Audit rows a minute for refused calls of one caller from one address; over all callers at most 100. Further
+    refusals are counted, and one row has their number. 0: no limit."""
     log_lines_per_minute: int = Field(default=20, ge=0)
     """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
     number as `repeated`. 0: no limit."""
@@ -128,6 +118,8 @@ class ConnectionsConfig(Section):
     """A connection without a call is closed after this time; its client opens another when it needs one."""
     admin: int = Field(default=128, ge=1, le=65_536)
     """Connections to `admin_listen` at once."""
+    enrollment: int = Field(default=1024, ge=1, le=65_536)
+    """Connections to `enroll_listen` at once; each is closed after a minute."""
     health: int = Field(default=64, ge=1, le=65_536)
     """Connections to `health_listen` at once; each is closed after a minute."""
     metrics: int = Field(default=32, ge=1, le=65_536)
@@ -210,6 +202,11 @@ class ServerConfig(Section):
     health_listen: Address | None = None
     """For probes: grpc.health.v1.Health in plain text and nothing else, on any address. "live" is SERVING while the
     process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
+    enroll_listen: Address | None = None
+    """For devices without a certificate, which get one for a token: TLS without client certificates. Needs `[tls]` and
+    `[enrollment]`."""
+    enroll_address: Address | None = None
+    """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints."""
     tls: TlsConfig | None = None
     insecure: bool = False
     """Use plain text, on this machine only."""
@@ -226,6 +223,7 @@ class ServerConfig(Section):
     quarantine: QuarantineConfig = QuarantineConfig()
     states: StatesConfig = StatesConfig()
     retention: RetentionConfig = RetentionConfig()
+    enrollment: EnrollmentConfig | None = None
     durability: Literal["process", "power"] = "process"
     """An acknowledged update survives SIGKILL ("process"), or a power cut too ("power", with an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)
@@ -260,6 +258,16 @@ class ServerConfig(Section):
                     f"{name}: plain text on {address}, which others can reach, is refused: add [tls], or set "
                     "insecure_remote = true as well where everyone on the network may read and change what is sent"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _enrollment_is_whole(self) -> Self:
+        if self.enroll_listen is not None and self.enrollment is None:
+            raise ValueError("enroll_listen: expected [enrollment] with ca_cert and ca_key too, found none")
+        if self.enrollment is not None and (self.tls is None or self.tls.client_ca is None):
+            raise ValueError(
+                "enrollment: expected [tls] with client_ca, which checks the issued certificates, found none"
+            )
         return self
 
     def _client_certificates_by_name(self, tls: TlsConfig) -> None:

@@ -8,10 +8,14 @@
     |- Contested           an older session of the same identity is at work: try again later
     |- NoCommonProtocol    upgrade the older side
     |- Forbidden           the caller's certificate, or a ban, does not allow it
+    |  |- Revoked          the certificate is revoked
+    |  '- NotEnrolled      no certificate for this token, request or holder
+    |- NotConfigured       the settings of the coordinator do not have it
     |- NoSuchResource      its round is over
     |- NoSuchRun, RunExists
     |- NoSuchModel         its checkpoint was removed
     |- NoSuchClient
+    |- NoSuchToken         no enrollment token of this id
     |- NoSuchService       a health check of an unknown service
     |- WrongState          not possible in this state of the run
     |- RunBroke            the run failed while it did what was asked
@@ -131,6 +135,29 @@ class Forbidden(ServerError):
         self.detail = errors_pb2.NotAllowed(identity=identity, needed=needed)
 
 
+class Revoked(Forbidden):
+    """The caller's certificate is revoked. It stays so."""
+
+    def __init__(self, identity: str, why: str) -> None:
+        super().__init__(identity, f"a certificate that is not revoked ({why}): enroll again with a new key")
+
+
+class NotEnrolled(Forbidden):
+    """A refused request for a certificate."""
+
+    def __init__(self, why: str, needed: str, identity: str = "") -> None:
+        """why: one word for metrics: "token", "used", "expired", "revoked", "name", "csr"."""
+        super().__init__(identity, needed)
+        self.why = why
+
+
+class NotConfigured(ServerError):
+    """A part of the coordinator that its settings leave out."""
+
+    def __init__(self, what: str, settings: str) -> None:
+        super().__init__(f"{what} is off on this coordinator: set {settings} in its server.toml")
+
+
 class NoSuchResource(ServerError):
     """A bundle that is not available."""
 
@@ -176,6 +203,13 @@ class NoSuchClient(ServerError):
         client_id = short(client_id)
         super().__init__(f"no client {client_id!r} has registered; `fl clients list` shows those that have")
         self.detail = errors_pb2.UnknownClient(client_id=client_id)
+
+
+class NoSuchToken(ServerError):
+    """No enrollment token of that id. Without a detail: its text is complete."""
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(f"no enrollment token {short(token_id)[:16]!r}; `fl enroll list` shows those there are")
 
 
 class NoSuchService(ServerError):

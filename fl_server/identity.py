@@ -34,6 +34,8 @@ class Identity:
     name: str
     ends: float | None = field(default=None, compare=False)
     """End of the certificate in Unix seconds; None: there is no certificate."""
+    begins: float = field(default=0.0, compare=False)
+    """Begin of the certificate in Unix seconds."""
     serial: str = field(default="", compare=False)
     """The certificate's serial number in hex."""
     key: str = field(default="", compare=False)
@@ -65,6 +67,11 @@ def of_connection(auth: Mapping[str, Iterable[bytes]]) -> Identity:
     pem = b"".join(auth.get("x509_pem_cert", ()))
     if b"ssl" not in auth.get("transport_security_type", ()) or not pem:
         return ANYBODY
+    return of_certificate(pem)
+
+
+def of_certificate(pem: bytes) -> Identity:
+    """The holder of a certificate. Raises Forbidden if it has none."""
     found = _read(pem)
     if isinstance(found, NoHolder):
         raise Forbidden(
@@ -90,13 +97,14 @@ def _identity_in(pem: bytes) -> Identity | NoHolder:
     try:
         leaf = read_certificate(pem)
         holder = holder_of(leaf)
-        ends, serial = leaf.not_valid_after_utc.timestamp(), f"{leaf.serial_number:x}"
+        begins, ends = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
         key = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     except NoHolder as none:
         return none
     except (ValueError, UnsupportedAlgorithm) as error:
         return NoHolder(f"expected a certificate that can be read, got another: {error}")
-    return Identity(holder.role, holder.name, ends, serial, hashlib.sha256(key).hexdigest())
+    serial = f"{leaf.serial_number:x}"
+    return Identity(holder.role, holder.name, ends, begins, serial, hashlib.sha256(key).hexdigest())
 
 
 def address_of(peer: str) -> str:

@@ -182,7 +182,10 @@ _FL = """## The operator's command: fl.toml
 
 `~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
 A command-line flag has priority over the environment, and the environment over the file.
-The source with the highest priority that sets certificates or plain text decides between the two."""
+The source with the highest priority that sets certificates or plain text decides between the two.
+
+`FL_TLS_MIN_VERSION=1.2` allows TLS 1.2, for a proxy in front of the coordinator that has no newer version.
+Otherwise TLS 1.3 is required."""
 
 
 def page() -> str:

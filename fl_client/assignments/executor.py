@@ -21,6 +21,7 @@ from fl_client.connection.messages import log_text
 from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.site import SitePolicy
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
@@ -53,6 +54,7 @@ class Services:
     state: StateDirectory
     storage: DeviceStorage
     availability: AvailabilityMonitor
+    policy: SitePolicy
     metrics: Metrics
     progress: Progress
     traces: Traces = UNTRACED
@@ -94,16 +96,18 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         check_assignment(assignment, services.limits, services.trainer.examples)
+        await services.policy.check_training(assignment, services.trainer.examples)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
+                await services.policy.begin_training(assignment, services.trainer.examples)
                 result = await self._train(assignment)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
         # An update made for an earlier attempt answers this one too: the work is the same.
         update.header.attempt = assignment.attempt
         self._show(key, "sending the update")
-        receipt = await submit(services.link, update, services.disk, services.metrics.bytes_sent)
+        receipt = await submit(services.link, update, services.disk, services.policy)
         await self._handle_receipt(update.header, receipt)
 
     async def _train(self, assignment: training_pb2.Assignment) -> TrainingResult:
@@ -166,9 +170,11 @@ class AssignmentExecutor:
         """Evaluate on this device's held-out examples, and report the metrics."""
         services, key = self._services, key_of(assignment.key)
         check_resources(assignment.resources)
+        await services.policy.check_evaluation(assignment)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         self._show(key, "evaluating")
         async with services.availability.while_allowed():
+            await services.policy.begin_evaluation(assignment, services.trainer.held_out)
             bundles = await services.bundles.get(assignment.resources, await self._layouts())
             examples, metrics = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles))
 
@@ -191,21 +197,29 @@ class AssignmentExecutor:
         return trainer.layouts
 
     async def _compute(self, function: Callable[[Callable[[], None]], T]) -> T:
-        """The function's result from the worker thread, within the owner's limit."""
-        seconds = self._services.limits.max_seconds
+        """The function's result from the worker thread, within the owner's limit and the site's budget."""
+        policy, limit = self._services.policy, self._services.limits.max_seconds
+        left = policy.budget.seconds_left()
+
+        def timed(check: Callable[[], None]) -> T:
+            with policy.budget.computing():
+                return function(check)
+
         try:
-            return await self._services.worker.run(function, seconds)
+            return await self._services.worker.run(timed, min(limit, left))
         except TimeoutError:
+            if left < limit:
+                raise policy.out_of_time() from None
             raise WorkFailed(
                 pb.FAILURE_REASON_RESOURCES,
-                f"this device's owner allows {seconds:g} s of computing for an assignment (limits.max_seconds)",
+                f"this device's owner allows {limit:g} s of computing for an assignment (limits.max_seconds)",
             ) from None
 
     def report_failure(self, key: Key, work_digest: bytes, failure: WorkFailed) -> None:
         """Report to the coordinator that an assignment failed, and why."""
         reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
         self._services.metrics.failures.labels(reason).inc()
-        write = log.info if failure.reason == pb.FAILURE_REASON_STOPPED else log.error
+        write = log.info if failure.reason in _EXPECTED else log.error
         write("work_failed", **key_fields(key), reason=reason, message=log_text(str(failure)))
         self._failures.add(key, work_digest, failure.reason, str(failure))
 
@@ -223,6 +237,10 @@ class AssignmentExecutor:
 
     def _show(self, key: Key, activity: str) -> None:
         self._services.progress.show(f"{key[0]}, round {key[1]}: {activity}")
+
+
+_EXPECTED = (pb.FAILURE_REASON_STOPPED, pb.FAILURE_REASON_POLICY)
+"""Reasons that are the owner's wish, and no fault."""
 
 
 def key_fields(key: Key) -> dict[str, str | int]:

@@ -16,6 +16,7 @@ from fl_client.settings.config import TlsConfig
 from fl_client.settings.identity import check_name
 from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher, invalid_now
 from fl_common.settings import SettingsError
+from fl_common.tls_version import check_oldest_tls
 
 log = structlog.get_logger()
 
@@ -28,6 +29,7 @@ class Certificates:
 
     def __init__(self, tls: TlsConfig, client_id: str, metrics: Metrics, delays: RetryDelays) -> None:
         """Read the files. Raises ConfigError for unusable ones."""
+        check_oldest_tls(tls.min_version)
         try:
             self._files = PemWatcher(PemFiles(tls.cert, tls.key, tls.ca), lambda pem: check_name(pem, client_id))
         except SettingsError as error:

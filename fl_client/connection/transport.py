@@ -279,6 +279,7 @@ _EXPLANATIONS = (
     ("Hostname Verification Check failed", _OTHER_HOST),
     ("WRONG_VERSION_NUMBER", "the coordinator uses plain text, this daemon TLS: remove [tls] here or add it there"),
     ("not match", _OTHER_HOST),
+    ("SSLV3_ALERT_HANDSHAKE_FAILURE", "no TLS 1.3 at the server or a proxy: see tls.min_version in the configuration"),
     ("CERTIFICATE_REQUIRED", "the coordinator requires a client certificate that its CA signed"),
     ("UNKNOWN_CA", "the coordinator does not know the CA that signed tls.cert"),
     ("Invalid cert chain file", "tls.cert is not a certificate in PEM"),

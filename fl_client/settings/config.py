@@ -17,6 +17,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings import schedule
 from fl_common.names import check_id
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+from fl_common.tls_version import TlsVersion
 
 Precision = Literal["float32", "bfloat16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
@@ -53,6 +54,12 @@ def _zone(value: str) -> str:
         ) from None
 
 
+WindowText = Annotated[str, AfterValidator(_window)]
+"""A window of local time."""
+ZoneName = Annotated[str, AfterValidator(_zone)]
+"""A time zone; empty for the device's own."""
+
+
 class TlsConfig(Section):
     """PEM files for mTLS."""
 
@@ -62,6 +69,8 @@ class TlsConfig(Section):
     """This device's certificate. Its name is the device's identity."""
     key: Path
     """The certificate's private key."""
+    min_version: TlsVersion = "1.3"
+    """Oldest TLS version of connections. "1.2" is for a proxy in between that cannot do better."""
 
 
 class TaskConfig(Section):
@@ -100,9 +109,9 @@ class ShardConfig(Section):
 class GatesConfig(Section):
     """Conditions for training. Without any of them the device may train at any time."""
 
-    windows: list[Annotated[str, AfterValidator(_window)]] = Field(default_factory=list)
+    windows: list[WindowText] = Field(default_factory=list)
     """Local times of training: "22:00-06:00", "mon-fri 18:30-24:00", "sat,sun 00:00-24:00"."""
-    timezone: Annotated[str, AfterValidator(_zone)] = ""
+    timezone: ZoneName = ""
     """Time zone of the windows, such as "Europe/Zurich". "": the device's own."""
     on_mains: bool = False
     """Train only while the device does not run on a battery."""
@@ -184,6 +193,8 @@ class ClientConfig(Section):
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()
     limits: LimitsConfig = LimitsConfig()
+    policy: Path | None = None
+    """The site's policy file: which coordinators, tasks and amounts of work this device accepts. None: no rules."""
     metrics_listen: Address | None = None
     """host:port of the Prometheus metrics. None or "": no metrics."""
     max_bundle_bytes: int = Field(default=4 << 30, ge=1)

@@ -5,6 +5,7 @@ identity.json   the client id that the directory belongs to
 shard.json      the shard as it was configured, and its indices
 pending/        updates with an unknown outcome, each with its next client state
 states/         client states after the latest round that counted, one for each run
+usage.json      the day's work, where a policy limits it
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
 from fl_common.settings import parse_json
 
-FILES = ("lock", "identity.json", "shard.json", "pending", "states")
+FILES = ("lock", "identity.json", "shard.json", "pending", "states", "usage.json")
 """Names of the files and folders in the directory."""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +14,9 @@ from google.protobuf.message import Message
 
 from fl_common.file_permissions import check_private_key
 from fl_common.settings import SettingsError
+from fl_common.tls_version import check_oldest_tls
 from fl_ops.admin.failures import FailedCall, explain
-from fl_ops.admin.settings import Certificates, Connection
+from fl_ops.admin.settings import Certificates, Connection, oldest_tls
 from fl_ops.errors import OpsError, UnknownCall, UsageError
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.status import detail_of
@@ -117,6 +119,10 @@ class AdminClient:
         pages = self._pages("ListHistory", request, admin_pb2.ListHistoryResponse)
         return [entry for page in pages for entry in page.entries]
 
+    def list_audit(self, request: admin_pb2.ListAuditRequest) -> Iterator[admin_pb2.ListAuditResponse]:
+        """The pages of the audit log."""
+        return self._pages("ListAudit", request, admin_pb2.ListAuditResponse)
+
     def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
         """The clients' evaluations of a round; None: of the newest evaluated round."""
         request = admin_pb2.ListEvaluationsRequest(run_id=run_id, round=round_)
@@ -174,6 +180,34 @@ class AdminClient:
         request = admin_pb2.DrainClientRequest(client_id=client_id, reason=reason, undo=undo)
         return self._call("DrainClient", request, admin_pb2.DrainClientResponse).client
 
+    def create_enrollments(
+        self, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: float
+    ) -> admin_pb2.CreateEnrollmentsResponse:
+        """Make tokens for devices. ttl_s: 0 for the coordinator's default."""
+        request = admin_pb2.CreateEnrollmentsRequest(specs=specs, ttl_s=ttl_s)
+        return self._call("CreateEnrollments", request, admin_pb2.CreateEnrollmentsResponse)
+
+    def list_enrollments(self) -> list[admin_pb2.EnrollmentToken]:
+        """All tokens, the newest first."""
+        pages = self._pages("ListEnrollments", admin_pb2.ListEnrollmentsRequest(), admin_pb2.ListEnrollmentsResponse)
+        return [token for page in pages for token in page.enrollments]
+
+    def revoke_enrollment(self, token_id: str, reason: str) -> admin_pb2.EnrollmentToken:
+        """Make a token useless."""
+        request = admin_pb2.RevokeEnrollmentRequest(id=token_id, reason=reason)
+        return self._call("RevokeEnrollment", request, admin_pb2.RevokeEnrollmentResponse).enrollment
+
+    def list_certificates(self, name: str = "") -> list[admin_pb2.CertificateStatus]:
+        """The certificates of a client, or all, the newest first."""
+        request = admin_pb2.ListCertificatesRequest(name=name)
+        pages = self._pages("ListCertificates", request, admin_pb2.ListCertificatesResponse)
+        return [certificate for page in pages for certificate in page.certificates]
+
+    def revoke_certificates(self, reason: str, **which: str) -> list[admin_pb2.CertificateStatus]:
+        """Deny certificates. which: one of name, serial and key."""
+        request = admin_pb2.RevokeCertificatesRequest(reason=reason, **which)
+        return list(self._call("RevokeCertificates", request, admin_pb2.RevokeCertificatesResponse).revoked)
+
     def export_model(self, run_id: str, which: str) -> Iterator[admin_pb2.ExportModelResponse]:
         """Header and chunks of a model. which: "latest", "best" or a round's number."""
         return self._stream(
@@ -220,6 +254,7 @@ def _credentials(files: Certificates) -> grpc.ChannelCredentials:
         check_private_key(files.key, "--key")
     except SettingsError as exc:
         raise UsageError(str(exc)) from None
+    check_oldest_tls(oldest_tls(os.environ))
     from fl_ops.certificates import ca  # imported here: plain-text connections must not wait for cryptography
 
     authority, certificate, key = (_read(path) for path in (files.ca, files.cert, files.key))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_common.settings import is_loopback, parse_toml
+from fl_common.tls_version import TlsVersion
 from fl_ops.errors import UsageError
 
 DEFAULT_SERVER = "127.0.0.1:7071"
@@ -20,6 +21,8 @@ ENVIRONMENT = {
     "insecure": "FL_INSECURE",
     "insecure_remote": "FL_INSECURE_REMOTE",
 }
+TLS_VARIABLE = "FL_TLS_MIN_VERSION"
+"""Names the oldest TLS version. Only a variable, because grpc is imported before options and the file are read."""
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _FILES = ("ca", "cert", "key")
 
@@ -68,6 +71,17 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
             continue
         values[key] = Path(text) if key in _FILES else text if key == "server" else _boolean(variable, text)
     return Layer(**values)
+
+
+def oldest_tls(environ: Mapping[str, str]) -> TlsVersion:
+    """The oldest TLS version of this process: 1.3, or 1.2 if FL_TLS_MIN_VERSION has it. Raises UsageError."""
+    match environ.get(TLS_VARIABLE, ""):
+        case "" | "1.3":
+            return "1.3"
+        case "1.2":
+            return "1.2"
+        case other:
+            raise UsageError(f"{TLS_VARIABLE}: expected 1.3, or 1.2 for a server without it, got {other!r}")
 
 
 def from_file(path: Path) -> Layer:

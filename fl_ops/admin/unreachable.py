@@ -121,6 +121,13 @@ def _plain_text(server: str, _: Certificates | None) -> str:
     )
 
 
+def _old_tls(server: str, _: Certificates | None) -> str:
+    return (
+        f"{server} has no TLS 1.3: check --server, and whether a proxy is in between; FL_TLS_MIN_VERSION=1.2 allows the"
+        " older version"
+    )
+
+
 _Explain = Callable[[str, Certificates | None], str]
 _CLOSED = r"Socket closed|Connection reset|Broken pipe"
 _TLS: tuple[tuple[str, _Explain], ...] = (
@@ -131,6 +138,7 @@ _TLS: tuple[tuple[str, _Explain], ...] = (
     ("CERTIFICATE_VERIFY_FAILED", _other_authority),
     ("Hostname Verification Check failed", _other_host),
     ("WRONG_VERSION_NUMBER", _plain_text),
+    ("SSLV3_ALERT_HANDSHAKE_FAILURE", _old_tls),
     (f"{_CONNECTING}.*({_CLOSED})", _not_accepted),
 )
 _PLAIN: tuple[tuple[str, _Explain], ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -143,6 +143,21 @@ def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
     return table if entries else Text("nothing has happened yet")
 
 
+def audit_table(entries: Sequence[admin_pb2.AuditEntry]) -> RenderableType:
+    """Rows of the audit log, oldest first."""
+    table = FittedTable(
+        (">Row", "When", "Who", "From", "What", "Subject", "Result", "Detail"),
+        optional=("From", "Subject"),
+        wraps=("Detail",),
+    )
+    for entry in entries:
+        table.add_row(
+            str(entry.number), units.moment(entry.time), _text(entry.actor), _text(entry.address), _text(entry.method),
+            _text(entry.subject or NOTHING), _text(entry.result), _text(entry.detail),
+        )  # fmt: skip
+    return table if entries else Text("no rows")
+
+
 def _text(value: str) -> Text:
     """Text from other machines: markup and control characters have no effect."""
     return Text(units.plain(value))
@@ -159,3 +174,35 @@ def metric_of(run: admin_pb2.RunStatus, summary: admin_pb2.RoundSummary) -> str:
         return NOTHING
     value = summary.metrics[metric]
     return units.percent(value) if metric == "accuracy" else f"{metric} {value:.4g}"
+
+
+def tokens_table(tokens: Sequence[admin_pb2.EnrollmentToken]) -> RenderableType:
+    """A row for each enrollment token."""
+    table = FittedTable(
+        ("Token", "Name", "State", ">Uses left", "Expires", "Created", "By", "Labels"),
+        optional=("Labels", "By", "Created"),
+    )
+    for token in tokens:
+        spec = token.spec
+        table.add_row(
+            _text(token.id), _text(spec.name or f"{spec.name_prefix}*"), _text(token.state), str(token.uses_left),
+            units.moment(token.expires), units.moment(token.created), _text(token.actor), _text(_labels(spec.labels)),
+        )  # fmt: skip
+    return table if tokens else Text("no tokens: `fl enroll create` makes one")
+
+
+def certificates_table(certificates: Sequence[admin_pb2.CertificateStatus]) -> RenderableType:
+    """A row for each certificate."""
+    table = FittedTable(
+        ("Name", "Serial", "Ends", "Issued", "Revoked", "Why", "Key"), optional=("Key", "Issued", "Why", "Revoked")
+    )
+    for each in certificates:
+        table.add_row(
+            _text(each.name or NOTHING), _text(each.serial or NOTHING), units.moment(each.not_after),
+            units.moment(each.issued), units.moment(each.revoked), _text(each.reason), _text(each.key or NOTHING),
+        )  # fmt: skip
+    return table if certificates else Text("no certificates: devices get them with tokens of `fl enroll create`")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))

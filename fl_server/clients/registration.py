@@ -64,8 +64,10 @@ class Registration:
         await self._settle(client_id, origin := origin_of_call(request.instance_id))
         known = self._records.find(client_id)
         session, older = self._sessions.open(client_id, origin)
-        asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, close_unattended, session)
-        await self._records.write(record_of(request, known), self._history_row(session, older))
+        try:
+            await self._records.write(record_of(request, known), self._history_row(session, older))
+        finally:  # the grace begins with the answer, also if that is an error: a slow ledger is no client's fault
+            asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, close_unattended, session)
         return session, protocol
 
     def forget(self, client_id: str) -> None:

@@ -14,7 +14,9 @@ from fl_server.clients.operator_actions import OperatorActions
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput
 from fl_server.identity import actor
+from fl_server.rpc.audited.lists import audit_page
 from fl_server.rpc.client_details import client_details, work_of
+from fl_server.rpc.enrollment.operators import EnrollmentCalls
 from fl_server.rpc.lists import HISTORY_MOST, Lists
 from fl_server.rpc.model_exports import ModelExports
 from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status
@@ -39,6 +41,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._lists = Lists(services, coordinator)
         self._clients = OperatorActions(services.ledger, services.fleet)
         self._exports = ModelExports(services, coordinator)
+        self._enrollment = EnrollmentCalls(services)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
@@ -168,6 +171,38 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """A page of the history, oldest first."""
         return await self._lists.history(request)
+
+    async def CreateEnrollments(
+        self, request: pb.CreateEnrollmentsRequest, context: Context
+    ) -> pb.CreateEnrollmentsResponse:
+        """Make tokens for devices."""
+        return await self._enrollment.create(request, actor())
+
+    async def ListEnrollments(self, request: pb.ListEnrollmentsRequest, context: Context) -> pb.ListEnrollmentsResponse:
+        """A page of tokens, the newest first."""
+        return await self._enrollment.list_tokens(request)
+
+    async def RevokeEnrollment(
+        self, request: pb.RevokeEnrollmentRequest, context: Context
+    ) -> pb.RevokeEnrollmentResponse:
+        """Make a token useless."""
+        return await self._enrollment.revoke_token(request, actor())
+
+    async def ListCertificates(
+        self, request: pb.ListCertificatesRequest, context: Context
+    ) -> pb.ListCertificatesResponse:
+        """A page of certificates, the newest first."""
+        return await self._enrollment.list_certificates(request)
+
+    async def RevokeCertificates(
+        self, request: pb.RevokeCertificatesRequest, context: Context
+    ) -> pb.RevokeCertificatesResponse:
+        """Deny certificates, and end their holders' calls."""
+        return await self._enrollment.revoke_certificates(request, actor())
+
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
+        """A page of the audit log, oldest first."""
+        return await audit_page(self._services.ledger, request)
 
 
 def _rate(request: pb.ResumeRunRequest) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import structlog
 
+from fl_server import identity
+from fl_server.audit.record import AuditRecord
 from fl_server.clients.registration_request import check_availability
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
@@ -81,6 +83,11 @@ class Reports:
             return
         # Logged once for each assignment, because it can be given up only once.
         log.warning("client_failed", run=run.id, round=failure.key.round, client=client, why=words)
+        if failure.reason == pb.FAILURE_REASON_POLICY:
+            record = AuditRecord(
+                f"client:{client}", identity.address.get(), "policy_refused", run.id, "refused", why[:MAX_NOTE]
+            )
+            self._services.audit.record_refusal(record)
         await self._services.fleet.note(client, words[:MAX_NOTE])
         if works:
             await self._count(run, client, f"run {run.id} round {failure.key.round} ({words[:MAX_NOTE]})")

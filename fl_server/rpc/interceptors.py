@@ -17,15 +17,17 @@ import grpc
 import grpc.aio
 
 from fl_server import errors, identity
+from fl_server.audit.record import Auditor
 from fl_server.identity import ANYBODY, Identity, caller, require_role
 from fl_server.metrics import Metrics
+from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
 from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
 from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
 from fl_server.timeouts import TimeLimit
 
-_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Admin/": "admin"}
+_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Certificates/": "client", "/fl.v1.Admin/": "admin"}
 _STALL_S, _RETRY_S = 60.0, 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -44,8 +46,12 @@ class CallPolicy:
     """The setting that names the port, also in metrics."""
     refuse: Callable[[Identity], None] = lambda _: None
     """Raises Forbidden for a certificate whose holder may not call now."""
+    denied: Callable[[Identity], str] = lambda _: ""
+    """Why a certificate is revoked; empty if it is not."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
+    audit: Auditor | None = None
+    """None: calls are not recorded."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -56,6 +62,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._open = ExpiringCalls()
         self._wrapped: dict[str, MethodHandler] = {}
         """By method: a server never changes its handlers."""
+
+    def end_denied(self) -> None:
+        """End the open calls whose callers' certificates are revoked now."""
+        ended = self._open.end_denied(self._policy.denied)
+        if ended and self._policy.metrics is not None:
+            self._policy.metrics.revoked_calls.labels(self._policy.setting).inc(ended)
 
     async def intercept_service(
         self,
@@ -78,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = _Call(method, self._policy, self._open, handler.request_deserializer)
         make = grpc.stream_stream_rpc_method_handler if kind[1] else grpc.stream_unary_rpc_method_handler
         return make(
-            wrap(call, getattr(handler, inner)),
+            wrap(call, call.audited.recording(getattr(handler, inner), streams=kind[1])),
             # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
             # checks every message.
             request_deserializer=None if not kind[0] else handler.request_deserializer if call.role else call.parsed,
@@ -95,6 +107,7 @@ class _Call:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
         self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
         self.policy, self._open, self._parser = policy, open_calls, parser
+        self.audited = AuditedMethod(method, policy.audit)
         self._at_once = LIMITS.get(method, DEFAULT).at_once
 
     def enter(self, context: Context) -> OpenCall:
@@ -106,11 +119,18 @@ class _Call:
         who = identity.of_connection(context.auth_context())
         caller.set(who)
         who.check_time()
+        self._check_revocation(who)
         if self.role:
             require_role(self.role)
             if who is not ANYBODY:
                 self.policy.refuse(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
+
+    def _check_revocation(self, who: Identity) -> None:
+        if why := self.policy.denied(who):
+            if self.policy.metrics is not None:
+                self.policy.metrics.revoked_calls.labels(self.policy.setting).inc()
+            raise errors.Revoked(str(who), why)
 
     def while_valid(self) -> AbstractContextManager[None]:
         """For calls that may be open for long: they end with the caller's certificate."""
@@ -148,6 +168,7 @@ class _Call:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = code_of(error)
+            self.audited.refused(error)
             if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
             await abort(context, self.name, error, logged=bool(self.role))

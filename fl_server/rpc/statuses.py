@@ -30,6 +30,8 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.RunExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoSuchService: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchClient: grpc.StatusCode.NOT_FOUND,
+    errors.NoSuchToken: grpc.StatusCode.NOT_FOUND,
+    errors.NotConfigured: grpc.StatusCode.FAILED_PRECONDITION,
     errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RunBroke: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UploadBroken: grpc.StatusCode.DATA_LOSS,

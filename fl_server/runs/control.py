@@ -8,38 +8,18 @@ from typing import Protocol, TypeVar
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase, RoundState
-from fl_server.run_config import RunConfig
-from fl_server.runs.eligible import EligibleClients
-from fl_server.runs.status.current import RunStatus
-from fl_server.runs.tasks import RunTasks
-from fl_server.store.ledger import RetriedCalls
-from fl_server.store.records import RunRecord
+from fl_server.runs.eligible import Drawing, EligibleClients
+from fl_server.runs.status.current import Described, RunStatus
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class RunControl(RetriedCalls, Protocol):
-    """The run as its parts see it. `Run` implements it; everything here is used on the event loop only."""
+class RunControl(Drawing, Described, Protocol):
+    """The run as its parts see it. `Run` implements it; everything here is used on the event loop only.
 
-    record: RunRecord
-    """The run's row in the ledger. A part that replaces it has written the new row first."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
-
-    @property
-    def state(self) -> RoundState:
-        """The state of the round state machine."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run is over."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether the coordinator is about to stop: no client gets new work."""
+    `Drawing` is the part that the eligible clients need, `Described` the part that the status needs.
+    """
 
     @property
     def run_status(self) -> RunStatus:
@@ -48,10 +28,6 @@ class RunControl(RetriedCalls, Protocol):
     @property
     def eligible(self) -> EligibleClients:
         """The clients that may be drawn."""
-
-    @property
-    def tasks(self) -> RunTasks:
-        """The run's tasks and timers."""
 
     @property
     def turn(self) -> asyncio.Lock:
@@ -65,9 +41,6 @@ class RunControl(RetriedCalls, Protocol):
 
     async def in_turn(self, work: Callable[[], Awaitable[R]]) -> R:
         """Do work that holds the turn, to its end: also if the call that asked for it is cancelled."""
-
-    async def take(self, event: ev.Event) -> bool:
-        """Process an event that applies at once. The caller holds `turn`. Returns False if the run failed with it."""
 
     def fail(self, reason: str) -> None:
         """End the run with an error. The last committed model stays."""

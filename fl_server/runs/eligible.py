@@ -16,13 +16,11 @@ class Drawing(Protocol):
     """The run that draws."""
 
     record: RunRecord
-    """The run's row in the ledger."""
-    draining: bool
-    """Whether the coordinator is about to stop: no client gets new work."""
+    """The run's row in the ledger. A part that replaces it has written the new row first."""
 
     @property
     def config(self) -> RunConfig:
-        """The current configuration."""
+        """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
 
     @property
     def state(self) -> RoundState:
@@ -32,8 +30,12 @@ class Drawing(Protocol):
     def ended(self) -> bool:
         """Whether the run is over."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether the coordinator is about to stop: no client gets new work."""
+
     async def take(self, event: ev.Event) -> bool:
-        """Process an event that applies at once. The caller holds the run's turn."""
+        """Process an event that applies at once. The caller holds the run's turn. Returns False if the run failed."""
 
 
 class EligibleClients:

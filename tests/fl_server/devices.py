@@ -89,7 +89,9 @@ class Device:
             self._keep_outcome(outcome)
         received = len(self.messages)
         self.stream = world.spawn(self._attend(world))
-        await until(lambda: len(self.messages) > received, f"{self.name} is attached")
+        await until(lambda: len(self.messages) > received or self.stream.done(), f"{self.name} is attached")
+        if len(self.messages) == received:
+            await self.stream  # raises the error that ended it
         return self
 
     async def leave(self) -> None:

@@ -1,11 +1,14 @@
-"""Helpers for tests of the fleet: the eligible clients, a client's history, and an unavailable ledger."""
+"""Helpers for tests of the fleet: its clock, the eligible clients, a client's history, and an unavailable ledger."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 
+from fl_server.clients import fleet as fleet_module
 from fl_server.store import ledger as ledger_module
 from fl_server.store.errors import StoreUnavailable
 from tasks import fingerprint, load_task
@@ -13,6 +16,19 @@ from tests.fl_server.harness import TASK, World
 
 VERSION, SOURCE = fingerprint(load_task(TASK, {}))
 OFFER = {"name": TASK, "version": VERSION, "source": SOURCE}
+
+
+class Clock:
+    """A monotonic clock that a test moves; wall time is real. A slow machine loses no client."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
+
+    def end_grace(self, world: World) -> None:
+        """Let the reattach grace pass: clients without a stream are lost."""
+        self.now += world.config.limits.reattach_grace_s
+        world.fleet.tick()
 
 
 def eligible(

@@ -128,10 +128,12 @@ class Coordinator(Process):
 class SecureCoordinator(Coordinator):
     """A coordinator that requires certificates; its operator is alice."""
 
-    def __init__(self, workspace: Workspace, pki: Pki, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, workspace: Workspace, pki: Pki, settings: Mapping[str, Any] | None = None, name: str = "server"
+    ) -> None:
         tls = server_section(pki.issue("server", "coordinator"))
         self._alice = pki.issue("admin", "alice")
-        super().__init__(workspace, settings={"insecure": False, "tls": tls, **(settings or {})})
+        super().__init__(workspace, name, {"insecure": False, "tls": tls, **(settings or {})})
 
     def admin(self, certificates: Certificates | None = None) -> AdminClient:
         return super().admin(certificates or self._alice)

@@ -19,6 +19,11 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from fl_common.tls_version import set_oldest_tls
+
+# As a program does it, before grpc is imported: in the tests' own process, and in the forkserver.
+set_oldest_tls("1.3")
+
 PRELOADED = ("fl_server.app", "fl_client.app", "fl_ops.commands.cli", "fl_ops.admin.client")
 
 

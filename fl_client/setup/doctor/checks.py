@@ -10,6 +10,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.doctor import certificates, clock, handshake, network, state_directory
 from fl_client.setup.doctor.findings import Finding, Level, fail, ok
+from fl_common.tls_version import set_oldest_tls
 
 
 def run_checks(path: Path) -> Iterator[Finding]:
@@ -32,6 +33,7 @@ def run_checks(path: Path) -> Iterator[Finding]:
 def _connection(config: ClientConfig) -> Iterator[Finding]:
     """Name, port, TLS and the coordinator. Ends at the first failure."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the findings replace grpc's own messages
+    set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     from fl_client.setup.doctor import coordinator
 
     for check in (network.look_up, network.connect, handshake.check, coordinator.check):

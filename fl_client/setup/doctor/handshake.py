@@ -31,6 +31,8 @@ def check(config: ClientConfig) -> Iterator[Finding]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as grpc does
     context.load_verify_locations(config.tls.ca)
+    if config.tls.min_version == "1.3":
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         certificate = _shake(config, context)
     except ssl.SSLCertVerificationError as error:
@@ -138,6 +140,8 @@ def _unverified(config: ClientConfig, error: ssl.SSLCertVerificationError) -> Fi
 def _refused(error: ssl.SSLError) -> Finding:
     """A handshake that the server ended."""
     reason = error.reason or str(error)
+    if any(words in reason for words in _OLD_TLS):
+        return fail("tls", "expected TLS 1.3, got a server that has only older versions", _NO_TLS_1_3)
     if "ALERT" in reason:
         message = (
             f"expected the coordinator to accept this device's certificate, got: {reason.lower().replace('_', ' ')}"
@@ -164,4 +168,8 @@ _CLOSED = (
 )
 _NOT_TAKEN = "it must be signed by tls.client_ca of the coordinator, and be valid by the coordinator's clock"
 _RENEW = "the operator renews it: `fl ca issue server --host HOST --force`"
+_OLD_TLS = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")
+_NO_TLS_1_3 = (
+    'a coordinator has TLS 1.3: is there a proxy in between? If it cannot do better, set tls.min_version = "1.2"'
+)
 _NO_HTTP2 = "TLS without HTTP/2, so not grpc"

@@ -31,27 +31,33 @@ class Connections:
     admin: int
     health: int
     metrics: int
+    enrollment: int = 0
+    """0: the port is off."""
 
 
-def allow_open_files(clients: int, wanted: ConnectionsConfig) -> Connections:
-    """Raise the process's soft limit to its hard limit, divide it, and log a warning if it is too low."""
+def allow_open_files(clients: int, wanted: ConnectionsConfig, *, enrolls: bool = False) -> Connections:
+    """Raise the process's soft limit to its hard limit, divide it, and log a warning if it is too low.
+
+    enrolls: whether there is a port for enrollment.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = MOST if hard == resource.RLIM_INFINITY else hard
-    shared = share(limit, clients, wanted)
+    shared = share(limit, clients, wanted, enrolls=enrolls)
     if shared.clients < clients:
         todo = "raise LimitNOFILE (systemd) or `ulimit -Hn`, or lower limits.max_clients"
         log.warning("few_open_files", limit=limit, connections=shared.clients, max_clients=clients, todo=todo)
     return shared
 
 
-def share(limit: int, clients: int, wanted: ConnectionsConfig) -> Connections:
+def share(limit: int, clients: int, wanted: ConnectionsConfig, *, enrolls: bool = False) -> Connections:
     """Connections for each port of a process that may open `limit` files.
 
     There are an eighth more than clients: a client may have two connections while its certificate is renewed.
     """
     admin, health = (min(each, max(4, limit // 16)) for each in (wanted.admin, wanted.health))
     metrics = min(wanted.metrics, max(4, limit // 32))
-    left = limit - OWN_FILES - min(MOST_KEPT, limit // 4) - admin - health - metrics
-    return Connections(max(4, min(clients + clients // 8 + 64, left)), admin, health, metrics)
+    enrollment = min(wanted.enrollment, max(4, limit // 16)) if enrolls else 0
+    left = limit - OWN_FILES - min(MOST_KEPT, limit // 4) - admin - health - metrics - enrollment
+    return Connections(max(4, min(clients + clients // 8 + 64, left)), admin, health, metrics, enrollment)

@@ -22,7 +22,7 @@ class Described(RetriedCalls, Protocol):
     """The run that the status is of."""
 
     record: RunRecord
-    """The run's row in the ledger."""
+    """The run's row in the ledger. A part that replaces it has written the new row first."""
 
     @property
     def state(self) -> RoundState:
@@ -30,7 +30,7 @@ class Described(RetriedCalls, Protocol):
 
     @property
     def tasks(self) -> RunTasks:
-        """The run's tasks."""
+        """The run's tasks and timers."""
 
 
 class RunStatus:

@@ -990,20 +990,26 @@ class AuditEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., address: _Optional[str] = ..., method: _Optional[str] = ..., subject: _Optional[str] = ..., result: _Optional[str] = ..., detail: _Optional[str] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class ListAuditRequest(_message.Message):
-    __slots__ = ("first", "actor", "method", "subject", "page_size", "page_token")
+    __slots__ = ("first", "actor", "method", "subject", "page_size", "page_token", "result", "since", "limit")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     first: int
     actor: str
     method: str
     subject: str
     page_size: int
     page_token: str
-    def __init__(self, first: _Optional[int] = ..., actor: _Optional[str] = ..., method: _Optional[str] = ..., subject: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    result: str
+    since: _timestamp_pb2.Timestamp
+    limit: int
+    def __init__(self, first: _Optional[int] = ..., actor: _Optional[str] = ..., method: _Optional[str] = ..., subject: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., result: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListAuditResponse(_message.Message):
     __slots__ = ("entries", "next_page_token", "head_number", "head_hash")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 
-from fl_server.clients import fleet as fleet_module
 from fl_server.clients import registration as registration_module
 from fl_server.clients.registration_request import common_protocol
 from fl_server.errors import Fenced, Forbidden, InvalidInput, NoCommonProtocol, NoSuchRun, NotNow, UnknownSessionError
@@ -22,22 +20,8 @@ from fl_server.store.errors import StoreUnavailable
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey
 from tests.fl_server.devices import NO_CONTEXT, Device
-from tests.fl_server.fleet_checks import eligible, history, make_ledger_unavailable
+from tests.fl_server.fleet_checks import Clock, eligible, history, make_ledger_unavailable
 from tests.fl_server.harness import World, until
-
-
-class Clock:
-    """A monotonic clock that a test moves; wall time is real."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The fleet's clock."""
-    return Clock(monkeypatch)
 
 
 @pytest.fixture
@@ -341,12 +325,38 @@ async def test_counters_come_from_the_ledger(world: World) -> None:
     assert [len(device.receipts) for device in devices] == [1, 1]
 
 
-async def test_a_session_without_a_stream_is_closed(tmp_path: Path) -> None:
+def shorten_grace(monkeypatch: pytest.MonkeyPatch, world: World) -> float:
+    """The grace of the clients that register from now on, in seconds."""
+    limits = world.config.limits.model_copy(update={"reattach_grace_s": 0.01})
+    monkeypatch.setattr(world.fleet.registration, "_limits", limits)
+    return limits.reattach_grace_s
+
+
+async def test_a_session_without_a_stream_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client stopped between two calls: after the grace its slot is free. An attached client stays."""
-    async with World(tmp_path, reattach_grace_s=0.5, max_clients=2) as world:
-        await Device("a").connect(world)
-        dead = await world.service.Register(Device("dead").registration(), NO_CONTEXT)
-        await until(lambda: world.metric("fl_sessions") == 1, "its session is closed")
-        with pytest.raises(UnknownSessionError):
-            world.fleet.session(dead.session_id)
-        assert world.fleet.attached("a")
+    await Device("a").connect(world)
+    shorten_grace(monkeypatch, world)
+    dead = await world.service.Register(Device("dead").registration(), NO_CONTEXT)
+    await until(lambda: world.metric("fl_sessions") == 1, "its session is closed")
+    with pytest.raises(UnknownSessionError):
+        world.fleet.session(dead.session_id)
+    assert world.fleet.attached("a")
+
+
+async def test_the_grace_to_attend_begins_with_the_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that is slower than the grace closes no session of a client that has not got its answer yet."""
+    grace_s, writes, written = shorten_grace(monkeypatch, world), asyncio.Event(), asyncio.Event()
+    write = world.fleet.records.write
+
+    async def slow(*args: Any) -> None:
+        await write(*args)
+        writes.set()
+        await written.wait()
+
+    monkeypatch.setattr(world.fleet.records, "write", slow)
+    answering = asyncio.create_task(world.service.Register(Device("a").registration(), NO_CONTEXT))
+    await writes.wait()
+    # Timers of one loop fire in their order: a grace that began before the write is over when this one fires.
+    asyncio.get_running_loop().call_later(2 * grace_s, written.set)
+    answer = await answering
+    assert world.fleet.session(answer.session_id).client_id == "a"

@@ -34,6 +34,8 @@ CASES = [
     (errors.Fenced("a", by_other_instance=True), "ABORTED", errors_pb2.SessionFenced),
     (errors.NoCommonProtocol((2, 3), (1, 1)), "FAILED_PRECONDITION", errors_pb2.ProtocolMismatch),
     (errors.Forbidden("client:a", "role admin"), "PERMISSION_DENIED", errors_pb2.NotAllowed),
+    (errors.NoSuchToken("0123456789abcdef"), "NOT_FOUND", None),
+    (errors.NotConfigured("enrollment", "enroll_listen"), "FAILED_PRECONDITION", None),
     (errors.NoSuchResource("blake3:00"), "NOT_FOUND", errors_pb2.UnknownResource),
     (errors.NoSuchRun("r"), "NOT_FOUND", errors_pb2.UnknownRun),
     (errors.NoSuchModel("r", 3, [4]), "NOT_FOUND", None),

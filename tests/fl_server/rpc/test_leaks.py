@@ -19,7 +19,7 @@ from tests.fl_server.harness import World, until
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A coordinator without clients."""
-    async with World(tmp_path, reattach_grace_s=1.0) as world:
+    async with World(tmp_path) as world:
         yield world
 
 

@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server import identity
-from fl_server.config import TlsConfig
 from fl_server.metrics import Metrics
 from fl_server.rpc import tls as tls_module
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
@@ -31,6 +30,7 @@ from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.connections import SETTLED_S, ConnectionWatch
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.tls import Certificates
+from fl_server.security_config import TlsConfig
 from protos.status import detail_of
 from tests.fl_server.echo import Credentials, calling
 

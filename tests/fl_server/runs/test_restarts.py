@@ -23,6 +23,7 @@ from protos.fl.v1.training_pb2 import (
     UpdateHeader,
 )
 from tests.fl_server.devices import NO_CONTEXT, Device, stream, update_message, upload, work_of
+from tests.fl_server.fleet_checks import Clock
 from tests.fl_server.harness import Journal, World, until
 
 NAMES = ("a", "b", "c")
@@ -325,13 +326,16 @@ async def test_a_client_completes_a_fixed_list(tmp_path: Path, undisturbed: Undi
         assert "round_restarted" not in [entry.event for entry in world.store.history("r")]
 
 
-async def test_a_fixed_list_that_stays_torn_restarts_the_round(tmp_path: Path) -> None:
+async def test_a_fixed_list_that_stays_torn_restarts_the_round(tmp_path: Path, clock: Clock) -> None:
     """The client does not return: the round is redrawn, with a row in the history, and the run completes."""
     devices = [Device(name) for name in NAMES]
     torn = await a_fixed_list_with_a_torn_update(tmp_path, devices)
     others = [device for device in devices if device is not torn]
-    async with World(tmp_path, reattach_grace_s=0.3) as world:
-        assert len(await complete_run(world, others)) == 2
+    async with World(tmp_path) as world:
+        completing = world.spawn(complete_run(world, others))
+        await until(lambda: all(world.fleet.attached(device.name) for device in others), "the others are back")
+        clock.end_grace(world)
+        assert len(await completing) == 2
         (restart,) = [entry for entry in world.store.history("r") if entry.event == "round_restarted"]
         assert restart.detail == "round 0: the bytes of 1 of its 2 accepted updates are lost, and did not come again"
         assert {client for client, _ in world.store.accepted("r", 0, 0)} == {device.name for device in others}

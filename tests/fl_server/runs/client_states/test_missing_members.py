@@ -14,6 +14,7 @@ from fl_server.runs.client_states.missing_members import rounds_until_missing
 from fl_server.runs.run import Run
 from protos.fl.v1 import admin_pb2
 from tests.fl_server.devices import Device
+from tests.fl_server.fleet_checks import Clock
 from tests.fl_server.harness import World, until
 from tests.fl_server.runs.client_states.test_lost_states import SCAFFOLD, connect_all, events
 
@@ -21,20 +22,21 @@ AFTER = {"missing_after": 5}
 LONG = {**SCAFFOLD, "stop": {"rounds": 3000}}
 
 
-async def disconnect_member(world: World, device: Device, run: Run) -> None:
-    """The device leaves after it became a member."""
+async def disconnect_member(world: World, clock: Clock, device: Device, run: Run) -> None:
+    """The device leaves after it became a member, and is lost."""
     await until(lambda: device.name in run.client_states.members, "it is a member")
     await device.leave()
-    await until(lambda: world.fleet.state(device.name) == "lost", "it is lost")
+    clock.end_grace(world)
+    assert world.fleet.state(device.name) == "lost"
 
 
-async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path) -> None:
+async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path, clock: Clock) -> None:
     """By history, metric, note and `fl run show`. Each names the remedy, and the remedy works."""
-    async with World(tmp_path, states=AFTER, reattach_grace_s=0.1) as world:
+    async with World(tmp_path, states=AFTER) as world:
         devices = [Device(name) for name in "abc"]
         await connect_all(world, devices)
         run = await world.create(**LONG)
-        await disconnect_member(world, devices[2], run)
+        await disconnect_member(world, clock, devices[2], run)
         await until(lambda: run.client_states.missing, "it is missing")
         assert world.metric("fl_state_members_missing", run="r") == 1
         assert world.metric("fl_state_members", run="r") == 3
@@ -55,15 +57,15 @@ async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path) -> 
         await world.coordinator.actions.stop(run, "", "admin")
 
 
-async def test_a_restart_keeps_missing_members_and_warnings(tmp_path: Path) -> None:
+async def test_a_restart_keeps_missing_members_and_warnings(tmp_path: Path, clock: Clock) -> None:
     """They are in the ledger: the gauge is correct at once, and no second row is written."""
     devices = [Device(name) for name in "abc"]
-    async with World(tmp_path, states=AFTER, reattach_grace_s=0.1) as world:
+    async with World(tmp_path, states=AFTER) as world:
         await connect_all(world, devices)
         run = await world.create(**LONG)
-        await disconnect_member(world, devices[2], run)
+        await disconnect_member(world, clock, devices[2], run)
         await until(lambda: "member_missing" in events(world), "operators are warned")
-    async with World(tmp_path, states=AFTER, reattach_grace_s=5.0) as world:
+    async with World(tmp_path, states=AFTER) as world:
         run = world.coordinator.run("r")
         assert run.client_states.missing == {"c"}
         done = run.log.rounds
@@ -74,9 +76,9 @@ async def test_a_restart_keeps_missing_members_and_warnings(tmp_path: Path) -> N
         assert world.metric("fl_state_members_missing", run="r") == 0
 
 
-async def test_a_member_that_returns_is_not_missing(tmp_path: Path) -> None:
+async def test_a_member_that_returns_is_not_missing(tmp_path: Path, clock: Clock) -> None:
     """Its state changes again; if it leaves again, operators are warned again."""
-    async with World(tmp_path, states=AFTER, reattach_grace_s=0.1) as world:
+    async with World(tmp_path, states=AFTER) as world:
         devices = [Device(name) for name in "abc"]
         await connect_all(world, devices)
         run = await world.create(**LONG)
@@ -89,11 +91,11 @@ async def test_a_member_that_returns_is_not_missing(tmp_path: Path) -> None:
             return outcome is not None and outcome.key.round >= round_
 
         for times in (1, 2):
-            await disconnect_member(world, devices[2], run)
+            await disconnect_member(world, clock, devices[2], run)
             await until(partial(warnings, times), "operators are warned")
             await devices[2].connect(world)
             await until(partial(counted_since, run.log.rounds), "it takes part again")
-            assert run.client_states.missing == frozenset()
+            await until(lambda: not run.client_states.missing, "it is not missing")  # updated when clients are informed
         await world.coordinator.actions.stop(run, "", "admin")
 
 

@@ -1,0 +1,231 @@
+"""Writes the rows of the audit log: numbers and links them, several in one transaction, and guards the chain's end.
+
+The writer remembers the newest row. Rows are added only behind that row, so a change of the end by somebody else is
+found with the next row, logged, and recorded as a row itself. The newest durable row is also in a file of the state
+directory, which finds rows that were removed from the end while no coordinator ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from fl_common.atomic_files import atomic_writer
+from fl_common.audit.rows import START, AuditRow, Head, limited
+from fl_common.audit.verify import missing
+from fl_server.audit.record import AuditRecord
+from fl_server.store.errors import StoreFull
+from fl_server.store.ledger import RETRY_S, Ledger
+
+log = structlog.get_logger()
+
+HEAD_FILE = "audit.head"
+"""In the state directory: NUMBER:HASH of the newest durable row."""
+ALTERED = "audit_altered"
+"""Method of the row that records that the chain's end is not the one that was written."""
+MOST_ROWS = 500
+"""Of one transaction: other calls of the ledger need their turn."""
+MOST_WAITING = 10_000
+"""Rows that wait for the ledger. Further ones that nobody waits for are left out, and counted."""
+_LEAST = -(2**63)
+CLOSE_S = 1.0
+"""For the last rows at a stop."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A row that is not written yet."""
+
+    record: AuditRecord
+    time_us: int
+    written: asyncio.Future[int] | None
+    """Its number once it is durable; None if nobody waits."""
+    at_once: bool = False
+    """Whether a failure of the ledger is passed on; otherwise the row is tried again."""
+
+
+class Counter(Protocol):
+    """A counter of metrics."""
+
+    def inc(self, amount: float = 1, /) -> None: ...  # noqa: D102 - as of prometheus_client
+
+
+Counters = Callable[[str], Counter]
+"""The counter of an outcome."""
+
+
+class AuditWriter:
+    """The end of the chain. Lives on the event loop; the ledger's thread writes."""
+
+    def __init__(
+        self, ledger: Ledger, state_dir: Path, counter: Counters, clock: Callable[[], float] = time.time
+    ) -> None:
+        """counter: counts rows that were "written" or "left_out", and ends that were found "altered"."""
+        self._ledger, self._head_file, self._counter, self._clock = ledger, state_dir / HEAD_FILE, counter, clock
+        self._head: Head | None = None
+        """None before the first use."""
+        self._waiting: deque[_Waiting] = deque()
+        self._unsure: Sequence[tuple[Head, _Waiting]] = ()
+        """Rows of the last transaction if it failed. A lost connection leaves its result unknown."""
+        self._hurry = asyncio.Event()
+        """Set when the next attempt at a full disk is not to wait."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def add(self, record: AuditRecord, *, at_once: bool = False) -> int:
+        """Add a row and return its number when it is durable. at_once: raises StoreError in place of waiting."""
+        written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._queue(self._entry(record, written, at_once=at_once))
+        if at_once:
+            self._hurry.set()
+        return await asyncio.shield(written)
+
+    def add_later(self, record: AuditRecord) -> None:
+        """Add a row that nobody waits for; left out while too many wait."""
+        if len(self._waiting) < MOST_WAITING:
+            self._queue(self._entry(record, None))
+        else:
+            self._counter("left_out").inc()
+
+    async def start(self) -> Head:
+        """Check the end of the chain against the file of before. Returns the newest row. Raises StoreError."""
+        head, problem = await self._ledger.do(self._read_end)
+        self._head = head
+        if problem:
+            self._report(problem)
+        log.info("audit_head", head=str(head))
+        return head
+
+    async def close(self) -> None:
+        """Write what waits, for a short time."""
+        if self._task is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._task, CLOSE_S)
+        if self._head is not None:
+            log.info("audit_head", head=str(self._head), not_written=len(self._waiting))
+
+    def _entry(self, record: AuditRecord, written: asyncio.Future[int] | None, *, at_once: bool = False) -> _Waiting:
+        return _Waiting(record, int(self._clock() * 1e6), written, at_once)
+
+    def _queue(self, row: _Waiting) -> None:
+        self._waiting.append(row)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(MOST_ROWS, len(self._waiting)))]
+            try:
+                await self._write(batch)
+            except StoreFull as error:
+                log.warning("audit_not_written", error=str(error), waiting=len(batch) + len(self._waiting))
+                self._waiting.extendleft(reversed([row for row in batch if not _failed(row, error)]))
+                await self._pause()
+            except Exception as error:  # noqa: BLE001 - its callers must not wait for ever
+                log.error("audit_not_written", error=str(error), rows=[asdict(row.record) for row in batch])
+                for row in batch:
+                    _failed(replace(row, at_once=True), error)
+
+    async def _pause(self) -> None:
+        self._hurry.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S if self._waiting else 0):
+                await self._hurry.wait()
+
+    async def _write(self, batch: Sequence[_Waiting]) -> None:
+        after = self._head or await self.start()
+        rows = _linked(after, batch)
+        durable = any(row.written is not None for row in batch)
+        sent = [(row.head, waiting) for row, waiting in zip(rows, batch, strict=True)]
+        unsure, self._unsure = self._unsure, sent
+        found = await self._ledger.do(self._add, rows, after, durable)
+        self._unsure = ()
+        if found == rows[-1].head:
+            self._written(sent)
+            return
+        # Nothing was added, because another row is the newest. It may be one of the transaction that failed before.
+        known = next((number for number, (head, _) in enumerate(unsure, 1) if head == found), 0)
+        self._written(unsure[:known])
+        done = [waiting for _, waiting in unsure[:known]]
+        self._waiting.extendleft(reversed([row for row in batch if row not in done]))
+        if not known:
+            self._head = found
+            self._report(f"the newest row is {found}, expected {after}: rows were changed, added or removed")
+
+    def _written(self, rows: Sequence[tuple[Head, _Waiting]]) -> None:
+        for head, waiting in rows:
+            self._head = head
+            self._counter("written").inc()
+            if waiting.written is not None and not waiting.written.done():
+                waiting.written.set_result(head.number)
+
+    def _report(self, problem: str) -> None:
+        """The chain's end is not the one that was written: the log and the chain itself name it."""
+        log.error("audit_altered", problem=problem, todo="fl audit verify; compare with a backup or an export")
+        self._counter("altered").inc()
+        record = AuditRecord("coordinator", "", ALTERED, "audit", "broken", problem)
+        self._waiting.appendleft(self._entry(record, None))
+
+    # In the ledger's thread.
+
+    def _add(self, rows: Sequence[AuditRow], after: Head, durable: bool) -> Head:
+        found = self._ledger.store.add_audit_rows(rows, after, fsynced=durable)
+        if durable and found == rows[-1].head:
+            try:
+                with atomic_writer(self._head_file, durable=False) as file:
+                    file.write(f"{found}\n".encode())
+            except OSError as error:
+                log.warning("audit_head_not_written", error=str(error))
+        return found
+
+    def _read_end(self) -> tuple[Head, str]:
+        """The newest row, and what is wrong with the end of the chain, or ""."""
+        newest = self._ledger.store.newest_audit_rows(2)
+        head = newest[-1].head if newest else START
+        if inserted := self._ledger.store.audit_rows(_LEAST, 0, 1, {}).rows:
+            return head, f"row {inserted[0].number} was inserted: the first one is row 1"
+        if newest:
+            before = newest[-2].head if len(newest) > 1 else START
+            if before.number + 1 != head.number:
+                return head, missing(before.number + 1, head.number - 1)
+            if newest[-1].linked(before.hash) != head.hash:
+                return head, f"row {head.number} does not match its hash"
+        return head, self._against_file(head)
+
+    def _against_file(self, head: Head) -> str:
+        try:
+            known = Head.parse(self._head_file.read_text())
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            log.warning("audit_head_unreadable", error=str(error))
+            return ""
+        if known.number > head.number:
+            return f"{missing(head.number + 1, known.number)} at the end: row {known} was written"
+        found = self._ledger.store.audit_rows(known.number, known.number, 1, {}).rows
+        if known.number and (not found or found[0].hash != known.hash):
+            return f"row {known.number} is not the one that was written, which has the hash {known.hash.hex()}"
+        return ""
+
+
+def _linked(head: Head, batch: Sequence[_Waiting]) -> list[AuditRow]:
+    rows, previous = [], head
+    for waiting in batch:
+        row = AuditRow(previous.number + 1, waiting.time_us, **limited(asdict(waiting.record)))
+        rows.append(row := replace(row, hash=row.linked(previous.hash)))
+        previous = row.head
+    return rows
+
+
+def _failed(row: _Waiting, error: Exception) -> bool:
+    """Pass the error to a caller that wants it. Returns whether the row is done with."""
+    if row.at_once and row.written is not None and not row.written.done():
+        row.written.set_exception(error)
+    return row.at_once

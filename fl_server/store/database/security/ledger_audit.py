@@ -1,0 +1,63 @@
+"""The audit log in the ledger: rows are only added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, insert, select
+
+from fl_common.audit.rows import START, AuditRow, Head
+from fl_server.store.audit_rows import SCANNED, AuditPage
+from fl_server.store.database.connection import database_errors
+from fl_server.store.database.security.schema import audit
+from fl_server.store.database.transactions import Transactions
+
+_COLUMNS = tuple(field.name for field in fields(AuditRow))
+
+
+class AuditLedger(Transactions):
+    """The part of the `Store` for the audit log."""
+
+    def add_audit_rows(self, rows: Sequence[AuditRow], after: Head, *, fsynced: bool) -> Head:
+        """Add rows if `after` is the newest row. Returns the newest row."""
+        with self._transaction("write the audit log", fsynced=fsynced) as db:
+            found = _head(db)
+            if found != after or not rows:
+                return found
+            db.execute(insert(audit), [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
+            return rows[-1].head
+
+    def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> AuditPage:
+        """At most `limit` rows with numbers from `first` to `last`, in order; at most SCANNED rows are looked at."""
+        number, wanted = audit.c.number, dict(matching)
+        since_us = wanted.pop("since_us", None)
+        scanned = select(audit).where(number.between(first, last)).order_by(number)
+        beyond = scanned.with_only_columns(number).offset(SCANNED).limit(1)
+        with database_errors("read the audit log"), self._reads.begin() as db:
+            end = db.execute(beyond).scalar()
+            query = scanned.filter_by(**wanted).limit(limit)
+            if end is not None:
+                query = query.where(number < end)
+            if since_us is not None:
+                query = query.where(audit.c.time_us >= since_us)
+            rows = [_row(found) for found in db.execute(query).mappings()]
+        if len(rows) == limit:
+            return AuditPage(rows, rows[-1].number + 1)
+        return AuditPage(rows, last + 1 if end is None else end)
+
+    def newest_audit_rows(self, count: int) -> list[AuditRow]:
+        """The newest rows, in order of number."""
+        query = select(audit).order_by(audit.c.number.desc()).limit(count)
+        return [_row(found) for found in reversed(self._read("the audit log", query))]
+
+
+def _head(db: Connection) -> Head:
+    found = db.execute(select(audit.c.number, audit.c.hash).order_by(audit.c.number.desc()).limit(1)).first()
+    return START if found is None else Head(found.number, bytes(found.hash))
+
+
+def _row(found: RowMapping) -> AuditRow:
+    values: dict[str, Any] = {name: found[name] for name in _COLUMNS}
+    return AuditRow(**{**values, "hash": bytes(values["hash"])})
