@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -182,15 +183,16 @@ class Server:
         services.revocations.on_change.append(checks.end_denied)
         interceptors = [*services.traces.server_interceptors(), checks]
         # More calls than the interceptor accepts: its message is better than grpc's.
-        server = LastingServer(
-            lambda: grpc.aio.server(
-                interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + EXTRA_CALLS
-            )
-        )
+        make = partial(
+            grpc.aio.server, interceptors=interceptors, options=port.options(),
+            maximum_concurrent_rpcs=port.calls + EXTRA_CALLS,
+        )  # fmt: skip
         credentials = None
         if self._certificates is not None:
-            credentials = self._certificates.credentials(metrics.handshakes.labels(setting).inc, presented)
-        number = add_port(server, address, setting, credentials)
+            counted = metrics.handshakes.labels(setting).inc
+            credentials = partial(self._certificates.credentials, counted, presented)
+        server = LastingServer(make, credentials)
+        number = add_port(server, address, setting, None if credentials is None else credentials())
         self._addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
         self._servers.append(server)
         return server

@@ -28,12 +28,18 @@ ENDING_S = 3600.0
 class LastingServer(grpc.aio.Server):
     """Has the interface of a grpc.aio server with one port. Lives on the event loop."""
 
-    def __init__(self, make: Callable[[], grpc.aio.Server]) -> None:
-        """make: makes a server without handlers and ports."""
+    def __init__(
+        self, make: Callable[[], grpc.aio.Server], credentials: Callable[[], grpc.ServerCredentials] | None = None
+    ) -> None:
+        """make: makes a server without handlers and ports.
+
+        credentials: makes those of a later server; credentials that read certificates anew serve one server only.
+        """
         self._make = make
+        self._make_credentials = credentials
         self._server = make()
         self._handlers: list[Callable[[grpc.aio.Server], None]] = []
-        self._address, self._credentials = "", None
+        self._address = ""
         self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -58,7 +64,7 @@ class LastingServer(grpc.aio.Server):
 
     def _listen(self, address: str, credentials: Any) -> int:
         number = _add_port(self._server, address, credentials)
-        self._address, self._credentials = f"{address.rpartition(':')[0]}:{number}", credentials
+        self._address = f"{address.rpartition(':')[0]}:{number}"
         return number
 
     async def start(self) -> None:
@@ -90,7 +96,7 @@ class LastingServer(grpc.aio.Server):
         for add in self._handlers:
             add(server)
         try:
-            _add_port(server, self._address, self._credentials)
+            _add_port(server, self._address, None if self._make_credentials is None else self._make_credentials())
         except RuntimeError:  # the old server still holds it: at the next check
             return
         await server.start()
