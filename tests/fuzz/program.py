@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from tests.fuzz import hostile_answers
 from tests.fuzz.all_parsers import GROUPS, all_parsers
 from tests.fuzz.in_process import MOST_GROWTH_MIB, Tally, play
 from tests.fuzz.live import campaign
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
     parser.add_argument("--inputs", type=int, help="inputs in this process, in place of a time")
     parser.add_argument("--calls", type=int, help="live calls, in place of a time")
+    parser.add_argument("--messages", type=int, help="to a daemon, in place of a time")
     parser.add_argument("--seed", type=int, help="of an earlier run; default: a new one")
     parser.add_argument("--part", choices=["parsers", "live", "daemon"], action="append", help="default: all")
     parser.add_argument("--group", choices=list(GROUPS), action="append", help="of parsers; default: all")
@@ -88,4 +90,20 @@ def _live(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_PARTS = {"parsers": _parsers, "live": _live}
+def _daemon(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
+    ends, began = time.monotonic() + seconds, time.monotonic()
+
+    def over(sent: int) -> bool:
+        _show(f"{sent:,} messages to a daemon", file=sys.stderr)
+        return time.monotonic() > ends if arguments.messages is None else sent >= arguments.messages
+
+    with tempfile.TemporaryDirectory(prefix="fuzz-daemon-") as folder:
+        result = hostile_answers.play(Path(folder), seed, over)
+    return {
+        "messages": result.sent.total(), "seconds": round(time.monotonic() - began), "rounds": result.rounds,
+        "growth_mib": round(result.growth_mib, 1), "by_kind": dict(sorted(result.sent.items())),
+        "failures": result.failures,
+    }  # fmt: skip
+
+
+_PARTS = {"parsers": _parsers, "live": _live, "daemon": _daemon}

@@ -11,16 +11,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+from fl_ops.errors import OpsError
 from tests.fuzz.live.caller import Called, Caller
 from tests.fuzz.live.frame_caller import FrameCaller
 from tests.fuzz.live.methods import served
 from tests.hostile.federation import Federation, Memory
 
+T = TypeVar("T")
 CALLERS = 4
 CALLS_OF_A_SESSION = 200
 SETTINGS: dict[str, Any] = {
@@ -45,6 +47,16 @@ class LiveResult:
     growth_mib: float = 0.0
     frames: Counter[str] = field(default_factory=Counter)
     """Calls with wrong frames, by the status of their answers."""
+
+
+def reached(function: Callable[[], T]) -> T:
+    """The function's result. It is called again while the operators' port is being served again."""
+    for _ in range(20):
+        try:
+            return function()
+        except OpsError:
+            time.sleep(0.2)
+    return function()
 
 
 def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> LiveResult:
@@ -85,7 +97,8 @@ def _work(caller: Caller, seed: int, stop: threading.Event) -> None:
     random, calls = Random(f"{seed}/{caller.name}"), 0
     while not stop.is_set():
         if calls % CALLS_OF_A_SESSION == 0:
-            caller.prepare()
+            with suppress(OpsError):  # the port is being served again: the caller keeps what it has
+                caller.prepare()
         calls += 1
         caller.call(random.choices(methods, weights)[0])
 
@@ -100,7 +113,8 @@ def _calls(callers: Sequence[Caller]) -> int:
 
 
 def _honest_run(federation: Federation, undisturbed: list[str], result: LiveResult) -> None:
-    digests = federation.server.digests(federation.begin_run())
+    run_id = reached(federation.begin_run)
+    digests = reached(lambda: federation.server.digests(run_id))
     result.honest_runs += 1
     if digests != undisturbed:
         result.failures.append(f"an honest run has other bits: {digests}, expected {undisturbed}")
