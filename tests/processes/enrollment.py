@@ -18,6 +18,7 @@ from protos.fl.v1 import admin_pb2, enrollment_pb2_grpc
 from protos.fl.v1 import enrollment_pb2 as pb
 from tests.processes.certificates import Pki
 from tests.processes.federation import SecureCoordinator
+from tests.processes.planted import plant
 from tests.processes.process import TIMEOUT_S, Workspace, write_toml
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
@@ -118,7 +119,7 @@ class EnrollingCoordinator(SecureCoordinator):
         """A token for one device; returns its text."""
         with self.admin() as admin:
             specs = [admin_pb2.EnrollmentSpec(name=name, **spec)]
-            return str(admin.create_enrollments(specs, ttl_s).created[0].token)
+            return plant(admin.create_enrollments(specs, ttl_s).created[0].token, "an enrollment token")
 
     def enrolled(self, name: str) -> RawDevice:
         """A new device with a certificate of this name."""
