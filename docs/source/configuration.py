@@ -13,6 +13,7 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 import algorithms as fl
+import fl_client.policy.config as policy
 import fl_client.settings.config as client
 import fl_ops.compare.table as comparison
 import fl_server.config as server
@@ -167,6 +168,11 @@ Identity and shard are written there on the first start and never change."""
 _SHARD = """At most one of `partition`, `file` and `folder`; without any of them the device trains on all data.
 Each device computes the partition from a seed, by these keys:"""
 
+_POLICY = """## The site's policy: policy.toml
+
+The file that `policy` of client.toml names. [policy.md](policy.md) explains it.
+A key that is absent allows everything; an empty list allows nothing. `-` means no limit."""
+
 _RUN = """## A run: the file of `fl run create`
 
 The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, with the same names.
@@ -200,7 +206,8 @@ Otherwise TLS 1.3 is required."""
 
 def page() -> str:
     """The whole page."""
-    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _RUN, *_run(), _COMPARE, *_compare(), _FL, _fl()]
+    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _POLICY, *_policy(), _RUN, *_run()]
+    parts += [_COMPARE, *_compare(), _FL, _fl()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -218,6 +225,13 @@ def _client() -> list[str]:
         parts += [_heading(name), table(model_rows(section))]
         if name == "shard":
             parts += [_SHARD, table(_partition_rows())]
+    return parts
+
+
+def _policy() -> list[str]:
+    parts = [table(model_rows(policy.Policy))]
+    for name, section in sections(policy.Policy).items():
+        parts += [_heading(name), table(model_rows(section))]
     return parts
 
 

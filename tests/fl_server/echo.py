@@ -14,6 +14,7 @@ from fl_server.metrics import Metrics
 from fl_server.rpc.access.method_roles import EVERYONE
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
+from tests.fl_server.harness import TIMEOUT_S
 
 Method = Callable[..., Any]
 _Method = Any
@@ -46,19 +47,19 @@ class Caller:
     def one(self, request: bytes = b"") -> grpc.aio.UnaryUnaryCall[Any, bytes]:
         """One request, one response."""
         method: _Method = self.channel.unary_unary(f"/{self._service}/One")
-        call: grpc.aio.UnaryUnaryCall[Any, bytes] = method(request, timeout=20)
+        call: grpc.aio.UnaryUnaryCall[Any, bytes] = method(request, timeout=TIMEOUT_S)
         return call
 
     def up(self, *requests: bytes) -> grpc.aio.StreamUnaryCall[Any, bytes]:
         """A request stream, one response."""
         method: _Method = self.channel.stream_unary(f"/{self._service}/Up")
-        call: grpc.aio.StreamUnaryCall[Any, bytes] = method(iter(requests), timeout=20)
+        call: grpc.aio.StreamUnaryCall[Any, bytes] = method(iter(requests), timeout=TIMEOUT_S)
         return call
 
     async def down(self, request: bytes = b"") -> list[bytes]:
         """One request, a response stream."""
         method: _Method = self.channel.unary_stream(f"/{self._service}/Down")
-        return [each async for each in method(request, timeout=20)]
+        return [each async for each in method(request, timeout=TIMEOUT_S)]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fl_server.rpc.limits.requests import NESTED
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import World
+from tests.fl_server.harness import TIMEOUT_S, World
 
 MALFORMED = (b"\xff" * 8, b"\x0a\x7f", b"\x0b" * 9, b"\x08" + b"\xff" * 11)
 """An unknown wire type, a truncated field, a group without an end, a number that is too long."""
@@ -61,7 +61,7 @@ async def status_of(channel: grpc.aio.Channel, method: str, messages: Sequence[b
         for message in messages:
             yield message
 
-    call: Any = channel.stream_stream(method)(requests(), timeout=30)
+    call: Any = channel.stream_stream(method)(requests(), timeout=TIMEOUT_S)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass

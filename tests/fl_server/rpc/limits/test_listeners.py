@@ -16,6 +16,7 @@ from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.limits.listeners import METADATA_BYTES, Port, ports
 from fl_server.rpc.limits.open_files import Connections, share
 from protos.wire import MAX_MESSAGE_BYTES
+from tests.fl_server.harness import TIMEOUT_S
 
 WANTED = ConnectionsConfig()
 PORT = Port(1024, connections=3, streams=4, calls=8, handshake_s=0.2, idle_s=60.0)
@@ -82,7 +83,7 @@ async def address() -> AsyncIterator[tuple[str, int]]:
 
 def closed(connection: socket.socket) -> bool:
     """Wait until the other side has closed the connection."""
-    connection.settimeout(20)
+    connection.settimeout(TIMEOUT_S)
     try:
         while connection.recv(1000):
             pass
@@ -101,7 +102,7 @@ async def test_connections_over_the_limit_and_silent_ones_are_closed(address: tu
             each.close()
     async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as channel:
         call: Any = channel.unary_unary("/t.T/One")
-        assert await call(b"x", wait_for_ready=True, timeout=20) == b"x"
+        assert await call(b"x", wait_for_ready=True, timeout=TIMEOUT_S) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -116,5 +117,5 @@ async def test_the_transport_refuses_larger_messages(
     async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as channel:
         call: Any = channel.unary_unary("/t.T/One")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(request_, metadata=metadata, timeout=20)
+            await call(request_, metadata=metadata, timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
