@@ -15,6 +15,8 @@ from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.failure_reports import FailureReports
 from fl_client.assignments.state_directory import StateDirectory
 from fl_client.assignments.submission import submit
+from fl_client.audit.events import note_assigned, note_evaluation, subject_of
+from fl_client.audit.log import DeviceAudit
 from fl_client.connection.bundles import BundleCache, Layouts
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
@@ -30,6 +32,7 @@ from fl_client.training import payloads
 from fl_client.training.trainer import OnStep, Trainer, TrainingResult
 from fl_client.training.worker import Worker
 from fl_common.tracing import UNTRACED, Traces
+from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -55,6 +58,7 @@ class Services:
     storage: DeviceStorage
     availability: AvailabilityMonitor
     policy: SitePolicy
+    audit: DeviceAudit
     metrics: Metrics
     progress: Progress
     traces: Traces = UNTRACED
@@ -95,12 +99,12 @@ class AssignmentExecutor:
     async def _train_and_submit(self, assignment: training_pb2.Assignment) -> None:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
+        note_assigned(services.audit, assignment)
         check_assignment(assignment, services.limits, services.trainer.examples)
         await services.policy.check_training(assignment, services.trainer.examples)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
-                await services.policy.begin_training(assignment, services.trainer.examples)
                 result = await self._train(assignment)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
@@ -116,6 +120,7 @@ class AssignmentExecutor:
         state = await services.state.required(services.storage.state_for, assignment)
         if payloads.method_of(assignment.training).keeps_client_state:
             await services.state.required(services.storage.check_limits, key[0])
+        await services.policy.begin_training(assignment, services.trainer.examples)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(assignment.resources, await self._layouts())
 
@@ -126,6 +131,8 @@ class AssignmentExecutor:
             result = await self._compute(work)
         header = result.update.header
         services.metrics.update_trained(header)
+        detail = f"{header.num_examples} examples, {header.num_steps} steps"
+        services.audit.note("trained", subject_of(key), detail=detail)
         log.info(
             "trained",
             **key_fields(key),
@@ -158,17 +165,21 @@ class AssignmentExecutor:
         if receipt.admitted and receipt.digest == header.digest:
             self._services.metrics.update_admitted()
             log.info("submitted", **key_fields(key), bytes=header.size_bytes)
+            detail = f"{header.size_bytes} bytes, {digest_text(digest_bytes(header.digest))}"
+            self._services.audit.note("submitted", subject_of(key), detail=detail)
             return
         reason = name_of(training_pb2.RefusalReason, receipt.reason)
         if receipt.admitted:
             reason = "ANOTHER_UPDATE_WAS_FIRST"
         await self._drop(key)
         self._services.metrics.receipts.labels("refused").inc()
+        self._services.audit.note("update_refused", subject_of(key), reason.lower(), receipt.detail)
         log.warning("update_refused", **key_fields(key), reason=reason, detail=log_text(receipt.detail))
 
     async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """Evaluate on this device's held-out examples, and report the metrics."""
         services, key = self._services, key_of(assignment.key)
+        note_evaluation(services.audit, assignment)
         check_resources(assignment.resources)
         await services.policy.check_evaluation(assignment)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
@@ -186,6 +197,9 @@ class AssignmentExecutor:
             )
 
         await services.link.call_with_retry(report)
+        services.audit.note(
+            "evaluated", subject_of(key), detail=f"{examples} examples, sent {', '.join(sorted(metrics))}"
+        )
         log.info("evaluated", **key_fields(key), examples=examples, **metrics)
 
     async def _layouts(self) -> Layouts:
@@ -219,6 +233,8 @@ class AssignmentExecutor:
         """Report to the coordinator that an assignment failed, and why."""
         reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
         self._services.metrics.failures.labels(reason).inc()
+        method = "refused" if failure.reason == pb.FAILURE_REASON_POLICY else "failed"
+        self._services.audit.note(method, subject_of(key), reason, str(failure))
         write = log.info if failure.reason in _EXPECTED else log.error
         write("work_failed", **key_fields(key), reason=reason, message=log_text(str(failure)))
         self._failures.add(key, work_digest, failure.reason, str(failure))

@@ -61,6 +61,11 @@ class Metrics:
         self.last_update = factory.optional_gauge(
             "fl_client_last_update_timestamp_seconds", "Time at which the coordinator last admitted an update."
         )
+        self.audit_rows = factory.counter(
+            "fl_client_audit_rows",
+            "Rows of the device's audit log; rows are left out when the disk is full or above a rate.",
+            outcome=("written", "left_out"),
+        )
         self.failures = factory.counter(
             "fl_client_work_failures", "Assignments that failed, by reason.", reason=REASONS
         )
@@ -87,6 +92,10 @@ class Metrics:
             "Expiry of TLS certificates: cert, this device's own; ca, the last of the trusted CAs.",
             file=("cert", "ca"),
         )
+        self.renewals = factory.counter(
+            "fl_client_certificate_renewals", "Tries to renew this device's certificate at the coordinator.",
+            result=("renewed", "failed", "refused"),
+        )  # fmt: skip
         self.ignored = factory.counter("fl_client_events_ignored", "Events of the coordinator that were not valid.")
         self.bytes = factory.counter(
             "fl_client_transfer_bytes", "Tensor bytes, by direction.", direction=("down", "up")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -61,10 +61,12 @@ class Budget:
         self._roll()
         return self._usage.used
 
-    def check(self, need: Amounts) -> None:
-        """Raises OverBudget unless work fits into what is left of the day."""
+    def check(self, need: Amounts, names: Collection[str] = NAMES) -> None:
+        """Raises OverBudget unless these amounts of some work fit into what is left of the day."""
         self._roll()
         for name, limit in self._limits():
+            if name not in names:
+                continue
             wanted, used = getattr(need, name), getattr(self._usage.used, name)
             if limit is None or (used < limit and used + wanted <= limit):
                 continue

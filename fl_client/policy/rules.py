@@ -15,12 +15,12 @@ from fl_client.policy.config import Policy
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The amount of local training."""
+    """The amount of local training. None: it depends on the number of local examples, which is unknown."""
 
-    steps: int
-    epochs: Fraction
+    steps: int | None
+    epochs: Fraction | None
     """Passes over the local examples."""
-    examples: int
+    examples: int | None
     """Examples trained on, repeats included."""
 
 
@@ -72,6 +72,13 @@ def work_of(examples: int, batch_size: int, *, epochs: int | None = None, steps:
     return Work(steps, Fraction(steps, per_epoch), whole * examples + min(rest * batch_size, examples))
 
 
+def day_verdicts(policy: Policy, work: Work) -> Iterator[Verdict]:
+    """Whether one assignment fits an unused day."""
+    for name in ("steps", "examples"):
+        if (limit := getattr(policy.day, f"max_{name}")) is not None:
+            yield _at_most(f"day.max_{name}", limit, getattr(work, name))
+
+
 def _tasks(policy: Policy, request: Request) -> Iterator[Verdict]:
     allowed, name = policy.tasks.allow, request.task
     if allowed is not None:
@@ -115,11 +122,12 @@ def _model(policy: Policy, request: Request) -> Iterator[Verdict]:
 
 
 def _at_most(key: str, limit: int, got: Fraction | int | None) -> Verdict:
+    rule = key.partition(".")[0]
     if got is None:
-        return Verdict("work", accepted=None, text=f"{key} is {limit}; a run's file does not have this number")
+        return Verdict(rule, accepted=None, text=f"{key} is {limit}; a run's file does not decide it")
     accepted = got <= limit
     shown = f"{float(got):g}" if isinstance(got, Fraction) else str(got)
-    return Verdict("work", accepted, f"{key} is {limit}, and the assignment has {shown}")
+    return Verdict(rule, accepted, f"{key} is {limit}, and the assignment has {shown}")
 
 
 def _privacy(policy: Policy, request: Request) -> Iterator[Verdict]:

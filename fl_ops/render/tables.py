@@ -14,7 +14,7 @@ from fl_ops.render.health import health_rows, lowest_loss
 from fl_ops.render.progress import Row
 from fl_ops.render.rounds import round_details_table, rounds_table
 from fl_ops.render.schedules import schedules_text
-from fl_ops.render.states import client_state, first_of, member_rows, run_state
+from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
 from fl_ops.render.target import TargetCost
 from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
@@ -40,14 +40,28 @@ def rounds_text(run: admin_pb2.RunStatus) -> str:
 
 
 def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
-    """A row for each run."""
+    """A row for each run. There is a column of owners if a run has one."""
+    owned = any(run.spec.owner for run in runs)
     table = FittedTable(
-        ("Run", "State", "Task", "Algorithm", ">Rounds", ">Best", "Now", ">Down", ">Up", "Created"),
-        optional=("Up", "Down", "Created", "Task", "Algorithm", "Now"),
+        (
+            "Run",
+            "State",
+            "Task",
+            "Algorithm",
+            *(["Owner"] if owned else []),
+            ">Rounds",
+            ">Best",
+            "Now",
+            ">Down",
+            ">Up",
+            "Created",
+        ),
+        optional=("Up", "Down", "Created", *(["Owner"] if owned else []), "Task", "Algorithm", "Now"),
     )
     for run in runs:
         table.add_row(
             _text(run.run_id), _state(run_state(run)), _text(run.spec.task.name), _text(run.spec.algorithm.name),
+            *([_text(run.spec.owner or NOTHING)] if owned else []),
             rounds_text(run), _text(metric_of(run, run.best)), _text(waits.current(run)), units.size(run.bytes_down),
             units.size(run.bytes_up), units.moment(run.created),
         )  # fmt: skip
@@ -81,6 +95,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("run", _text(run.run_id)),
         ("state", _state(run_state(run))),
         ("why", _text(run.reason)),
+        ("owner", _text(run.spec.owner)),
         ("task", _text(run.spec.task.name)),
         ("algorithm", _text(run.spec.algorithm.name)),
         ("schedules", _text(schedules_text(run.spec))),
@@ -92,6 +107,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(text)) for name, text in member_rows(run)),
+        ("refused", _text(policy_row(run))),
         ("best", _text(best_of(run))),
         ("target", _text(target.text() if target else "")),
         *((name, _text(text)) for name, text in health_rows(run)),

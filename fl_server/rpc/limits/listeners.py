@@ -69,6 +69,7 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
     return {
         "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times),
         "admin_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
+        "token_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
         "enroll_listen": Port(
             LARGEST_ENROLLMENT_BYTES,
             connections.enrollment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_a_whole_chain_has_no_problems() -> None:
 def test_a_changed_field_is_found(field: str) -> None:
     """The row is named, and no other one."""
     chain = a_chain(9)
-    chain[4] = replace(chain[4], **{field: 7 if field == "time_us" else "other"})
+    changed: dict[str, Any] = {field: 7 if field == "time_us" else "other"}
+    chain[4] = replace(chain[4], **changed)
     [(number, what)] = problems(chain)
     assert number == 5
     assert "row 5 was changed" in what

@@ -33,15 +33,17 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.metrics = Metrics(CollectorRegistry())
-        self.restart()
+        self._open()
 
     def restart(self) -> AuditWriter:
         """Another coordinator on the same files. The one before gets no chance to write anything."""
-        if hasattr(self, "ledger"):
-            self.ledger.close()
+        self.ledger.close()
+        self._open()
+        return self.writer
+
+    def _open(self) -> None:
         self.ledger = Ledger(open_sqlite(self.folder / "ledger.sqlite"))
         self.writer = AuditWriter(self.ledger, self.folder, self.metrics.audit_rows.labels)
-        return self.writer
 
     @property
     def rows(self) -> list[AuditRow]:

@@ -53,7 +53,8 @@ def short(world: World) -> list[tuple[str, str, str, str]]:
 
 def fail_writes(world: World, monkeypatch: pytest.MonkeyPatch, after: int = 0) -> Callable[[], None]:
     """The ledger takes no rows of the audit log, except the first `after`. Returns what ends that."""
-    write, failing, taken = world.store.add_audit_rows, [True], []
+    write, failing = world.store.add_audit_rows, [True]
+    taken: list[Any] = []
 
     def add(*given: Any, **options: Any) -> Any:
         if failing and len(taken) >= after:
