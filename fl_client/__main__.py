@@ -1,6 +1,7 @@
 """`fl-client run --config client.toml`: arguments in, exit code out. `run` may be left out.
 
-`fl-client init`, `doctor` and `unit` set a device up. Their code is in fl_client/setup.
+`fl-client init`, `doctor`, `unit` and `policy` set a device up; `audit` shows its audit log. Their code is in
+fl_client/setup.
 
 Exit codes: 0 stopped by a signal; 130 Ctrl-C before the start; 2 cannot start (configuration, state directory,
 device, task); 1 an error in the program, with a traceback. A second daemon with the same identity does not end: it logs
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from fl_client.settings.config import ClientConfig
 
 OK, CANNOT_START = 0, 2
-SETUP = ("init", "doctor", "unit")
-"""Commands that set a device up."""
+SETUP = ("init", "doctor", "unit", "policy", "audit")
+"""Commands that set a device up, its policy's, and those of its audit log."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,8 +66,9 @@ def _settings_files(arguments: list[str]) -> list[Path]:
     parser = argparse.ArgumentParser(
         prog="fl-client",
         description="Train on this device's data for a coordinator.",
-        usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit} --help",
-        epilog="init writes the settings, doctor checks the device, unit installs a systemd service.\n\n"
+        usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit,policy,audit} --help",
+        epilog="init writes the settings, doctor checks the device, unit installs a systemd service,\n"
+        "policy says which runs the device's site accepts, audit lists what the device was asked to do and did.\n\n"
         "examples:\n  fl-client init --server fl.example.org:7070 --task digits\n  fl-client --config client.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,23 +10,35 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.executor import Services
 from fl_client.assignments.state_directory import StateDirectory
+from fl_client.audit import events
+from fl_client.audit.log import DeviceAudit
 from fl_client.connection.bundles import BundleCache
 from fl_client.connection.certificates import Certificates
+from fl_client.connection.endpoint import Endpoint
+from fl_client.connection.enrollment_calls import GrpcEnrollment
 from fl_client.connection.link import Link, RetryDelays
-from fl_client.connection.session_manager import Endpoint, SessionManager
+from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
-from fl_client.errors import StartError
+from fl_client.enrollment.folder import CertificateFolder
+from fl_client.enrollment.renewal import CertificateRenewal, Means
+from fl_client.errors import StartError, TransportError
 from fl_client.gates.factory import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.budget import Budget
+from fl_client.policy.file import CHECK_S, PolicyFile
+from fl_client.policy.gate import PolicyGate
+from fl_client.policy.site import SitePolicy
+from fl_client.policy.usage import FILE, DailyUsage
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
@@ -97,19 +109,27 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
     worker = Worker(config.threads)
     host = HostState(local.train.inputs.device, worker.idle_for, instruments.clock)
-    gates = GateSet(make_gates(config.gates, host), config.gates.open_after_s)
+    file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
+    policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
+    gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
     limits = StorageLimits(config.limits.max_runs, config.limits.max_kept_bytes)
     metrics, disk = instruments.metrics, DiskThread()
     availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
+    state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
+    usage = DailyUsage(state.path / FILE, instruments.clock)
+    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.now.policy)
+    site = SitePolicy(file, budget, metrics, availability)
     services = Services(
         link=link,
-        bundles=BundleCache(link, config.max_bundle_bytes, metrics.bytes_received),
+        bundles=BundleCache(link, config.max_bundle_bytes, site.received),
         trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
         worker=worker,
         disk=disk,
-        state=StateDirectory(state, disk, availability, config.gates.check_s),
+        state=state_directory,
         storage=DeviceStorage(state.pending, state.states, limits),
         availability=availability,
+        policy=site,
+        audit=DeviceAudit(state.path, metrics.audit_rows.labels, config.server),
         metrics=metrics,
         progress=instruments.progress,
         traces=instruments.traces,
@@ -120,9 +140,17 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     def registration() -> pb.RegisterRequest:
         request = pb.RegisterRequest(availability=services.availability.availability_for_registration())
         request.MergeFrom(constant)
-        return request
+        return site.registration(request)
 
-    return Daemon(SessionManager(registration, _endpoint(config, instruments), link), services)
+    certificates = _certificates(config, instruments)
+    endpoint = _endpoint(config, certificates, services)
+    return Daemon(SessionManager(registration, endpoint, link), services, _renewal(config, certificates, services))
+
+
+async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:
+    """Write the day's counts. Durable ones are written before work begins, which is not done without them."""
+    run = state.required if durable else state.run
+    await run(usage.write, content, durable=durable)
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -140,18 +168,67 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _endpoint(config: ClientConfig, instruments: Instruments) -> Endpoint:
-    """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
-    traces = instruments.traces
+def _certificates(config: ClientConfig, instruments: Instruments) -> Certificates | None:
+    """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     if config.tls is None:
-        return Endpoint(config.server, lambda: GrpcTransport(config.server, traces=traces))
-    certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
-    return Endpoint(
-        config.server,
-        lambda: GrpcTransport(config.server, certificates.current(), traces),
-        certificates.renewed,
-        certificates.explained,
-    )
+        return None
+    return Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
+
+
+def _endpoint(config: ClientConfig, certificates: Certificates | None, services: Services) -> Endpoint:
+    """How to connect."""
+    site, audit, traces = services.policy, services.audit, services.traces
+    if certificates is None:
+
+        def connect_plain() -> GrpcTransport:
+            site.trusted_ca(None)
+            return GrpcTransport(config.server, traces=traces)
+
+        accept_plain = _accept(site, audit, lambda: b"")
+        return Endpoint(config.server, connect_plain, site.until_changed, accept=accept_plain)
+
+    def connect() -> GrpcTransport:
+        pem = certificates.current()
+        events.note_certificate(audit, pem.cert)
+        return GrpcTransport(config.server, replace(pem, ca=site.trusted_ca(pem.ca)), traces)
+
+    async def renewed() -> None:
+        """Wait for new certificates, or another policy, which raises."""
+        waits = [asyncio.ensure_future(each()) for each in (certificates.renewed, site.until_changed)]
+        try:
+            for done in (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]:
+                await done
+        finally:
+            for each in waits:
+                each.cancel()
+
+    accept = _accept(site, audit, lambda: certificates.current().ca or b"")
+    return Endpoint(config.server, connect, renewed, certificates.explained, accept)
+
+
+def _accept(site: SitePolicy, audit: DeviceAudit, ca: Callable[[], bytes]) -> Callable[[pb.RegisterResponse], None]:
+    """Accept a coordinator that the policy allows, with a row of the audit log. ca: the trusted CAs in PEM."""
+
+    def accept(response: pb.RegisterResponse) -> None:
+        try:
+            site.check_coordinator(response)
+        except TransportError as error:
+            audit.note("coordinator_refused", response.coordinator_id, "policy", str(error))
+            raise
+        events.note_registered(audit, response, ca())
+
+    return accept
+
+
+def _renewal(config: ClientConfig, certificates: Certificates | None, services: Services) -> CertificateRenewal | None:
+    """The renewal of a certificate from the coordinator. None: the owner renews the files."""
+    if certificates is None or config.tls is None or not config.tls.renew:
+        return None
+    folder = CertificateFolder(config.tls.folder.absolute())
+    means = Means(folder, certificates, services.link, services.disk, services.metrics)
+    if (address := config.tls.enroll_server) is not None:
+        means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, services.policy.trusted_ca(ca) or b""))
+    return CertificateRenewal(means)
 
 
 def _traces() -> Traces:

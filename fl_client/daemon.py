@@ -10,6 +10,7 @@ import structlog
 from fl_client.assignments.executor import Services
 from fl_client.assignments.manager import AssignmentManager
 from fl_client.connection.session_manager import SessionManager
+from fl_client.enrollment.renewal import CertificateRenewal
 from fl_client.errors import TransportError
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -25,22 +26,28 @@ STEP_SECONDS = 1.0
 class Daemon:
     """One device that trains for one coordinator."""
 
-    def __init__(self, sessions: SessionManager, services: Services) -> None:
+    def __init__(self, sessions: SessionManager, services: Services, renewal: CertificateRenewal | None = None) -> None:
+        """renewal: of a certificate from the coordinator; None: the owner renews the files, or there are none."""
         self._sessions = sessions
         self._services = services
+        self._renewal = renewal
 
     async def run(self, stop: asyncio.Event) -> bool:
         """Run until `stop` is set. Returns False if a training step is in progress and does not end soon."""
         availability, link, state = self._services.availability, self._services.link, self._services.state
+        policy = self._services.policy
         try:
             async with asyncio.TaskGroup() as tasks:
                 assignments = AssignmentManager(self._services, tasks)
                 await availability.check()
+                policy.show_budget()  # before the first registration
                 attending = tasks.create_task(self._sessions.run(assignments))
                 reporting = [
                     tasks.create_task(each)
-                    for each in (availability.run(), availability.report_changes(link), state.watch())
+                    for each in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
                 ]
+                if self._renewal is not None:
+                    reporting.append(tasks.create_task(self._renewal.run()))
                 await stop.wait()
                 for task in reporting:
                     task.cancel()  # from here on only the goodbye reports the availability
@@ -51,7 +58,9 @@ class Daemon:
             raise failed.exceptions[0] from None
         finally:
             idle = await self._services.worker.shut_down(STEP_SECONDS)
+            await policy.budget.save()
             await self._services.disk.close()
+            await self._services.audit.close()
         return idle
 
     async def _say_goodbye(self) -> None:

@@ -7,17 +7,21 @@ ClientError
 │   ├── StateError        the state directory
 │   └── DeviceError       the configured device
 ├── WorkFailed            one assignment failed; the coordinator gets the reason
+│   └── PolicyRefused     the site's policy refuses it
 └── TransportError        one call failed
     ├── Unreachable       no answer: coordinator down, connection cut, handshake failed; retry
     │   ├── Contested     another daemon uses the same identity; retry later
     │   └── FailedCall    the coordinator failed in the call; retry a few times
     ├── InvalidCertificate  no connection, and this device's certificate has ended or is not valid yet
     ├── SessionLost       the coordinator does not know the session; register again
+    │   └── PolicyChanged  this device's own policy changed; register again by its rules
     ├── Fenced            a newer session of the same identity is open
     ├── ProtocolMismatch  no protocol version in common
+    ├── Untrusted         the site's policy does not allow this coordinator; nothing is sent to it
     ├── NotAllowed        the certificate or the ban list forbids it
     ├── ResourceGone      the coordinator no longer sends this resource
     ├── BrokenTransfer    damaged bytes; resume after the last good ones
+    ├── UnusableCertificate  the coordinator issued a certificate that this device cannot use
     ├── GivenUp           the coordinator failed in every try of a call
     └── Refused           the coordinator will never accept this request
 """
@@ -59,6 +63,14 @@ class WorkFailed(ClientError):
         self.reason = reason
 
 
+class PolicyRefused(WorkFailed):
+    """The policy of the device's site refuses an assignment. rule: one of policy.rules.RULES."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(coordinator_pb2.FAILURE_REASON_POLICY, f"policy: {rule}: {message}")
+        self.rule = rule
+
+
 class TransportError(ClientError):
     """One call failed. wait: seconds that the coordinator requests before the next try, or None."""
 
@@ -89,8 +101,20 @@ class InvalidCertificate(TransportError):
         """False: it is not valid yet, and becomes so by itself or with the right time."""
 
 
+class UnusableCertificate(TransportError):
+    """The coordinator issued a certificate that is for another key or holder, or cannot be parsed."""
+
+
 class SessionLost(TransportError):
     """The coordinator does not know the session: register again."""
+
+
+class PolicyChanged(SessionLost):
+    """The site's policy changed while the session was open: what is registered may be against its rules."""
+
+
+class Untrusted(TransportError):
+    """The policy of the device's site does not allow this coordinator."""
 
 
 class Fenced(TransportError):

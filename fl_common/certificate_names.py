@@ -22,6 +22,14 @@ _URI = re.compile(rf"{SCHEME}://({'|'.join(ROLES)})/({ID_PATTERN.pattern})")
 _MAX_SHOWN = 8
 
 
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """The first certificate of a PEM text. Raises ValueError for anything else."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except x509.InvalidVersion as error:  # the library's only error here that is no ValueError
+        raise ValueError(str(error)) from None
+
+
 class NoHolder(ValueError):
     """The certificate does not name exactly one holder."""
 

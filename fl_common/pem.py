@@ -75,6 +75,10 @@ class PemFiles:
     key: Path
     ca: Path | None
     ca_setting: str = "ca"
+    section: str = "tls"
+    """The section of the settings, for messages."""
+    stem: str = ""
+    """What the names of the settings of certificate and key begin with: "ca_" for ca_cert and ca_key."""
 
     def read(self) -> Pem:
         """The current contents, checked. Raises SettingsError, which names setting and path."""
@@ -88,22 +92,32 @@ class PemFiles:
         Raises:
             SettingsError: a file cannot be read or is not PEM, or others can read the private key.
         """
-        ca = None if self.ca is None else _read(self.ca, self.ca_setting)
-        pem = Pem(_read(self.cert, "cert"), _read(self.key, "key"), ca)
-        check_private_key(self.key, "tls.key")
+        ca = None if self.ca is None else _read(self.ca, f"{self.section}.{self.ca_setting}")
+        pem = Pem(_read(self.cert, self._name("cert")), _read(self.key, self._name("key")), ca)
+        check_private_key(self.key, self._name("key"))
         return pem
 
     def check(self, pem: Pem) -> None:
         """Raises SettingsError unless certificate and key belong together and every certificate is complete."""
-        leaf = _certificates(pem.cert, self.cert, "cert")[0]
+        leaf, key = _certificates(pem.cert, self.cert, self._name("cert"))[0], self._name("key")
         if pem.ca is not None and self.ca is not None:
-            _certificates(pem.ca, self.ca, self.ca_setting)
+            _certificates(pem.ca, self.ca, f"{self.section}.{self.ca_setting}")
         try:
             own = load_pem_private_key(pem.key, password=None).public_key() == leaf.public_key()
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise SettingsError(f"tls.key: expected a private key without password in {self.key}: {error}") from None
+            raise SettingsError(f"{key}: expected a private key without password in {self.key}: {error}") from None
         if not own:
-            raise SettingsError(f"tls.key: expected the private key of {self.cert}, got another in {self.key}")
+            raise SettingsError(f"{key}: expected the private key of {self.cert}, got another in {self.key}")
+
+    def valid_now(self, pem: Pem) -> None:
+        """Raises SettingsError unless the end's certificate is valid at this time."""
+        if invalid := invalid_now(pem.leaf, datetime.now(UTC)):
+            name = self._name("cert")
+            raise SettingsError(f"{name}: expected a certificate that is valid now, got one that {invalid}")
+
+    def _name(self, file: str) -> str:
+        """The setting of certificate or key, with its section."""
+        return f"{self.section}.{self.stem}{file}"
 
 
 class PemChange(Enum):
@@ -150,8 +164,7 @@ class PemWatcher:
 
     def _check(self, pem: Pem) -> None:
         self._files.check(pem)
-        if invalid := invalid_now(pem.leaf, datetime.now(UTC)):
-            raise SettingsError(f"tls.cert: expected a certificate that is valid now, got one that {invalid}")
+        self._files.valid_now(pem)
         self._further_check(pem)
 
 
@@ -163,9 +176,9 @@ def _read(path: Path, setting: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"tls.{setting}: {path} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{setting}: {path} cannot be read: {error.strerror}") from error
     if b"-----BEGIN" not in content:
-        raise SettingsError(f"tls.{setting}: expected a PEM file, got {path} without any -----BEGIN line")
+        raise SettingsError(f"{setting}: expected a PEM file, got {path} without any -----BEGIN line")
     return content
 
 
@@ -173,8 +186,8 @@ def _certificates(pem: bytes, path: Path, setting: str) -> list[x509.Certificate
     """All certificates of a file: at least one, each complete."""
     try:
         found = x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise SettingsError(f"tls.{setting}: expected certificates in PEM in {path}: {error}") from None
+    except (ValueError, x509.InvalidVersion) as error:
+        raise SettingsError(f"{setting}: expected certificates in PEM in {path}: {error}") from None
     if len(found) != pem.count(_BEGIN):
-        raise SettingsError(f"tls.{setting}: expected whole certificates in {path}, got one that is cut short")
+        raise SettingsError(f"{setting}: expected whole certificates in {path}, got one that is cut short")
     return found

@@ -11,12 +11,13 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
+import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 
@@ -78,14 +79,33 @@ def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = 
         raise SettingsError("; ".join(f"{file}: {'; '.join(texts)}" for file, texts in messages.items())) from None
 
 
+_NESTED = "its values are nested too deeply"
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises ValueError, where the standard library raises RecursionError too."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_NESTED) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, where the standard library raises RecursionError too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(_NESTED) from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"{path}: expected a settings file there, found none") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise SettingsError(f"{path}: is not TOML: {error}") from None
 
 
@@ -121,7 +141,21 @@ def describe_error(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     if detail["type"] == "value_error":
         text = str(detail["ctx"]["error"])
         return f"{where}: {text}" if where else text
-    return f"{where}: expected {expected_value(detail)}, got {detail['input']!r}"
+    value = detail["input"]
+    got = f"a value of type {type(value).__name__}" if _is_secret(detail["loc"], kind) else shown(value)
+    return f"{where}: expected {expected_value(detail)}, got {got}"
+
+
+_SHOWN_CHARS = 300
+
+
+def shown(value: object) -> str:
+    """A value of any kind in an error message, cut."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
 _EXPECTED = {
@@ -153,6 +187,27 @@ def expected_value(detail: ErrorDetails) -> str:
     for words in ("Value error, ", "Input should be ", "Value should be ", "expected "):
         text = text.removeprefix(words)
     return text
+
+
+def _is_secret(where: Sequence[int | str], kind: type[BaseModel]) -> bool:
+    """Whether a value, even a wrong one, must not be shown."""
+    section: Any = kind
+    for part in where:
+        fields = section.model_fields if _is_section(section) else {}
+        if str(part) not in fields:
+            continue
+        parts = list(_parts(fields[str(part)].annotation))
+        if SecretStr in parts:
+            return True
+        section = next((each for each in parts if _is_section(each)), section)
+    return False
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """A type and the types that it is made of."""
+    yield annotation
+    for each in get_args(annotation):
+        yield from _parts(each)
 
 
 def _suggestion(detail: ErrorDetails, kind: type[BaseModel]) -> str:

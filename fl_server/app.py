@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import grpc.aio
 import structlog
 import torch
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from fl_common.file_permissions import restrict_permissions
@@ -28,17 +23,23 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
+from fl_server.enrollment.authority import Authority
+from fl_server.enrollment.issuing import Checks, Issuer
+from fl_server.enrollment.revocations import Revocations
 from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
+from fl_server.oidc.keys import SigningKeys
+from fl_server.oidc.tokens import TokenVerifier
 from fl_server.rpc import admin, service
-from fl_server.rpc.health import Health, add_port
-from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.enrollment.devices import CertificatesService, EnrollmentService
+from fl_server.rpc.health import Health
 from fl_server.rpc.limits.connections import ConnectionWatch
-from fl_server.rpc.limits.listeners import EXTRA_CALLS, ports
-from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.limits.listeners import ports
 from fl_server.rpc.limits.open_files import Connections, allow_open_files
+from fl_server.rpc.listening import Callers, Listeners
 from fl_server.rpc.tls import Certificates
 from fl_server.services import Services
+from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.opening import open_ledger
 from fl_server.store.ledger import Ledger
@@ -46,15 +47,13 @@ from fl_server.store.spool.spool import Spool
 from fl_server.store.spool.unfinished import UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.uploads.receiver import UploadReceiver
-from protos.fl.v1 import admin_pb2_grpc
+from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
-_LAG_PERIOD_S = 0.1
 STOP_S = 2.0
 """Time for closing everything after the grace. A step or a disk that hangs ends with the process."""
-EXIT_AT_ONCE = 130
 
 
 class Server:
@@ -66,15 +65,16 @@ class Server:
         self._health = probes
         self._connections, self._ports = connections, ports(config, connections)
         self._open = AsyncExitStack()
-        self._services = self._build()
+        metrics = Metrics(CollectorRegistry())
+        self._certificates = None if config.tls is None else Certificates(config.tls, metrics)
+        self._services = self._build(metrics)
         self._coordinator = Coordinator(self._services)
         self._uploads = UploadReceiver(self._services)
-        self._certificates: Certificates | None = None
-        self._servers: list[grpc.aio.Server] = []
-        self._addresses = dict(probes.addresses)
+        self._listeners = Listeners(self._services, self._ports, self._certificates)
+        self._listeners.addresses |= probes.addresses
 
-    def _build(self) -> Services:
-        """Lock the state directory, and open ledger, files, thread pools and metrics."""
+    def _build(self, metrics: Metrics) -> Services:
+        """Lock the state directory, and open ledger, files and thread pools."""
         config, state = self.config, self.config.state_dir
         traces = open_traces("fl-server")
         self._open.push_async_callback(asyncio.to_thread, traces.close)
@@ -83,7 +83,6 @@ class Server:
         if still := restrict_permissions(state):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
-        metrics = Metrics(CollectorRegistry())
         url = None if config.ledger is None else config.ledger.get_secret_value()
         ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
@@ -98,17 +97,25 @@ class Server:
         for pool in (compute, evaluations, io, reads):
             # In a thread: the loop has to answer health checks.
             self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
+        fleet, revocations, tls = Fleet(ledger, config, metrics), Revocations(ledger), self._certificates
+        issuer = None
+        if config.enrollment is not None and tls is not None:
+            authority = Authority(config.enrollment, lambda: tls.pem)
+            checks = Checks(revocations, fleet.refuse_holder, fleet.known)
+            issuer = Issuer(ledger, config.enrollment, authority, checks, reads)
         return Services(
             config=config,
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
             spool=Spool(state / "spool", config.durability, most_held),
-            fleet=Fleet(ledger, config, metrics),
+            fleet=fleet,
             metrics=metrics,
             compute=compute,
             evaluations=evaluations,
             io=io,
             reads=reads,
+            revocations=revocations,
+            issuer=issuer,
             audit=audit,
             traces=traces,
         )
@@ -118,46 +125,53 @@ class Server:
         """The ledger."""
         return self._services.ledger
 
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics."""
+        return self._services.metrics
+
     async def start(self) -> None:
         """Restore the state, then listen. Raises SettingsError for a port or a certificate that cannot be used."""
-        if self.config.tls is not None:
-            self._certificates = Certificates(self.config.tls, self._services.metrics)
-        clients = self._listener(self.config.listen, "listen")
+        clients = self._listeners.open(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
         )
-        operators = self._listener(self.config.admin_listen, "admin_listen")
-        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), operators)
+        certificates = CertificatesService(self._services.issuer, self._services.metrics, self._services.audit)
+        enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, clients)
+        operators = await self._operators()
         self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._health.count(self._services.metrics)
         self._serve_metrics()
+        await self._services.revocations.load()
         await self._services.audit.start()
         await self._services.fleet.start()
         await self._coordinator.start()
-        for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
-            self._health.serve_on(server)
-            if self.config.reflection:
-                reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-            await server.start()
+        for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
+            await self._listeners.start(server, name, self._health)
+        await self._start_enrollment()
         await self._health.ready()
-        log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
+        log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._listeners.addresses)
 
-    def _listener(self, address: str, setting: str) -> grpc.aio.Server:
-        port, metrics = self._ports[setting], self._services.metrics
-        callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
-        policy = CallPolicy(metrics, callers, setting, self._services.fleet.refuse_holder, self.config.limits.stall_s)
-        interceptors = [*self._services.traces.server_interceptors(), CallInterceptor(policy)]
-        # More calls than the interceptor accepts: its message is better than grpc's.
-        server = grpc.aio.server(
-            interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + EXTRA_CALLS
-        )
-        credentials = None
-        if self._certificates is not None:
-            credentials = self._certificates.credentials(metrics.handshakes.labels(setting).inc)
-        number = add_port(server, address, setting, credentials)
-        self._addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
-        self._servers.append(server)
-        return server
+    async def _start_enrollment(self) -> None:
+        """Listen for devices without a certificate."""
+        issuer = self._services.issuer
+        if self.config.enroll_listen is None or issuer is None:
+            return
+        server = self._listeners.open(self.config.enroll_listen, "enroll_listen", Callers(issuer.authority.presented))
+        service = EnrollmentService(issuer, self._services.metrics, self._services.audit)
+        enrollment_pb2_grpc.add_EnrollmentServicer_to_server(service, server)
+        await server.start()
+
+    async def _operators(self) -> list[grpc.aio.Server]:
+        """The servers for operators: with certificates, and with tokens if the settings have a port for them."""
+        config, opened = self.config, [self._listeners.open(self.config.admin_listen, "admin_listen")]
+        if config.token_listen is not None and config.oidc is not None:
+            tokens = TokenVerifier(config.oidc, SigningKeys(config.oidc))
+            await tokens.start()
+            opened.append(self._listeners.open(config.token_listen, "token_listen", Callers(tokens=tokens)))
+        for server in opened:
+            admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), server)
+        return opened
 
     def _serve_metrics(self) -> None:
         if self.config.metrics_listen is None:
@@ -170,7 +184,7 @@ class Server:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
             ) from error
-        self._addresses["metrics_listen"] = f"{host}:{port}"
+        self._listeners.addresses["metrics_listen"] = f"{host}:{port}"
 
     async def drain(self) -> None:
         """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start."""
@@ -190,27 +204,21 @@ class Server:
 
     async def stop(self) -> None:
         """Close everything, in the reverse order of opening."""
-        await asyncio.gather(*(server.stop(0.2) for server in self._servers))
+        await self._listeners.stop(0.2)
         await self._coordinator.close()
         await self._open.aclose()
 
     async def watch_certificates(self) -> None:
         """Use renewed certificates."""
         if self._certificates is not None:
-            await self._certificates.watch()
+            issuer = self._services.issuer
+            await self._certificates.watch(*([] if issuer is None else [issuer.authority.poll]))
 
     async def watch_connections(self) -> None:
         """Watch the connections, and log when a port has no more of them."""
         limits = {setting: port.connections for setting, port in self._ports.items()}
         limits["metrics_listen"] = self._connections.metrics
-        await ConnectionWatch(self._addresses, limits, self._services.metrics).watch()
-
-    async def measure_lag(self) -> None:
-        """Measure how late the event loop wakes up."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(_LAG_PERIOD_S)
-            self._services.metrics.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
+        await ConnectionWatch(self._listeners.addresses, limits, self._services.metrics).watch()
 
 
 def warn_of_open_ports(config: ServerConfig) -> None:
@@ -230,12 +238,13 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
     Raises StoreTakenOver when another coordinator has taken the ledger: then there is nothing to drain.
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
-    _listen_to_signals(asyncio.get_running_loop(), leaving.set)
-    connections = allow_open_files(config.limits.max_clients, config.connections)
+    listen_to_signals(asyncio.get_running_loop(), leaving.set)
+    also = [name for name in ("enroll_listen", "token_listen") if getattr(config, name) is not None]
+    connections = allow_open_files(config.limits.max_clients, config.connections, also)
     await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
     warn_of_open_ports(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
-    ending = asyncio.create_task(_end_in_time(config, leaving, probes))
+    ending = asyncio.create_task(end_in_time(leaving, config.drain_grace_s + STOP_S, probes.leave))
     try:
         server = await asyncio.to_thread(Server, config, probes, connections)
         await _serve(server, leaving, repeats or RepeatFilter(0))
@@ -251,7 +260,8 @@ async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) 
     try:
         await server.start()
         works = (
-            server.measure_lag(), server.watch_certificates(), server.watch_connections(), write_repeat_counts(repeats),
+            server.metrics.measure_lag(), server.watch_certificates(), server.watch_connections(),
+            write_repeat_counts(repeats),
         )  # fmt: skip
         watching = [asyncio.create_task(work) for work in works]
         await leaving.wait()
@@ -262,37 +272,3 @@ async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) 
         await server.drain()
     finally:
         await server.stop()
-
-
-async def _end_in_time(config: ServerConfig, leaving: asyncio.Event, probes: Health) -> None:
-    """After the first signal: report not ready, and end the process when the grace is over."""
-    await leaving.wait()
-    in_time = threading.Timer(config.drain_grace_s + STOP_S, leave_at_once, ["the grace is over"])
-    in_time.daemon = True
-    in_time.start()
-    try:
-        await probes.leave()
-        await asyncio.get_running_loop().create_future()
-    finally:
-        in_time.cancel()
-
-
-def _listen_to_signals(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
-    """The first signal starts a drain. The second ends the process at once, even if the event loop is busy."""
-    received: list[int] = []
-
-    def on_signal(number: int, _: object) -> None:
-        if received:
-            leave_at_once("a second signal")
-        received.append(number)
-        loop.call_soon_threadsafe(leave)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-
-
-def leave_at_once(why: str) -> None:
-    """End the process like a crash. Nothing acknowledged is lost."""
-    with suppress(RuntimeError):  # the signal may have come in the middle of another line
-        log.warning("leaving_at_once", why=why)
-    os._exit(EXIT_AT_ONCE)

@@ -3,15 +3,20 @@
     ServerError
     |- InvalidInput        a value that no state of the coordinator would accept
     |- UnknownSessionError  register again
-    |- CertificateEnded    connect again with a valid certificate
+    |- Unauthenticated     call again with a certificate or a token
+    |- CertificateEnded    connect again with a valid certificate or token
     |- Fenced              a newer session of the same identity is open
     |- Contested           an older session of the same identity is at work: try again later
     |- NoCommonProtocol    upgrade the older side
     |- Forbidden           the caller's certificate, or a ban, does not allow it
+    |  |- Revoked          the certificate is revoked
+    |  '- NotEnrolled      no certificate for this token, request or holder
+    |- NotConfigured       the settings of the coordinator do not have it
     |- NoSuchResource      its round is over
     |- NoSuchRun, RunExists
     |- NoSuchModel         its checkpoint was removed
     |- NoSuchClient
+    |- NoSuchToken         no enrollment token of this id
     |- NoSuchService       a health check of an unknown service
     |- WrongState          not possible in this state of the run
     |- RunBroke            the run failed while it did what was asked
@@ -84,16 +89,23 @@ class Fenced(ServerError):
         self.detail = errors_pb2.SessionFenced(by_other_instance=by_other_instance)
 
 
+class Unauthenticated(ServerError):
+    """The caller has no identity, or a token that is not accepted. Without a detail: its text is complete."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the caller has no identity: {why}")
+
+
 class CertificateEnded(ServerError):
-    """The certificate of the connection has expired.
+    """The certificate of the connection, or the token of the call, has expired.
 
     Without a detail: a daemon of any version treats that as a lost connection, and connects again with the certificate
     that is then in its files.
     """
 
-    def __init__(self, identity: str, ended: float) -> None:
+    def __init__(self, identity: str, ended: float, source: str = "certificate") -> None:
         when = f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        super().__init__(f"the certificate of {identity} ended on {when}: connect again with a renewed one")
+        super().__init__(f"the {source} of {identity} ended on {when}: connect again with a renewed one")
 
 
 class Contested(ServerError):
@@ -126,9 +138,33 @@ class NoCommonProtocol(ServerError):
 class Forbidden(ServerError):
     """The caller may not do this. A retry does not help."""
 
-    def __init__(self, identity: str, needed: str) -> None:
+    def __init__(self, identity: str, needed: str, roles: Sequence[str] = ()) -> None:
+        """roles: of which the caller needs one; empty where another role would not help."""
         super().__init__(f"{identity or 'a caller without certificate'} is not allowed to do this; needed: {needed}")
-        self.detail = errors_pb2.NotAllowed(identity=identity, needed=needed)
+        self.detail = errors_pb2.NotAllowed(identity=identity, needed=needed, roles=roles)
+
+
+class Revoked(Forbidden):
+    """The caller's certificate is revoked. It stays so."""
+
+    def __init__(self, identity: str, why: str) -> None:
+        super().__init__(identity, f"a certificate that is not revoked ({why}): enroll again with a new key")
+
+
+class NotEnrolled(Forbidden):
+    """A refused request for a certificate."""
+
+    def __init__(self, why: str, needed: str, identity: str = "") -> None:
+        """why: one word for metrics: "token", "used", "expired", "revoked", "name", "csr"."""
+        super().__init__(identity, needed)
+        self.why = why
+
+
+class NotConfigured(ServerError):
+    """A part of the coordinator that its settings leave out."""
+
+    def __init__(self, what: str, settings: str) -> None:
+        super().__init__(f"{what} is off on this coordinator: set {settings} in its server.toml")
 
 
 class NoSuchResource(ServerError):
@@ -176,6 +212,13 @@ class NoSuchClient(ServerError):
         client_id = short(client_id)
         super().__init__(f"no client {client_id!r} has registered; `fl clients list` shows those that have")
         self.detail = errors_pb2.UnknownClient(client_id=client_id)
+
+
+class NoSuchToken(ServerError):
+    """No enrollment token of that id. Without a detail: its text is complete."""
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(f"no enrollment token {short(token_id)[:16]!r}; `fl enroll list` shows those there are")
 
 
 class NoSuchService(ServerError):

@@ -1,4 +1,4 @@
-"""The caller of the current call: the role and name in its certificate.
+"""The caller of the current call: the role and name in its certificate, or in its token.
 
 A certificate names its holder by one URI in its subject alternative name: fl://client/edge-3, fl://admin/alice. The
 whole certificate is read, because the transport mixes names of all kinds. Without TLS there is no identity, and names
@@ -15,10 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fl_common.certificate_names import NoHolder, holder_of
+from fl_common.certificate_names import NoHolder, holder_of, read_certificate
 from fl_server.errors import CertificateEnded, Forbidden
 
 _KNOWN = 4096
@@ -27,29 +27,43 @@ _KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The content of a verified certificate."""
+    """The content of a verified certificate or token."""
 
     role: str
-    """One of `certificate_names.ROLES`; "anybody" without a certificate."""
+    """One of `certificate_names.ROLES`, of several the one that allows most; "anybody" without an identity."""
     name: str
     ends: float | None = field(default=None, compare=False)
-    """End of the certificate in Unix seconds; None: there is no certificate."""
+    """End of the certificate or token in Unix seconds; None: there is none."""
+    begins: float = field(default=0.0, compare=False)
+    """Begin of the certificate in Unix seconds."""
     serial: str = field(default="", compare=False)
     """The certificate's serial number in hex."""
     key: str = field(default="", compare=False)
     """SHA-256 of the certificate's public key (SubjectPublicKeyInfo, DER) in hex."""
+    source: str = field(default="certificate", compare=False)
+    """"certificate", "token" or "none"."""
+    roles: frozenset[str] = field(default=frozenset(), compare=False)
+    """All roles. A certificate has one, a token may have several."""
+
+    def __post_init__(self) -> None:
+        if not self.roles:
+            object.__setattr__(self, "roles", frozenset({self.role}))
 
     def __str__(self) -> str:
         return f"{self.role}:{self.name}"
 
+    def ended(self) -> CertificateEnded:
+        """The error after the end."""
+        return CertificateEnded(str(self), self.ends or 0.0, self.source)
+
     def check_time(self) -> None:
-        """Raise CertificateEnded if the certificate has expired since its connection was opened."""
+        """Raise CertificateEnded if the certificate or token has expired since its call or connection was opened."""
         if self.ends is not None and time.time() >= self.ends:
-            raise CertificateEnded(str(self), self.ends)
+            raise self.ended()
 
 
-ANYBODY = Identity("anybody", "")
-"""The caller of a connection without certificates."""
+ANYBODY = Identity("anybody", "", source="none")
+"""The caller of a connection without certificates and tokens."""
 
 caller: ContextVar[Identity] = ContextVar("caller", default=ANYBODY)
 """The identity of the current call's caller."""
@@ -65,6 +79,11 @@ def of_connection(auth: Mapping[str, Iterable[bytes]]) -> Identity:
     pem = b"".join(auth.get("x509_pem_cert", ()))
     if b"ssl" not in auth.get("transport_security_type", ()) or not pem:
         return ANYBODY
+    return of_certificate(pem)
+
+
+def of_certificate(pem: bytes) -> Identity:
+    """The holder of a certificate. Raises Forbidden if it has none."""
     found = _read(pem)
     if isinstance(found, NoHolder):
         raise Forbidden(
@@ -88,28 +107,22 @@ def _read(pem: bytes) -> Identity | NoHolder:
 
 def _identity_in(pem: bytes) -> Identity | NoHolder:
     try:
-        leaf = x509.load_pem_x509_certificate(pem)
+        leaf = read_certificate(pem)
         holder = holder_of(leaf)
-        ends, serial = leaf.not_valid_after_utc.timestamp(), f"{leaf.serial_number:x}"
+        begins, ends = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
         key = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     except NoHolder as none:
         return none
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         return NoHolder(f"expected a certificate that can be read, got another: {error}")
-    return Identity(holder.role, holder.name, ends, serial, hashlib.sha256(key).hexdigest())
+    serial = f"{leaf.serial_number:x}"
+    return Identity(holder.role, holder.name, ends, begins, serial, hashlib.sha256(key).hexdigest())
 
 
 def address_of(peer: str) -> str:
     """host:port of the transport's peer: "ipv4:192.0.2.7:5000", "ipv6:%5B2001:db8::7%5D:5000"."""
     kind, _, rest = peer.partition(":")
     return unquote(rest) if kind in {"ipv4", "ipv6"} else peer
-
-
-def require_role(role: str) -> None:
-    """Raise Forbidden unless the caller has the role, or there are no certificates."""
-    who = caller.get()
-    if who is not ANYBODY and who.role != role:
-        raise Forbidden(str(who), f"a certificate with the role {role}")
 
 
 def require_name(client_id: str) -> None:

@@ -13,6 +13,8 @@ from fl_common.tracing import UNTRACED, Traces
 from fl_server.audit.record import Auditor
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
+from fl_server.enrollment.issuing import Issuer
+from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
@@ -42,6 +44,9 @@ class Services:
     reads: ThreadPoolExecutor
     """For reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
     audit: Auditor
+    revocations: Revocations
+    issuer: Issuer | None = None
+    """Signs certificates of devices; None if the settings have no authority for that."""
     traces: Traces = UNTRACED
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -42,6 +42,9 @@ class AvailabilityMonitor:
         self._closed: tuple[ClosedGate, ...] = ()
         self._state_dir: tuple[ClosedGate, ...] = ()
         """The state directory, while it cannot be used. It ends no work: a round in progress may still succeed."""
+        self._budget: tuple[ClosedGate, ...] = ()
+        """The site's budget of the day, once it is used up. It ends no work either: the work in progress is counted."""
+        self._checking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._reported: pb.Availability | None = None
         self._working: set[asyncio.Task[object]] = set()
@@ -55,7 +58,7 @@ class AvailabilityMonitor:
 
     @property
     def _all_closed(self) -> tuple[ClosedGate, ...]:
-        return self._closed + self._state_dir
+        return self._closed + self._state_dir + self._budget
 
     def set_state_dir(self, problem: str | None) -> None:
         """Take no new work while the state directory cannot be used. problem: why; None: it can be used."""
@@ -64,13 +67,23 @@ class AvailabilityMonitor:
         self._update_metrics()
         self._changed.set()
 
+    def set_budget(self, closed: ClosedGate | None) -> None:
+        """Take no new work while the site's budget of the day is used up. None: something is left of it."""
+        budget = () if closed is None else (closed,)
+        if budget != self._budget:
+            self._budget = budget
+            log.info("budget_used_up" if budget else "budget_of_a_new_day", detail=_details(budget))
+            self._update_metrics()
+            self._changed.set()
+
     # Checks of the gates.
 
     async def check(self) -> None:
         """Check the gates once."""
         if not self._gates.names:
             return
-        closed = await asyncio.to_thread(self._gates.check)
+        async with self._checking:
+            closed = await asyncio.to_thread(self._gates.check)
         if closed == self._closed:
             return
         before, self._closed = {each.gate for each in self._closed}, closed

@@ -15,12 +15,15 @@ from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.failure_reports import FailureReports
 from fl_client.assignments.state_directory import StateDirectory
 from fl_client.assignments.submission import submit
+from fl_client.audit.events import note_assigned, note_evaluation, subject_of
+from fl_client.audit.log import DeviceAudit
 from fl_client.connection.bundles import BundleCache, Layouts
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.site import SitePolicy
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
@@ -29,6 +32,7 @@ from fl_client.training import payloads
 from fl_client.training.trainer import OnStep, Trainer, TrainingResult
 from fl_client.training.worker import Worker
 from fl_common.tracing import UNTRACED, Traces
+from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -53,6 +57,8 @@ class Services:
     state: StateDirectory
     storage: DeviceStorage
     availability: AvailabilityMonitor
+    policy: SitePolicy
+    audit: DeviceAudit
     metrics: Metrics
     progress: Progress
     traces: Traces = UNTRACED
@@ -93,7 +99,9 @@ class AssignmentExecutor:
     async def _train_and_submit(self, assignment: training_pb2.Assignment) -> None:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
+        note_assigned(services.audit, assignment)
         check_assignment(assignment, services.limits, services.trainer.examples)
+        await services.policy.check_training(assignment, services.trainer.examples)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
@@ -103,7 +111,7 @@ class AssignmentExecutor:
         # An update made for an earlier attempt answers this one too: the work is the same.
         update.header.attempt = assignment.attempt
         self._show(key, "sending the update")
-        receipt = await submit(services.link, update, services.disk, services.metrics.bytes_sent)
+        receipt = await submit(services.link, update, services.disk, services.policy)
         await self._handle_receipt(update.header, receipt)
 
     async def _train(self, assignment: training_pb2.Assignment) -> TrainingResult:
@@ -112,6 +120,7 @@ class AssignmentExecutor:
         state = await services.state.required(services.storage.state_for, assignment)
         if payloads.method_of(assignment.training).keeps_client_state:
             await services.state.required(services.storage.check_limits, key[0])
+        await services.policy.begin_training(assignment, services.trainer.examples)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(assignment.resources, await self._layouts())
 
@@ -122,6 +131,8 @@ class AssignmentExecutor:
             result = await self._compute(work)
         header = result.update.header
         services.metrics.update_trained(header)
+        detail = f"{header.num_examples} examples, {header.num_steps} steps"
+        services.audit.note("trained", subject_of(key), detail=detail)
         log.info(
             "trained",
             **key_fields(key),
@@ -154,21 +165,27 @@ class AssignmentExecutor:
         if receipt.admitted and receipt.digest == header.digest:
             self._services.metrics.update_admitted()
             log.info("submitted", **key_fields(key), bytes=header.size_bytes)
+            detail = f"{header.size_bytes} bytes, {digest_text(digest_bytes(header.digest))}"
+            self._services.audit.note("submitted", subject_of(key), detail=detail)
             return
         reason = name_of(training_pb2.RefusalReason, receipt.reason)
         if receipt.admitted:
             reason = "ANOTHER_UPDATE_WAS_FIRST"
         await self._drop(key)
         self._services.metrics.receipts.labels("refused").inc()
+        self._services.audit.note("update_refused", subject_of(key), reason.lower(), receipt.detail)
         log.warning("update_refused", **key_fields(key), reason=reason, detail=log_text(receipt.detail))
 
     async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """Evaluate on this device's held-out examples, and report the metrics."""
         services, key = self._services, key_of(assignment.key)
+        note_evaluation(services.audit, assignment)
         check_resources(assignment.resources)
+        await services.policy.check_evaluation(assignment)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         self._show(key, "evaluating")
         async with services.availability.while_allowed():
+            await services.policy.begin_evaluation(assignment, services.trainer.held_out)
             bundles = await services.bundles.get(assignment.resources, await self._layouts())
             examples, metrics = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles))
 
@@ -180,6 +197,9 @@ class AssignmentExecutor:
             )
 
         await services.link.call_with_retry(report)
+        services.audit.note(
+            "evaluated", subject_of(key), detail=f"{examples} examples, sent {', '.join(sorted(metrics))}"
+        )
         log.info("evaluated", **key_fields(key), examples=examples, **metrics)
 
     async def _layouts(self) -> Layouts:
@@ -191,21 +211,31 @@ class AssignmentExecutor:
         return trainer.layouts
 
     async def _compute(self, function: Callable[[Callable[[], None]], T]) -> T:
-        """The function's result from the worker thread, within the owner's limit."""
-        seconds = self._services.limits.max_seconds
+        """The function's result from the worker thread, within the owner's limit and the site's budget."""
+        policy, limit = self._services.policy, self._services.limits.max_seconds
+        left = policy.budget.seconds_left()
+
+        def timed(check: Callable[[], None]) -> T:
+            with policy.budget.computing():
+                return function(check)
+
         try:
-            return await self._services.worker.run(function, seconds)
+            return await self._services.worker.run(timed, min(limit, left))
         except TimeoutError:
+            if left < limit:
+                raise policy.out_of_time() from None
             raise WorkFailed(
                 pb.FAILURE_REASON_RESOURCES,
-                f"this device's owner allows {seconds:g} s of computing for an assignment (limits.max_seconds)",
+                f"this device's owner allows {limit:g} s of computing for an assignment (limits.max_seconds)",
             ) from None
 
     def report_failure(self, key: Key, work_digest: bytes, failure: WorkFailed) -> None:
         """Report to the coordinator that an assignment failed, and why."""
         reason = pb.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_").lower()
         self._services.metrics.failures.labels(reason).inc()
-        write = log.info if failure.reason == pb.FAILURE_REASON_STOPPED else log.error
+        method = "refused" if failure.reason == pb.FAILURE_REASON_POLICY else "failed"
+        self._services.audit.note(method, subject_of(key), reason, str(failure))
+        write = log.info if failure.reason in _EXPECTED else log.error
         write("work_failed", **key_fields(key), reason=reason, message=log_text(str(failure)))
         self._failures.add(key, work_digest, failure.reason, str(failure))
 
@@ -223,6 +253,10 @@ class AssignmentExecutor:
 
     def _show(self, key: Key, activity: str) -> None:
         self._services.progress.show(f"{key[0]}, round {key[1]}: {activity}")
+
+
+_EXPECTED = (pb.FAILURE_REASON_STOPPED, pb.FAILURE_REASON_POLICY)
+"""Reasons that are the owner's wish, and no fault."""
 
 
 def key_fields(key: Key) -> dict[str, str | int]:

@@ -18,6 +18,7 @@ from fl_client.assignments.checks import InvalidEvent, checked_key, checked_outc
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
 from fl_client.assignments.executor import AssignmentExecutor, Services, key_fields
 from fl_client.assignments.failure_reports import FailureReports
+from fl_client.audit.events import subject_of
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Assigned, Key, key_of, message_of, name_of, work_digest
@@ -48,7 +49,7 @@ class AssignmentManager:
     def __init__(self, services: Services, tasks: asyncio.TaskGroup) -> None:
         self._failures = FailureReports(services.link, services.availability)
         self._executor = AssignmentExecutor(services, self._failures)
-        self._limits, self._attended = services.limits, False
+        self._limits, self._attended, self._audit = services.limits, False, services.audit
         self._disk, self._storage = services.disk, services.storage
         self._state = services.state
         self._metrics, self._progress = services.metrics, services.progress
@@ -181,6 +182,7 @@ class AssignmentManager:
                 job.task.cancel()
         self._change_later(self._storage.drop, key)
         log.info("cancelled", **key_fields(key), reason=reason)
+        self._audit.note("cancelled", subject_of(key), reason.lower())
 
     def _settle(self, outcome: training_pb2.Outcome) -> None:
         """Handle the outcome of an update, which ends its work."""
@@ -190,6 +192,7 @@ class AssignmentManager:
         self._change_later(self._storage.settle, outcome)
         reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)
         log.info("outcome", **key_fields(key), counted=outcome.counted, reason=reason)
+        self._audit.note("outcome", subject_of(key), "counted" if reason is None else reason.lower())
 
     def _end_run(self, run_id: str) -> None:
         """End the work of a run, and remove its files."""
@@ -199,6 +202,7 @@ class AssignmentManager:
                     job.task.cancel()
         self._change_later(self._storage.end_run, run_id)
         log.info("run_ended", run=run_id)
+        self._audit.note("run_ended", run_id)
 
     def _change_later(self, change: Callable[[T], None], argument: T) -> None:
         """Change the files on disk, after all changes that were requested before."""

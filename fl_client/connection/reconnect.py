@@ -18,6 +18,7 @@ from fl_client.errors import (
     SessionLost,
     StartError,
     TransportError,
+    Untrusted,
 )
 from fl_client.rate_limit import RateLimiter
 
@@ -29,7 +30,7 @@ CONNECTIONS_PER_S, CONNECTION_BURST = 0.5, 30
 MAX_BLOCKED = 10
 """Times `RetryDelays.blocked`, between two tries of a daemon that is refused again and again."""
 
-NEEDS_A_PERSON = (ProtocolMismatch, NotAllowed, Refused, StartError)
+NEEDS_A_PERSON = (ProtocolMismatch, NotAllowed, Untrusted, Refused, StartError)
 """Errors that no retry alone can repair."""
 
 
@@ -102,6 +103,7 @@ _TWO_DAEMONS = (
 _TODO: dict[type[ClientError], str] = {
     ProtocolMismatch: "upgrade the older side; this daemon retries meanwhile",
     NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",
+    Untrusted: "correct server, tls.ca or the policy file; this daemon retries meanwhile",
     StartError: "restore the file; this daemon retries meanwhile",
     Refused: "compare this daemon's configuration and version with the coordinator's",
 }

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import structlog
 
+from fl_client.connection.endpoint import Endpoint, WaitForRenewal
 from fl_client.connection.link import ActiveCalls, Link, Session
 from fl_client.connection.messages import log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, ReconnectPolicy
 from fl_client.connection.registration import check_registration, requested_events, session_of
 from fl_client.connection.stream import EventStream
-from fl_client.connection.transport import Connect, Connection
+from fl_client.connection.transport import Connection
 from fl_client.errors import (
     Fenced,
     InvalidCertificate,
@@ -45,29 +46,6 @@ EVENTS_PER_S, EVENT_BURST = 500.0, 1000
 
 NOTICES_PER_S, NOTICE_BURST = 0.1, 10
 """Limit of an operator's notices in the log. Others are dropped."""
-
-
-WaitForRenewal = Callable[[], Awaitable[None]]
-"""Waits until a new connection is needed although the current one works."""
-
-
-async def _never() -> None:
-    await asyncio.get_running_loop().create_future()
-
-
-def _unchanged(error: TransportError) -> TransportError:
-    return error
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The coordinator's address, and how to connect to it."""
-
-    server: str
-    connect: Connect
-    renewed: WaitForRenewal = _never
-    explained: Callable[[TransportError], TransportError] = _unchanged
-    """The error of a connection without an answer, or the cause of it that this device knows."""
 
 
 class EventHandler(Protocol):
@@ -139,7 +117,7 @@ class SessionManager:
         if not self._needs_renewal:
             await asyncio.sleep(seconds)
             return
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, TransportError):
             async with asyncio.timeout(seconds):
                 await self._endpoint.renewed()
 
@@ -174,6 +152,7 @@ class SessionManager:
         try:
             await stream.wait_for_first()
             while await self._take_until(stream, renewal, handler):
+                await renewal  # raises PolicyChanged
                 stream, until = await self._move(stream, handler)
                 renewal = asyncio.ensure_future(until())
         finally:
@@ -294,7 +273,9 @@ class SessionManager:
         request.states.extend(await handler.client_states())
         response = await connection.register(request)
         check_registration(response, request)
-        log.info("registered", client=request.client_id, protocol=response.protocol)
+        self._endpoint.accept(response)
+        coordinator = log_text(response.coordinator_id)
+        log.info("registered", client=request.client_id, protocol=response.protocol, coordinator=coordinator)
         for event in requested_events(response, request):
             handler.handle(event)
         return response

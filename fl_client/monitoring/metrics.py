@@ -25,6 +25,14 @@ from protos.wire import PROTOCOL_MAX
 REASONS = tuple(name.removeprefix("FAILURE_REASON_").lower() for name in FailureReason.keys()[1:])
 """Reasons for which an assignment can fail."""
 
+POLICY_RULES = (
+    "coordinators", "tasks", "algorithms", "work", "day", "privacy", "share", "unknown_demands",
+)  # fmt: skip
+"""Rules of a site's policy by which work or a coordinator can be refused. Outside its hours a device is not asked."""
+
+DAY_AMOUNTS = ("assignments", "steps", "examples", "seconds", "bytes_down", "bytes_up")
+"""What a site's policy may limit for a day."""
+
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 
 
@@ -35,6 +43,7 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self.factory = MetricFactory(self.registry)
         self._declare_work()
+        self._declare_policy()
         self._declare_connection()
         self._declare_device()
 
@@ -52,9 +61,25 @@ class Metrics:
         self.last_update = factory.optional_gauge(
             "fl_client_last_update_timestamp_seconds", "Time at which the coordinator last admitted an update."
         )
+        self.audit_rows = factory.counter(
+            "fl_client_audit_rows",
+            "Rows of the device's audit log; rows are left out when the disk is full or above a rate.",
+            outcome=("written", "left_out"),
+        )
         self.failures = factory.counter(
             "fl_client_work_failures", "Assignments that failed, by reason.", reason=REASONS
         )
+
+    def _declare_policy(self) -> None:
+        self.policy_refusals = self.factory.counter(
+            "fl_client_policy_refusals",
+            "Assignments, and connections to a coordinator, that the site's policy refused, by rule.",
+            rule=POLICY_RULES,
+        )
+        self.day_used = self.factory.gauge(
+            "fl_client_policy_day_used", "Work of the current day, which the site's policy may limit.",
+            amount=DAY_AMOUNTS,
+        )  # fmt: skip
 
     def _declare_connection(self) -> None:
         factory = self.factory
@@ -67,6 +92,10 @@ class Metrics:
             "Expiry of TLS certificates: cert, this device's own; ca, the last of the trusted CAs.",
             file=("cert", "ca"),
         )
+        self.renewals = factory.counter(
+            "fl_client_certificate_renewals", "Tries to renew this device's certificate at the coordinator.",
+            result=("renewed", "failed", "refused"),
+        )  # fmt: skip
         self.ignored = factory.counter("fl_client_events_ignored", "Events of the coordinator that were not valid.")
         self.bytes = factory.counter(
             "fl_client_transfer_bytes", "Tensor bytes, by direction.", direction=("down", "up")
@@ -77,7 +106,7 @@ class Metrics:
         self.may_train = factory.optional_gauge("fl_client_may_train", "1 while no gate forbids training, else 0.")
         self.gate_closed = factory.gauge(
             "fl_client_gate_closed", "1 while this gate is closed, else 0; only gates that are configured.",
-            gate=("window", "gpu", "power", "temperature"),
+            gate=("window", "gpu", "power", "temperature", "policy"),
         )  # fmt: skip
         self._examples = factory.optional_gauge("fl_client_examples", "Training examples of this device's shard.")
         self._device = factory.gauge(

@@ -54,6 +54,12 @@ def _zone(value: str) -> str:
         ) from None
 
 
+WindowText = Annotated[str, AfterValidator(_window)]
+"""A window of local time."""
+ZoneName = Annotated[str, AfterValidator(_zone)]
+"""A time zone; empty for the device's own."""
+
+
 class TlsConfig(Section):
     """PEM files for mTLS."""
 
@@ -65,6 +71,34 @@ class TlsConfig(Section):
     """The certificate's private key."""
     min_version: TlsVersion = "1.3"
     """Oldest TLS version of connections. "1.2" is for a proxy in between that cannot do better."""
+    renew: bool = False
+    """The daemon renews the certificate at the coordinator and replaces the files. Only for the files of `fl-client
+    init --token`. Otherwise it uses the files as their owner renews them."""
+    enroll_server: Annotated[Address, AfterValidator(_reachable)] | None = None
+    """host:port of the coordinator's `enroll_listen`. With it, a daemon with an expired certificate asks for a new one,
+    if the coordinator allows that. None: such a device needs a token."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose link `current` the renewal replaces."""
+        return self.cert.parent.parent
+
+    @model_validator(mode="after")
+    def _replaceable(self) -> Self:
+        if not self.renew:
+            return self
+        link = self.cert.parent
+        if (link.name, self.cert.name, self.key, self.ca) != (
+            "current",
+            "tls.crt",
+            link / "tls.key",
+            link / "ca.crt",
+        ):
+            raise ValueError(
+                "renew: expected ca.crt, tls.crt and tls.key in a folder `tls/current`, as `fl-client init --token`"
+                f" writes them, got {self.ca}, {self.cert} and {self.key}: remove renew, or enroll this device"
+            )
+        return self
 
 
 class TaskConfig(Section):
@@ -103,9 +137,9 @@ class ShardConfig(Section):
 class GatesConfig(Section):
     """Conditions for training. Without any of them the device may train at any time."""
 
-    windows: list[Annotated[str, AfterValidator(_window)]] = Field(default_factory=list)
+    windows: list[WindowText] = Field(default_factory=list)
     """Local times of training: "22:00-06:00", "mon-fri 18:30-24:00", "sat,sun 00:00-24:00"."""
-    timezone: Annotated[str, AfterValidator(_zone)] = ""
+    timezone: ZoneName = ""
     """Time zone of the windows, such as "Europe/Zurich". "": the device's own."""
     on_mains: bool = False
     """Train only while the device does not run on a battery."""
@@ -187,6 +221,8 @@ class ClientConfig(Section):
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()
     limits: LimitsConfig = LimitsConfig()
+    policy: Path | None = None
+    """The site's policy file: which coordinators, tasks and amounts of work this device accepts. None: no rules."""
     metrics_listen: Address | None = None
     """host:port of the Prometheus metrics. None or "": no metrics."""
     max_bundle_bytes: int = Field(default=4 << 30, ge=1)

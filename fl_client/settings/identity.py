@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cryptography import x509
-
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig
-from fl_common.certificate_names import Holder, NoHolder, holder_of
+from fl_common.certificate_names import Holder, NoHolder, holder_of, read_certificate
 from fl_common.pem import Pem
 from fl_common.settings import SettingsError
 
@@ -41,7 +39,7 @@ def check_name(pem: Pem, client_id: str) -> None:
 
 def _certificate_name(path: Path) -> str:
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        certificate = read_certificate(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"tls.cert: expected a certificate that can be read, got {error}") from None
     except ValueError as error:

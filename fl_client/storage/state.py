@@ -4,7 +4,10 @@ lock            held while a daemon runs; contains the holder's process id
 identity.json   the client id that the directory belongs to
 shard.json      the shard as it was configured, and its indices
 pending/        updates with an unknown outcome, each with its next client state
+tls/            certificate and key that the coordinator issued, if `fl-client init` got them with a token
 states/         client states after the latest round that counted, one for each run
+usage.json      the day's work, where a policy limits it
+audit.jsonl     what the daemon was asked to do and did; audit.1.jsonl and so on are older
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ from typing import Any, Self
 from fl_client.errors import StateError
 from fl_client.storage.files import made, make_folder, write_whole
 from fl_common.file_lock import FileLock, FileLocked
+from fl_common.settings import parse_json
 
-FILES = ("lock", "identity.json", "shard.json", "pending", "states")
+AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
+"""Files of the audit log, the newest first."""
+FILES = ("lock", "identity.json", "shard.json", "pending", "states", "tls", "usage.json", *AUDIT)
 """Names of the files and folders in the directory."""
 
 
@@ -140,7 +146,7 @@ class StateDir:
             if made is not None:
                 write_whole(path, [json.dumps(made).encode()], durable=True)
             content = path.read_bytes()
-            kept = json.loads(content)
+            kept = parse_json(content)
         except (OSError, ValueError) as error:
             raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None
         if not isinstance(kept, dict):

@@ -73,6 +73,11 @@ class Trainer:
         """Number of training examples of this device."""
         return len(self._local.train)
 
+    @property
+    def held_out(self) -> int:
+        """Number of held-out examples of this device."""
+        return len(self._local.held_out)
+
     def prepare(self) -> None:
         """Make the model, if there is none, and set `layouts`. Raises WorkFailed."""
         model = self._get_model()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from fl_common.file_permissions import check_private_key
 from fl_common.settings import SettingsError
 from fl_common.tls_version import check_oldest_tls
 from fl_ops.admin.failures import FailedCall, explain
-from fl_ops.admin.settings import Certificates, Connection, oldest_tls
+from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
 from fl_ops.errors import OpsError, UnknownCall, UsageError
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.status import detail_of
@@ -43,10 +43,10 @@ class AdminClient:
             "grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS,
         }
         options = tuple({**dict(client_options()), **own}.items())
-        if connection.certificates is None:
+        if connection.security is None:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:
-            self._channel = grpc.secure_channel(connection.server, _credentials(connection.certificates), options)
+            self._channel = grpc.secure_channel(connection.server, _credentials(connection.security), options)
         # The generated stub has no types; `_call` and `_stream` add them.
         self._stub: Any = cast(Any, admin_pb2_grpc).AdminStub(self._channel)
 
@@ -119,6 +119,10 @@ class AdminClient:
         pages = self._pages("ListHistory", request, admin_pb2.ListHistoryResponse)
         return [entry for page in pages for entry in page.entries]
 
+    def list_audit(self, request: admin_pb2.ListAuditRequest) -> Iterator[admin_pb2.ListAuditResponse]:
+        """The pages of the audit log."""
+        return self._pages("ListAudit", request, admin_pb2.ListAuditResponse)
+
     def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
         """The clients' evaluations of a round; None: of the newest evaluated round."""
         request = admin_pb2.ListEvaluationsRequest(run_id=run_id, round=round_)
@@ -176,11 +180,43 @@ class AdminClient:
         request = admin_pb2.DrainClientRequest(client_id=client_id, reason=reason, undo=undo)
         return self._call("DrainClient", request, admin_pb2.DrainClientResponse).client
 
+    def create_enrollments(
+        self, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: float
+    ) -> admin_pb2.CreateEnrollmentsResponse:
+        """Make tokens for devices. ttl_s: 0 for the coordinator's default."""
+        request = admin_pb2.CreateEnrollmentsRequest(specs=specs, ttl_s=ttl_s)
+        return self._call("CreateEnrollments", request, admin_pb2.CreateEnrollmentsResponse)
+
+    def list_enrollments(self) -> list[admin_pb2.EnrollmentToken]:
+        """All tokens, the newest first."""
+        pages = self._pages("ListEnrollments", admin_pb2.ListEnrollmentsRequest(), admin_pb2.ListEnrollmentsResponse)
+        return [token for page in pages for token in page.enrollments]
+
+    def revoke_enrollment(self, token_id: str, reason: str) -> admin_pb2.EnrollmentToken:
+        """Make a token useless."""
+        request = admin_pb2.RevokeEnrollmentRequest(id=token_id, reason=reason)
+        return self._call("RevokeEnrollment", request, admin_pb2.RevokeEnrollmentResponse).enrollment
+
+    def list_certificates(self, name: str = "") -> list[admin_pb2.CertificateStatus]:
+        """The certificates of a client, or all, the newest first."""
+        request = admin_pb2.ListCertificatesRequest(name=name)
+        pages = self._pages("ListCertificates", request, admin_pb2.ListCertificatesResponse)
+        return [certificate for page in pages for certificate in page.certificates]
+
+    def revoke_certificates(self, reason: str, **which: str) -> list[admin_pb2.CertificateStatus]:
+        """Deny certificates. which: one of name, serial and key."""
+        request = admin_pb2.RevokeCertificatesRequest(reason=reason, **which)
+        return list(self._call("RevokeCertificates", request, admin_pb2.RevokeCertificatesResponse).revoked)
+
     def export_model(self, run_id: str, which: str) -> Iterator[admin_pb2.ExportModelResponse]:
         """Header and chunks of a model. which: "latest", "best" or a round's number."""
         return self._stream(
             "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round=which), admin_pb2.ExportModelResponse
         )
+
+    def who_am_i(self) -> admin_pb2.WhoAmIResponse:
+        """The caller as the coordinator knows it."""
+        return self._call("WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)
 
     def _pages(self, method: str, request: Any, response: type[Response]) -> Iterator[Response]:
         """All pages of a list. request: with page_size and page_token."""
@@ -196,13 +232,15 @@ class AdminClient:
     def _call(self, method: str, request: Message, response: type[Response]) -> Response:
         del response  # only for the type
         try:
-            return cast(Response, getattr(self._stub, method)(request, timeout=self._call_seconds))
+            return cast(
+                Response, getattr(self._stub, method)(request, timeout=self._call_seconds, metadata=self._metadata())
+            )
         except grpc.RpcError as exc:
             raise self._explained(exc) from exc
 
     def _stream(self, method: str, request: Message, response: type[Response]) -> Iterator[Response]:
         del response  # only for the type
-        stream = getattr(self._stub, method)(request)
+        stream = getattr(self._stub, method)(request, metadata=self._metadata())
         try:
             yield from stream
         except grpc.RpcError as exc:
@@ -210,14 +248,22 @@ class AdminClient:
         finally:
             stream.cancel()
 
+    def _metadata(self) -> list[tuple[str, str]]:
+        """The token, if the caller has one: then the connection is TLS."""
+        security = self._connection.security
+        return [("authorization", f"Bearer {security.read()}")] if isinstance(security, Token) else []
+
     def _explained(self, error: Any) -> OpsError:
         """error: of grpc; its stubs do not declare that an RpcError of a call has code, details and metadata."""
         detail = detail_of((entry.key, entry.value) for entry in error.trailing_metadata() or ())
-        server, certificates = self._connection.server, self._connection.certificates
-        return explain(FailedCall(server, certificates, error.code().name, error.details() or "", detail))
+        server, security = self._connection.server, self._connection.security
+        return explain(FailedCall(server, security, error.code().name, error.details() or "", detail))
 
 
-def _credentials(files: Certificates) -> grpc.ChannelCredentials:
+def _credentials(files: Certificates | Token) -> grpc.ChannelCredentials:
+    if isinstance(files, Token):
+        check_oldest_tls(oldest_tls(os.environ))
+        return grpc.ssl_channel_credentials(_read(files.ca))
     try:
         check_private_key(files.key, "--key")
     except SettingsError as exc:

@@ -10,7 +10,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from fl_ops.admin.settings import Certificates
+from fl_ops.admin.settings import Certificates, Token
 
 _STARTS_ONE = "start one with `fl-server --config server.toml`, or give its admin address with --server"
 _NOBODY_LISTENS = (
@@ -65,7 +65,7 @@ _TLS: tuple[tuple[str, str], ...] = (
     (
         "CERTIFICATE_VERIFY_FAILED",
         (
-            "the certificate of the coordinator at {server} is not signed by the authority in --ca {ca}: give the "
+            "the certificate of the coordinator at {server} is not signed by the authority in {ca}: give the "
             "ca.crt of the authority that signed it; or another program listens there"
         ),
     ),
@@ -81,6 +81,13 @@ _TLS: tuple[tuple[str, str], ...] = (
         (
             "{server} uses plain text, which accepts no certificates: use --insecure on the coordinator's own "
             "machine, or check --server"
+        ),
+    ),
+    (
+        "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        (
+            "{server} has no TLS 1.3: check --server, and whether a proxy is in between; FL_TLS_MIN_VERSION=1.2 allows "
+            "the older version"
         ),
     ),
     (
@@ -102,15 +109,23 @@ _TLS: tuple[tuple[str, str], ...] = (
 """(pattern, explanation): the first pattern that is in grpc's text counts; the last one is in every text."""
 
 
-def why_unreachable(server: str, text: str, certificates: Certificates | None) -> str:
-    """The explanation with its remedy. text: of grpc; certificates: None for a connection in plain text."""
-    cases = _PLAIN if certificates is None else _TLS
-    template = next(template for pattern, template in cases if re.search(pattern, text, re.DOTALL))
-    words = {"server": server}
-    if certificates is not None:
-        words["ca"] = str(certificates.ca)
-        if "{own}" in template:
-            words["own"] = _described(certificates)
+_WANTS_CERTIFICATE = (
+    "the coordinator at {server} asks for a certificate there, and you have a token: give the address of its "
+    "token_listen with --server"
+)
+
+
+def why_unreachable(server: str, text: str, security: Certificates | Token | None) -> str:
+    """The explanation with its remedy. text: of grpc; security: None for a connection in plain text."""
+    cases = _PLAIN if security is None else _TLS
+    pattern, template = next(case for case in cases if re.search(case[0], text, re.DOTALL))
+    words = {"server": server, "ca": "--ca"}
+    if security is not None:
+        words["ca"] = f"--ca {security.ca}"
+    if isinstance(security, Token) and pattern == _CLOSED:
+        template = _WANTS_CERTIFICATE
+    elif isinstance(security, Certificates) and "{own}" in template:
+        words["own"] = _described(security)
     return f"{template.format_map(words)} ({text})"
 
 

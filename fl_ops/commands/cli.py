@@ -9,13 +9,14 @@ import typer
 
 from fl_common.command_help import Group, examples
 from fl_common.program import version_text
-from fl_ops.commands import certificates, clients, runs
+from fl_ops.commands import audit, certificates, clients, enrollment, runs
 from fl_ops.commands.compare import compare
 from fl_ops.commands.demo import demo
 from fl_ops.commands.export import export
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
+from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
 from fl_ops.render import output
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -37,7 +38,10 @@ app = typer.Typer(
 )
 app.add_typer(runs.app, name="run")
 app.add_typer(clients.app, name="clients")
+app.add_typer(enrollment.app, name="enroll")
+app.add_typer(enrollment.certificates_app, name="certificates")
 app.add_typer(certificates.app, name="ca")
+app.add_typer(audit.app, name="audit")
 app.command(**examples("fl compare table.toml --processes 4", "fl compare table.toml --no-run"))(compare)
 app.command(**examples("fl demo", "fl demo --rounds 10 --algorithm fedavg --algorithm scaffold"))(demo)
 app.command(**examples("fl export digits-1 --round best --out best.safetensors"))(export)
@@ -48,6 +52,7 @@ app.command(
         "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
     )
 )(simulate)
+app.command(**examples("fl whoami"))(whoami)
 
 
 def _version(wanted: bool) -> None:

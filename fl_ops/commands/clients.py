@@ -114,6 +114,34 @@ def drain(
         _show_client(context, client.drain_client(name, reason, undo))
 
 
+@app.command(
+    **examples(
+        "fl clients revoke edge-3 --reason 'stolen'",
+        "fl clients revoke --serial 3fc5c471639990701528a49cf4a137f2640da0b1 --reason 'renewed by a copy'",
+    )
+)
+@admin_command
+def revoke(
+    context: Context,
+    reason: Reason,
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="The client's id.", autocompletion=completion.client_names)
+    ] = "",
+    serial: Annotated[str, typer.Option(metavar="HEX", help="One certificate, by its serial number.")] = "",
+    public_key: Annotated[str, typer.Option(metavar="HEX", help="All certificates with this key: its SHA-256.")] = "",
+) -> None:
+    """Deny a client's certificates for good, and end its calls. It needs a new token and a new key to come back.
+
+    `fl clients ban` is the other way round: it refuses the name, whatever certificate comes.
+    """
+    given = {kind: value for kind, value in (("name", name), ("serial", serial), ("key", public_key)) if value}
+    if len(given) != 1:
+        raise UsageError(f"expected one of NAME, --serial and --public-key, got {' and '.join(given) or 'none'}")
+    with context.connect() as client:
+        revoked = client.revoke_certificates(reason, **given)
+    output.show(revoked, tables.certificates_table(revoked), context.as_json)
+
+
 def _labels(given: list[str]) -> dict[str, str]:
     """Labels by key. Raises UsageError."""
     for text in given:

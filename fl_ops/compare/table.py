@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from algorithms import AlgorithmError, build
-from fl_common.settings import Section, describe_error
+from fl_common.settings import Section, describe_error, parse_toml
 from fl_ops.compare.cells import Choice
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
@@ -117,7 +116,7 @@ class Table:
 def read_table(path: Path) -> Table:
     """Read a table file. Raises UsageError, which names the file and the key."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}: expected a comparison's table in TOML") from None
     except (OSError, ValueError) as error:

@@ -10,12 +10,12 @@ from threading import Thread
 from rich.console import Console
 
 from fl_ops.admin.client import AdminClient
-from fl_ops.admin.run_file import parse_run
 from fl_ops.demo.results import Result, Round
 from fl_ops.demo.settings import DemoSettings, Method
 from fl_ops.errors import Exit, OpsError, Refused
 from fl_ops.render.live_view import show_until_end
 from protos.fl.v1 import admin_pb2
+from protos.run_file import parse_run
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 2.0

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_ops.render import units
-from fl_ops.render.states import client_state
+from fl_ops.render.states import client_state, refused_runs
 from fl_ops.render.tables import history_table
 from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
@@ -27,6 +27,7 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         ("why", client.availability.detail if not client.availability.may_train else ""),
         ("note", client.note),
         ("works on", details.work),
+        ("refuses", refused_runs(client)),
         *_session_rows(details),
         ("standing", details.standing.reason if details.HasField("standing") else ""),
         ("updates", f"{client.updates_counted:,} counted, {client.updates_refused:,} refused"),

@@ -65,6 +65,21 @@ def member_rows(run: admin_pb2.RunStatus) -> list[tuple[str, str]]:
     return rows
 
 
+def policy_row(run: admin_pb2.RunStatus) -> str:
+    """The clients that refuse a run by the policy of their site: 3 clients refuse this run by policy: tasks (3)."""
+    count = sum(run.policy_refusals.values())
+    if not count:
+        return ""
+    rules = ", ".join(f"{rule} ({run.policy_refusals[rule]})" for rule in sorted(run.policy_refusals))
+    who = "1 client refuses" if count == 1 else f"{count} clients refuse"
+    return f"{who} this run by policy: {rules}"
+
+
+def refused_runs(client: admin_pb2.ClientStatus) -> str:
+    """The runs that a client refuses by the policy of its site, with the reasons."""
+    return "; ".join(f"{run_id}, by policy: {why}" for run_id, why in sorted(client.policy_refusals.items()))
+
+
 def first_of(names: Sequence[str], count: int) -> str:
     """The first of `count` names: a, b and 3 more."""
     return ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")

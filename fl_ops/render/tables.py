@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,7 +14,7 @@ from fl_ops.render.health import health_rows, lowest_loss
 from fl_ops.render.progress import Row
 from fl_ops.render.rounds import round_details_table, rounds_table
 from fl_ops.render.schedules import schedules_text
-from fl_ops.render.states import client_state, first_of, member_rows, run_state
+from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
 from fl_ops.render.target import TargetCost
 from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
@@ -40,14 +40,28 @@ def rounds_text(run: admin_pb2.RunStatus) -> str:
 
 
 def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
-    """A row for each run."""
+    """A row for each run. There is a column of owners if a run has one."""
+    owned = any(run.spec.owner for run in runs)
     table = FittedTable(
-        ("Run", "State", "Task", "Algorithm", ">Rounds", ">Best", "Now", ">Down", ">Up", "Created"),
-        optional=("Up", "Down", "Created", "Task", "Algorithm", "Now"),
+        (
+            "Run",
+            "State",
+            "Task",
+            "Algorithm",
+            *(["Owner"] if owned else []),
+            ">Rounds",
+            ">Best",
+            "Now",
+            ">Down",
+            ">Up",
+            "Created",
+        ),
+        optional=("Up", "Down", "Created", *(["Owner"] if owned else []), "Task", "Algorithm", "Now"),
     )
     for run in runs:
         table.add_row(
             _text(run.run_id), _state(run_state(run)), _text(run.spec.task.name), _text(run.spec.algorithm.name),
+            *([_text(run.spec.owner or NOTHING)] if owned else []),
             rounds_text(run), _text(metric_of(run, run.best)), _text(waits.current(run)), units.size(run.bytes_down),
             units.size(run.bytes_up), units.moment(run.created),
         )  # fmt: skip
@@ -81,6 +95,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("run", _text(run.run_id)),
         ("state", _state(run_state(run))),
         ("why", _text(run.reason)),
+        ("owner", _text(run.spec.owner)),
         ("task", _text(run.spec.task.name)),
         ("algorithm", _text(run.spec.algorithm.name)),
         ("schedules", _text(schedules_text(run.spec))),
@@ -92,6 +107,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(text)) for name, text in member_rows(run)),
+        ("refused", _text(policy_row(run))),
         ("best", _text(best_of(run))),
         ("target", _text(target.text() if target else "")),
         *((name, _text(text)) for name, text in health_rows(run)),
@@ -143,6 +159,21 @@ def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
     return table if entries else Text("nothing has happened yet")
 
 
+def audit_table(entries: Sequence[admin_pb2.AuditEntry]) -> RenderableType:
+    """Rows of the audit log, oldest first."""
+    table = FittedTable(
+        (">Row", "When", "Who", "From", "What", "Subject", "Result", "Detail"),
+        optional=("From", "Subject"),
+        wraps=("Detail",),
+    )
+    for entry in entries:
+        table.add_row(
+            str(entry.number), units.moment(entry.time), _text(entry.actor), _text(entry.address), _text(entry.method),
+            _text(entry.subject or NOTHING), _text(entry.result), _text(entry.detail),
+        )  # fmt: skip
+    return table if entries else Text("no rows")
+
+
 def _text(value: str) -> Text:
     """Text from other machines: markup and control characters have no effect."""
     return Text(units.plain(value))
@@ -159,3 +190,35 @@ def metric_of(run: admin_pb2.RunStatus, summary: admin_pb2.RoundSummary) -> str:
         return NOTHING
     value = summary.metrics[metric]
     return units.percent(value) if metric == "accuracy" else f"{metric} {value:.4g}"
+
+
+def tokens_table(tokens: Sequence[admin_pb2.EnrollmentToken]) -> RenderableType:
+    """A row for each enrollment token."""
+    table = FittedTable(
+        ("Token", "Name", "State", ">Uses left", "Expires", "Created", "By", "Labels"),
+        optional=("Labels", "By", "Created"),
+    )
+    for token in tokens:
+        spec = token.spec
+        table.add_row(
+            _text(token.id), _text(spec.name or f"{spec.name_prefix}*"), _text(token.state), str(token.uses_left),
+            units.moment(token.expires), units.moment(token.created), _text(token.actor), _text(_labels(spec.labels)),
+        )  # fmt: skip
+    return table if tokens else Text("no tokens: `fl enroll create` makes one")
+
+
+def certificates_table(certificates: Sequence[admin_pb2.CertificateStatus]) -> RenderableType:
+    """A row for each certificate."""
+    table = FittedTable(
+        ("Name", "Serial", "Ends", "Issued", "Revoked", "Why", "Key"), optional=("Key", "Issued", "Why", "Revoked")
+    )
+    for each in certificates:
+        table.add_row(
+            _text(each.name or NOTHING), _text(each.serial or NOTHING), units.moment(each.not_after),
+            units.moment(each.issued), units.moment(each.revoked), _text(each.reason), _text(each.key or NOTHING),
+        )  # fmt: skip
+    return table if certificates else Text("no certificates: devices get them with tokens of `fl enroll create`")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from fl_client.errors import StartError
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.settings.identity import identity_of
 from fl_client.training.data import LocalTask, load_local_task
+from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_server.run_config import RunConfig
@@ -189,7 +189,7 @@ class _StoredShard:
     def shard(self, asked: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
         """Indices of the device's examples; None if the shard is not made of indices."""
         try:
-            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            stored = parse_json(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return make()
         indices: list[int] | None = stored["indices"] if stored.get("asked") == asked else make()

@@ -11,11 +11,12 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from fl_common.names import check_id
 from fl_common.settings import Section, describe_error
-from fl_ops.admin.run_file import SIMULATION, parse_run, read_toml
+from fl_ops.admin.run_file import read_toml
 from fl_ops.errors import UsageError
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_spec
+from protos.run_file import SIMULATION, parse_run
 from tasks import PartitionSpec, TaskError
 
 

@@ -76,7 +76,9 @@ class AuditLog:
             1, lambda row: (row.actor, _host(row), row.method, row.subject, row.result), self._reads_of_actor.add
         )
         self._refusals = RowLimit(REFUSALS if refusals_per_minute else 0, lambda _: "", later)
-        self._refusals_of_address = RowLimit(refusals_per_minute, _host, self._refusals.add)
+        self._refusals_of_caller = RowLimit(
+            refusals_per_minute, lambda row: (_host(row), row.actor), self._refusals.add
+        )
 
     async def start(self) -> None:
         """Check the end of the chain. Raises StoreError."""
@@ -90,17 +92,21 @@ class AuditLog:
         """Add a row before a change, and return its number when it is durable. Raises StoreError."""
         return await self._writer.add(record, at_once=True)
 
+    def record_later(self, record: AuditRecord) -> None:
+        """Add a row without waiting."""
+        self._writer.add_later(record)
+
     def record_read(self, record: AuditRecord) -> None:
         """Add a row for a call that changes nothing, without waiting."""
         self._reads.add(record)
 
     def record_refusal(self, record: AuditRecord) -> None:
         """Add a row for something that a stranger can cause, without waiting."""
-        self._refusals_of_address.add(record)
+        self._refusals_of_caller.add(record)
 
     async def close(self) -> None:
         """Write the counts of the last minute, and what waits."""
-        for limit in (self._reads, self._reads_of_actor, self._refusals_of_address, self._refusals):
+        for limit in (self._reads, self._reads_of_actor, self._refusals_of_caller, self._refusals):
             limit.close()
         await self._writer.close()
 

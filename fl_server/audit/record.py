@@ -39,6 +39,9 @@ class Auditor(Protocol):
         Raises StoreError if it cannot be written: then the change must not be made.
         """
 
+    def record_later(self, record: AuditRecord) -> None:
+        """Add a row without waiting."""
+
     def record_read(self, record: AuditRecord) -> None:
         """Add a row for a call that changes nothing, without waiting. Repeats within a minute are one row."""
 

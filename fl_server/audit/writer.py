@@ -20,6 +20,7 @@ import structlog
 
 from fl_common.atomic_files import atomic_writer
 from fl_common.audit.rows import START, AuditRow, Head, limited
+from fl_common.audit.verify import missing
 from fl_server.audit.record import AuditRecord
 from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S, Ledger
@@ -34,6 +35,7 @@ MOST_ROWS = 500
 """Of one transaction: other calls of the ledger need their turn."""
 MOST_WAITING = 10_000
 """Rows that wait for the ledger. Further ones that nobody waits for are left out, and counted."""
+_LEAST = -(2**63)
 CLOSE_S = 1.0
 """For the last rows at a stop."""
 
@@ -73,16 +75,16 @@ class AuditWriter:
         self._waiting: deque[_Waiting] = deque()
         self._unsure: Sequence[tuple[Head, _Waiting]] = ()
         """Rows of the last transaction if it failed. A lost connection leaves its result unknown."""
-        self._cannot: StoreFull | None = None
-        """Why the ledger cannot be written now."""
+        self._hurry = asyncio.Event()
+        """Set when the next attempt at a full disk is not to wait."""
         self._task: asyncio.Task[None] | None = None
 
     async def add(self, record: AuditRecord, *, at_once: bool = False) -> int:
         """Add a row and return its number when it is durable. at_once: raises StoreError in place of waiting."""
-        if at_once and self._cannot is not None:
-            raise self._cannot
         written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._queue(self._entry(record, written, at_once=at_once))
+        if at_once:
+            self._hurry.set()
         return await asyncio.shield(written)
 
     def add_later(self, record: AuditRecord) -> None:
@@ -123,16 +125,19 @@ class AuditWriter:
             try:
                 await self._write(batch)
             except StoreFull as error:
-                self._cannot = error
                 log.warning("audit_not_written", error=str(error), waiting=len(batch) + len(self._waiting))
                 self._waiting.extendleft(reversed([row for row in batch if not _failed(row, error)]))
-                await asyncio.sleep(RETRY_S)
+                await self._pause()
             except Exception as error:  # noqa: BLE001 - its callers must not wait for ever
                 log.error("audit_not_written", error=str(error), rows=[asdict(row.record) for row in batch])
                 for row in batch:
                     _failed(replace(row, at_once=True), error)
-            else:
-                self._cannot = None
+
+    async def _pause(self) -> None:
+        self._hurry.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S if self._waiting else 0):
+                await self._hurry.wait()
 
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         after = self._head or await self.start()
@@ -184,10 +189,12 @@ class AuditWriter:
         """The newest row, and what is wrong with the end of the chain, or ""."""
         newest = self._ledger.store.newest_audit_rows(2)
         head = newest[-1].head if newest else START
+        if inserted := self._ledger.store.audit_rows(_LEAST, 0, 1, {}).rows:
+            return head, f"row {inserted[0].number} was inserted: the first one is row 1"
         if newest:
             before = newest[-2].head if len(newest) > 1 else START
             if before.number + 1 != head.number:
-                return head, f"row {head.number - 1} is missing"
+                return head, missing(before.number + 1, head.number - 1)
             if newest[-1].linked(before.hash) != head.hash:
                 return head, f"row {head.number} does not match its hash"
         return head, self._against_file(head)
@@ -201,8 +208,8 @@ class AuditWriter:
             log.warning("audit_head_unreadable", error=str(error))
             return ""
         if known.number > head.number:
-            return f"rows {head.number + 1} to {known.number} are missing: row {known} was written"
-        found = self._ledger.store.audit_rows(known.number, known.number, 1, {})
+            return f"{missing(head.number + 1, known.number)} at the end: row {known} was written"
+        found = self._ledger.store.audit_rows(known.number, known.number, 1, {}).rows
         if known.number and (not found or found[0].hash != known.hash):
             return f"row {known.number} is not the one that was written, which has the hash {known.hash.hex()}"
         return ""

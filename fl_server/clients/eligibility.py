@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -25,6 +25,8 @@ Wanted = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
 """A task and labels, as items."""
 Check = Callable[[str, Mapping[str, str], Mapping[str, str]], bool]
 """Whether a client is able to work for a task with labels."""
+
+Work = Literal["training", "evaluation"]
 
 MOST_KINDS = 64
 """Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
@@ -50,6 +52,7 @@ class Eligibility:
         """Timers of reports "may train again" that came too soon after earlier ones."""
         self._quarantine_ends: dict[str, asyncio.TimerHandle] = {}
         self._availability: dict[str, pb.Availability] = {}
+        self.policy = PolicyRefusals()
         self._run_of: dict[str, str] = {}
         self._workers: dict[str, set[str]] = {}
         """`_run_of` by run."""
@@ -63,6 +66,8 @@ class Eligibility:
         task: name, version and source of the fingerprint that a client must have.
         """
         able = self.able_clients(task, labels)
+        if refusing := self.policy.of(run_id):
+            able = tuple(client_id for client_id in able if client_id not in refusing)
         if len(self._run_of) == len(self._workers.get(run_id, ())):  # no other run has workers
             return able
         return tuple(client_id for client_id in able if self._run_of.get(client_id, run_id) == run_id)
@@ -113,6 +118,7 @@ class Eligibility:
     def registered(self, request: pb.RegisterRequest) -> None:
         """Take the availability from a registration. A client that reports none may train."""
         self._cancel_delayed(request.client_id)
+        self._clear_policy(request.client_id)
         reported = request.availability if request.HasField("availability") else _MAY_TRAIN
         self._report(request.client_id, reported)
 
@@ -133,11 +139,23 @@ class Eligibility:
                 again = partial(self.set_availability, client_id, availability)
                 self._delayed[client_id] = loop.call_later(wait_s + 0.001, again)
                 return
+        if availability.may_train:
+            self._clear_policy(client_id)
         self._report(client_id, availability)
         log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
         self._changes.changed()
         if availability.may_train:
             self._changes.available(client_id)
+
+    def refused_by_policy(self, client_id: str, run_id: str, kind: Work, why: str) -> None:
+        """A client refuses a run's work by the policy of its site. It is not drawn for it again."""
+        self.policy.add(client_id, run_id, kind, why)
+        self._changes.changed()
+
+    def _clear_policy(self, client_id: str) -> None:
+        """What the client refused it may accept now: its daemon has started again, or its policy has changed."""
+        if self.policy.clear(client_id):
+            self._changes.changed()
 
     def _report(self, client_id: str, availability: pb.Availability) -> None:
         self._availability[client_id] = availability
@@ -172,8 +190,36 @@ class Eligibility:
         self._cancel_delayed(client_id)
         self._returns.forget(client_id)
         self._availability.pop(client_id, None)
+        self.policy.clear(client_id)
         self._able.changed(client_id)
         self.release(client_id)
+
+
+class PolicyRefusals:
+    """The work that clients refuse by the policies of their sites, by run. In memory: a new session ends them."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[tuple[str, Work], dict[str, str]] = {}
+
+    def add(self, client_id: str, run_id: str, kind: Work, why: str) -> None:
+        """Keep a refusal with its reason, "rule: text"."""
+        self._reasons.setdefault((run_id, kind), {})[client_id] = why
+
+    def of(self, run_id: str, kind: Work = "training") -> Mapping[str, str]:
+        """The clients that refuse a run's work, with their reasons."""
+        return self._reasons.get((run_id, kind), {})
+
+    def by(self, client_id: str) -> dict[str, str]:
+        """The runs of which a client refuses work, with its reasons."""
+        return {run_id: whys[client_id] for (run_id, _), whys in self._reasons.items() if client_id in whys}
+
+    def clear(self, client_id: str) -> bool:
+        """Drop the refusals of a client. Returns whether there were any."""
+        kept = [key for key, whys in self._reasons.items() if whys.pop(client_id, None) is not None]
+        for key in kept:
+            if not self._reasons[key]:
+                del self._reasons[key]
+        return bool(kept)
 
 
 def fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:

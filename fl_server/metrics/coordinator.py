@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fl_server.metrics.per_run import ReportedRuns
 from fl_server.metrics.runs import RunsCollector, WatchedRun
 from protos.wire import PROTOCOL_MAX
 
-TLS_PORTS = ("listen", "admin_listen")
+TLS_PORTS = ("listen", "admin_listen", "enroll_listen")
 PORTS = (*TLS_PORTS, "health_listen", "metrics_listen")
 """Named by their settings."""
 STATES = ("admitted", "refused", "failed", "lost", "cancelled")
@@ -27,8 +28,23 @@ CALL_KINDS = ("uploads", "downloads", "queries", "attends")
 """Calls of clients that have a limit of calls at once."""
 CLIENT_LIMITS = (*CALL_KINDS, "calls", "fetches", "kept", "messages")
 """Limits that one client can exceed."""
+ENROLLMENTS = (
+    "issued",
+    "repeated",
+    "token",
+    "used",
+    "expired",
+    "revoked",
+    "name",
+    "csr",
+    "banned",
+    "limited",
+    "failed",
+)
+"""Results of requests at `enroll_listen`; all but the first two got no certificate."""
 STALENESS = (0, 1, 2, 4, 8, 16)
 
+_LAG_PERIOD_S = 0.1
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 _LAGS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -125,13 +141,26 @@ class Metrics:
             "fl_draining", "1 while the coordinator finishes its current work before it stops, else 0."
         )
         self.space = factory.disk_space("fl_state_dir")
-        self.certificate_expiry = factory.gauge(
-            "fl_certificate_expiry_timestamp_seconds",
-            "When what TLS is made with ends: cert, the coordinator's own; ca, the last of its clients'.",
-            file=("cert", "ca"),
-        )
+        self._about_certificates(factory)
         factory.build_info("fl_build_info", PROTOCOL_MAX)
         factory.process_metrics()
+
+    def _about_certificates(self, factory: MetricFactory) -> None:
+        self.certificate_expiry = factory.gauge(
+            "fl_certificate_expiry_timestamp_seconds",
+            "When what TLS is made with ends: cert, the coordinator's own; ca, the last of its clients'; authority, "
+            "that of [enrollment].",
+            file=("cert", "ca", "authority"),
+        )
+        self.enrollments = factory.counter(
+            "fl_enrollments", "Requests for certificates at enroll_listen, by result.", result=ENROLLMENTS
+        )
+        self.certificates_issued = factory.counter(
+            "fl_certificates_issued", "Certificates issued to devices.", why=("enrolled", "renewed", "reenrolled")
+        )
+        self.revoked_calls = factory.counter(
+            "fl_revoked_calls", "Calls refused, and open calls ended, for a revoked certificate.", port=TLS_PORTS
+        )
 
     def _about_connections(self, factory: MetricFactory) -> None:
         self.requests_refused = factory.counter(
@@ -151,6 +180,13 @@ class Metrics:
         self.connections_used = factory.counter(
             "fl_connections_used", "Connections on which a first call was made.", port=PORTS
         )
+
+    async def measure_lag(self) -> None:
+        """Measure how late the event loop wakes up, without end."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self.loop_lag.observe(max(0.0, time.monotonic() - before - _LAG_PERIOD_S))
 
     def watch(self, loop: asyncio.AbstractEventLoop, state_dir: Path) -> None:
         """Read the loop's tasks and the free disk space at each scrape, in the scraper's thread."""

@@ -48,6 +48,7 @@ class RunFigures:
     state_members: int
     missing_members: int
     left_out: int
+    refusing: int
     norms: Mapping[str, float]
     cosine: float | None
 
@@ -162,6 +163,10 @@ RUN_GAUGES = (
     _plain(
         "fl_clients_left_out", "Clients left out of the run because they lost their states too often.",
         lambda run: run.left_out,
+    ),
+    _plain(
+        "fl_clients_refusing", "Clients left out of the run because the policies of their sites refuse it.",
+        lambda run: run.refusing,
     ),
     _plain(
         "fl_update_direction_cosine", "Cosine between the last round's movement and minus its direction.",

@@ -1,16 +1,20 @@
 """ReportStatus: a client's availability, and the work that it gives up, with the reason.
 
 Each failure in a call takes effect by itself: a refused one does not stop the others. A client is taken out of the
-round for any reason, also one that this version does not know.
+round for any reason, also one that this version does not know. Work that a site's policy refuses does not count
+towards quarantine; the run draws the client no more.
 """
 
 from __future__ import annotations
 
 import structlog
 
+from fl_server.audit.record import AuditRecord
+from fl_server.clients.eligibility import Work
 from fl_server.clients.registration_request import check_availability
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.identity import address
 from fl_server.runs.client_states.lost_states import InvalidLossReport
 from fl_server.runs.run import Run
 from fl_server.services import Services
@@ -72,8 +76,12 @@ class Reports:
             await run.lost_states.report(client, failure.key, why[:MAX_NOTE])
             return
         reason = known_name(FailureReason, failure.reason).removeprefix("FAILURE_REASON_").lower()
+        by_policy = failure.reason == pb.FAILURE_REASON_POLICY
+        why = why.removeprefix("policy: ") if by_policy else why
         words, finite = f"{reason}: {why}", failure.reason != pb.FAILURE_REASON_NOT_FINITE
         evaluates = run.client_evaluations.client_failed(failure.key, client)
+        if by_policy:
+            await self._refused_by_policy(run, client, "evaluation" if evaluates else "training", why[:MAX_NOTE])
         works = await run.submissions.client_failed(failure.key, client, words, finite=finite)
         if not (evaluates or works):
             late = run.submissions.refusal_for(failure.key, client) == RefusalReason.REFUSAL_REASON_LATE
@@ -82,8 +90,15 @@ class Reports:
         # Logged once for each assignment, because it can be given up only once.
         log.warning("client_failed", run=run.id, round=failure.key.round, client=client, why=words)
         await self._services.fleet.note(client, words[:MAX_NOTE])
-        if works:
+        if works and not by_policy:  # a site's policy is no fault of its client
             await self._count(run, client, f"run {run.id} round {failure.key.round} ({words[:MAX_NOTE]})")
+
+    async def _refused_by_policy(self, run: Run, client: str, kind: Work, why: str) -> None:
+        """Draw the client no more for this work, before anything else is drawn in its place."""
+        record = AuditRecord(f"client:{client}", address.get(), "policy_refused", run.id, "refused", why)
+        self._services.audit.record_refusal(record)
+        self._services.fleet.eligibility.refused_by_policy(client, run.id, kind, why)
+        await run.in_turn(run.eligible.refresh)
 
     async def _count(self, run: Run, client: str, what: str) -> None:
         """Failures in a row count towards quarantine."""

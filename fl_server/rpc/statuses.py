@@ -19,6 +19,7 @@ log = structlog.get_logger()
 CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownSessionError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.CertificateEnded: grpc.StatusCode.UNAUTHENTICATED,
     errors.Fenced: grpc.StatusCode.ABORTED,
     errors.Contested: grpc.StatusCode.ABORTED,
@@ -30,6 +31,8 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.RunExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoSuchService: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchClient: grpc.StatusCode.NOT_FOUND,
+    errors.NoSuchToken: grpc.StatusCode.NOT_FOUND,
+    errors.NotConfigured: grpc.StatusCode.FAILED_PRECONDITION,
     errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RunBroke: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UploadBroken: grpc.StatusCode.DATA_LOSS,

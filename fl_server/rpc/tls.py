@@ -12,8 +12,8 @@ import structlog
 
 from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.tls_version import check_oldest_tls
-from fl_server.config import TlsConfig
 from fl_server.metrics import Metrics
+from fl_server.security_config import TlsConfig
 
 log = structlog.get_logger()
 
@@ -32,30 +32,45 @@ class Certificates:
         self._warned: Pem | None = None
         self._report_expiry()
 
-    def credentials(self, began: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+    @property
+    def pem(self) -> Pem:
+        """The contents of the files in use. The same object as long as nothing has changed."""
+        return self._files.pem
+
+    def credentials(
+        self,
+        began: Callable[[], None] = lambda: None,
+        presented: Callable[[], Pem] | None = None,
+        *,
+        asks_callers: bool = True,
+    ) -> grpc.ServerCredentials:
         """Credentials of one port. Client certificates are required if a CA for them is set.
 
-        began: called at each handshake, in a thread of its own.
+        began: called at each handshake, in a thread of its own. presented: what the port uses in place of the files;
+        it returns the same object as long as nothing has changed. asks_callers: False for a port whose callers have no
+        certificates.
         """
-        used = [self._files.pem]
+        current = presented or (lambda: self.pem)
+        used = [current()]
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
             """grpc calls this before each handshake, in a thread of its own; None: no change."""
             began()
-            if (pem := self._files.pem) is used[0]:
+            if (pem := current()) is used[0]:
                 return None
             used[0] = pem
             return _configuration(pem)
 
-        needed = self._files.pem.ca is not None
+        needed = asks_callers and used[0].ca is not None
         # grpc documents None; its type stubs do not have it.
         asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
         return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)
 
-    async def watch(self) -> None:
-        """Check the files periodically, without end."""
+    async def watch(self, poll_more: Callable[[], None] = lambda: None) -> None:
+        """Check the files periodically, without end. poll_more: checks other files, in a thread."""
         while True:
             await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(poll_more)
             match await asyncio.to_thread(self._files.poll):
                 case PemChange.RENEWED:
                     log.info("certificates_renewed", serial=f"{self._files.pem.leaf.serial_number:x}")

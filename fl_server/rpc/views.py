@@ -17,7 +17,7 @@ from fl_server.rounds.state import Phase
 from fl_server.run_spec import to_spec
 from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.runs.run import Run
-from fl_server.runs.status.waiting import awaited, lacking, why_waiting
+from fl_server.runs.status.waiting import awaited, lacking, policy_refusals, why_waiting
 from fl_server.store.records import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
@@ -58,6 +58,7 @@ def run_status(run: Run) -> pb.RunStatus:
         awaited_count=len(waits.clients),
         deadline_left_s=waits.seconds_left,
         waiting_for=lacking(run.context, run),
+        policy_refusals={} if run.ended else policy_refusals(run.context),
     )
     if record.ended_at is not None:
         status.ended.CopyFrom(timestamp(record.ended_at))
@@ -103,6 +104,7 @@ def not_loaded_status(run: NotLoaded) -> pb.RunStatus:
     """A run that this coordinator could not load: its names and the reason."""
     status = problem_status(run.record, f"not loaded: {run.reason}")
     status.spec.task.name, status.spec.algorithm.name = run.named("task"), run.named("algorithm")
+    status.spec.owner = run.owner or ""
     return status
 
 
@@ -122,7 +124,7 @@ def problem_status(record: RunRecord, reason: str) -> pb.RunStatus:
 
 def shorten(status: pb.RunStatus) -> None:
     """Remove what a list of runs does not need; `GetRun` returns it."""
-    kept = pb.RunSpec(name=status.spec.name)
+    kept = pb.RunSpec(name=status.spec.name, owner=status.spec.owner)
     kept.task.name, kept.algorithm.name = status.spec.task.name, status.spec.algorithm.name
     kept.stop.CopyFrom(status.spec.stop)
     status.spec.CopyFrom(kept)
@@ -204,6 +206,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         updates_counted=record.updates_counted,
         updates_refused=record.updates_refused,
         note=record.note,
+        policy_refusals=fleet.eligibility.policy.by(record.client_id),
     )
     if standing := fleet.quarantine.of(record.client_id):
         until = timestamp(standing.until)

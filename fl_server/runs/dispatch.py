@@ -119,6 +119,7 @@ class AssignmentDispatch:
         return (
             fleet.eligibility.availability(client).may_train
             and fleet.quarantine.of(client) is None
+            and client not in fleet.eligibility.policy.of(self._context.run_id)
             and client not in self._context.client_states.excluded(self._control.record.state_epoch)
             and self._submissions.failures[client] < MOST_COMEBACKS
         )

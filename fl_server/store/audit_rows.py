@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fl_common.audit.rows import AuditRow, Head
+
+SCANNED = 5000
+"""Rows that one call looks at: other calls of the ledger need their turn."""
+
+
+class AuditPage(NamedTuple):
+    """Some rows, and where to continue."""
+
+    rows: list[AuditRow]
+    next: int
+    """Number from which on rows were not looked at."""
 
 
 class AuditRows(Protocol):
@@ -18,8 +29,8 @@ class AuditRows(Protocol):
         """
         ...
 
-    def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> list[AuditRow]:
-        """The first `limit` rows with numbers from `first` to `last`, in order.
+    def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> AuditPage:
+        """At most `limit` rows with numbers from `first` to `last`, in order; at most SCANNED rows are looked at.
 
         matching: only rows with these values of actor, method, subject or result; "since_us": not before this time.
         """

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fl_common.atomic_files import fsync_path
+from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_error, disk_errors, file_digest
 
@@ -69,7 +70,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """The folder's meta.json. Raises Damaged if it is torn, and StoreError if its format is unknown."""
     with disk_errors(f"read {folder / _META}"):
         try:
-            meta: dict[str, Any] = json.loads((folder / _META).read_bytes())
+            meta: dict[str, Any] = parse_json((folder / _META).read_bytes())
             digest = meta.pop("digest")
         except FileNotFoundError as error:
             raise Damaged(f"{_META} is missing") from error

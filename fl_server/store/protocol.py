@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from fl_server.store.audit_rows import AuditRows
+from fl_server.store.certificates import CertificateStore
 from fl_server.store.records import (
     AttemptRecord,
     ClientEvaluation,
@@ -34,7 +35,7 @@ class Weighed(NamedTuple):
     """The row of history of a new quarantine."""
 
 
-class Store(AuditRows, Protocol):
+class Store(AuditRows, CertificateStore, Protocol):
     """The ledger. Each method that changes something also takes the line of history that explains the change."""
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
 from fl_common.file_lock import FileLock, FileLocked
+from fl_common.settings import parse_json
 from fl_server.store.database.ownership import Home
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors
@@ -147,7 +148,7 @@ def _sync_names(folder: Path) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty if the file is missing or holds no object."""
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (ValueError, FileNotFoundError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -76,7 +76,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TaskError(f"the partition {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"expected a partition in {path}, got a file that is not whole JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         came = data.get("format") if isinstance(data, dict) else type(data).__name__

@@ -100,6 +100,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     def __init__(self) -> None:
         self.port = 0
+        self.id = "fake"
         self.chunk_bytes = 64
         self.streams: dict[str, asyncio.Queue[pb.AttendResponse | None]] = {}
         self.outstanding: list[pb.AttendResponse] = []
@@ -203,6 +204,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.RegisterResponse(
             session_id=f"s{len(self.calls['Register'])}",
             protocol=1,
+            coordinator_id=self.id,
             limits=limits,
             outcomes=self.outcomes,
             ended_runs=self.ended_runs,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -158,7 +159,7 @@ async def test_an_update_is_sent_in_a_bounded_number_of_chunks() -> None:
 
     update = PendingUpdate(header, lambda offset, length: bytes(length))
     disk = DiskThread()
-    upload = Upload(update, disk, Backoff(RetryDelays()), lambda count: None)
+    upload = Upload(update, disk, Backoff(RetryDelays()), Mock())
     parts = [part async for part in upload._parts(Session("s", NO_CONNECTION, 1, MIN_CHUNK_BYTES))]
     await disk.close()
     assert len(parts) == MAX_CHUNKS + 2

@@ -103,6 +103,7 @@ async def test_every_extreme_event_is_handled(event: pb.AttendResponse) -> None:
         link=Link(RetryDelays()), availability=None, disk=None, state=None, metrics=metrics,
         progress=SimpleNamespace(show=lambda activity: None),
         storage=SimpleNamespace(drop=None, settle=None, end_run=None), limits=LIMITS,
+        audit=SimpleNamespace(note=lambda *_: None),
     )  # fmt: skip
     manager = AssignmentManager(cast(Services, services), IdleTaskGroup())
     manager.attached()

@@ -21,8 +21,10 @@ from prometheus_client import CollectorRegistry
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
-from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, StatesConfig, TransfersConfig
+from fl_server.config import QuarantineConfig, ServerConfig, StatesConfig
 from fl_server.coordinator.coordinator import Coordinator
+from fl_server.enrollment.revocations import Revocations
+from fl_server.limits_config import LimitsConfig, TransfersConfig
 from fl_server.metrics import Metrics
 from fl_server.rpc.service import CoordinatorService
 from fl_server.run_config import RunConfig
@@ -194,6 +196,7 @@ class World:
             io=ThreadPoolExecutor(2),
             reads=ThreadPoolExecutor(1),
             audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),
+            revocations=Revocations(ledger),
         )
         self.operators = OperatorActions(ledger, self.services.fleet)
         self.coordinator = Coordinator(self.services)

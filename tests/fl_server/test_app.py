@@ -10,10 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from fl_server.app import Server, warn_of_open_ports
-from fl_server.config import ServerConfig, TlsConfig
+from fl_server.config import ServerConfig
 from fl_server.rpc.health import Health
 from fl_server.rpc.limits.open_files import Connections
 from fl_server.rpc.limits.requests import LARGEST_ADMIN_BYTES
+from fl_server.security_config import TlsConfig
 from protos.wire import MAX_MESSAGE_BYTES, server_options
 
 CONNECTIONS = Connections(clients=300, admin=20, health=10, metrics=5)

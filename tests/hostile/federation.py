@@ -6,6 +6,7 @@ models are known beforehand, bit for bit.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,6 +80,11 @@ class Memory:
 
     def __init__(self, pid: int) -> None:
         self._proc = Path("/proc") / str(pid)
+
+    @classmethod
+    def of_this_process(cls) -> Memory:
+        """Memory of the calling process."""
+        return cls(os.getpid())
 
     def now(self) -> float:
         """Current resident memory."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, load_config
-from fl_client.setup.doctor import certificates, clock, handshake, network, state_directory
+from fl_client.setup.doctor import certificates, clock, handshake, network, policy, state_directory
 from fl_client.setup.doctor.findings import Finding, Level, fail, ok
 from fl_common.tls_version import set_oldest_tls
 
@@ -24,6 +24,7 @@ def run_checks(path: Path) -> Iterator[Finding]:
     yield clock.check(config)
     own = certificates.check(config)
     yield from own
+    yield from policy.check(config)
     yield from state_directory.check(config)
     if Level.FAIL not in [finding.level for finding in own]:
         yield from _connection(config)

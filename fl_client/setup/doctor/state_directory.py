@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.storage.examination import check_writable
+from fl_common.settings import parse_json
 
 _LOCKS = Path("/proc/locks")
 
@@ -71,7 +71,7 @@ def _holder(folder: Path) -> Finding | None:
 def _owner(config: ClientConfig, folder: Path) -> Iterator[Finding]:
     """Check that the directory belongs to this device and user."""
     try:
-        kept = json.loads((folder / "identity.json").read_text(encoding="utf-8")).get("client_id")
+        kept = parse_json((folder / "identity.json").read_text(encoding="utf-8")).get("client_id")
         wanted = identity_of(config)
     except FileNotFoundError:
         return

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from fl_server.config import ServerConfig
 from fl_server.rpc.limits.open_files import Connections
-from fl_server.rpc.limits.requests import LARGEST_ADMIN_BYTES, LARGEST_PROBE_BYTES
+from fl_server.rpc.limits.requests import LARGEST_ADMIN_BYTES, LARGEST_ENROLLMENT_BYTES, LARGEST_PROBE_BYTES
 from protos.wire import MAX_MESSAGE_BYTES, ChannelOptions, server_options
 
 METADATA_BYTES = 8 << 10
 """Largest headers of a call; tracing adds some hundred bytes."""
 PROBE_STREAMS = 8
 PROBE_AGE_S = 60.0
-"""A connection to the health port is closed after this time, so that no peer can occupy the few there are."""
+"""A connection to a port for callers without a name is closed after this time: no peer can occupy the few there are."""
 CALLS_PER_CLIENT = 4
 """Open calls of a client on average: it attends, and fetches or uploads."""
 EXTRA_CALLS = 256
@@ -52,6 +52,8 @@ class Port:
             "grpc.max_connection_idle_ms": _milliseconds(self.idle_s),
             "grpc.max_metadata_size": METADATA_BYTES,
             "grpc.absolute_max_metadata_size": METADATA_BYTES,
+            # No program of ours compresses. A compressed message could be a thousand times larger in memory.
+            "grpc.compression_enabled_algorithms_bitset": 1,
         }
         if self.age_s is not None:
             own["grpc.max_connection_age_ms"] = _milliseconds(self.age_s)
@@ -67,6 +69,15 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
     return {
         "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times),
         "admin_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
+        "token_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
+        "enroll_listen": Port(
+            LARGEST_ENROLLMENT_BYTES,
+            connections.enrollment,
+            PROBE_STREAMS,
+            2 * connections.enrollment,
+            *times,
+            age_s=PROBE_AGE_S,
+        ),
         "health_listen": Port(
             LARGEST_PROBE_BYTES, connections.health, PROBE_STREAMS, 2 * connections.health, *times, age_s=PROBE_AGE_S
         ),

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fl_server.errors import InvalidInput
 from fl_server.rpc.limits.wire_count import Malformed, Nested, count_values, nested_of
-from protos.fl.v1 import admin_pb2, coordinator_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2
 from protos.wire import MAX_MESSAGE_BYTES
 
 
@@ -36,6 +36,7 @@ DEFAULT = RequestLimit()
 LARGE_BYTES = 256 << 10
 """No honest client sends a refused request above this size."""
 _LARGEST_RUN = RequestLimit(size_bytes=1 << 20, values=50_000)
+_CERTIFICATE = RequestLimit(size_bytes=16 << 10, values=16, at_once=4)
 _WATCH = RequestLimit(size_bytes=1 << 10, values=16, at_once=8)
 
 LIMITS: Mapping[str, RequestLimit] = {
@@ -49,12 +50,17 @@ LIMITS: Mapping[str, RequestLimit] = {
     # 64 failures with 4,000 characters each.
     "/fl.v1.Coordinator/ReportStatus": RequestLimit(size_bytes=1 << 20, values=2_000, at_once=8),
     "/fl.v1.Coordinator/ReportEvaluation": RequestLimit(at_once=8),
+    "/fl.v1.Enrollment/Enroll": _CERTIFICATE,
+    "/fl.v1.Enrollment/Reenroll": _CERTIFICATE,
+    "/fl.v1.Certificates/Renew": _CERTIFICATE,
     "/fl.v1.Admin/CreateRun": _LARGEST_RUN,
+    # A thousand tokens with some labels each.
+    "/fl.v1.Admin/CreateEnrollments": RequestLimit(size_bytes=1 << 20, values=50_000, at_once=4),
     "/fl.v1.Admin/WatchRun": RequestLimit(at_once=64),
     **{
         f"/fl.v1.Admin/{method}": RequestLimit(at_once=32)
         for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name
-        if method not in {"CreateRun", "WatchRun"}
+        if method not in {"CreateRun", "CreateEnrollments", "WatchRun"}
     },
     "/grpc.health.v1.Health/Check": _WATCH,
     "/grpc.health.v1.Health/List": _WATCH,
@@ -66,6 +72,8 @@ LIMITS: Mapping[str, RequestLimit] = {
 _SERVICES: tuple[ServiceDescriptor, ...] = (
     coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"],
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+    enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"],
+    enrollment_pb2.DESCRIPTOR.services_by_name["Certificates"],
     health_pb2.DESCRIPTOR.services_by_name["Health"],
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
@@ -77,6 +85,7 @@ NESTED: Mapping[str, Nested] = {
 """By a method's full name: the nested messages of its request."""
 
 LARGEST_ADMIN_BYTES = max(limit.size_bytes for method, limit in LIMITS.items() if "/fl.v1.Admin/" in method)
+LARGEST_ENROLLMENT_BYTES = _CERTIFICATE.size_bytes
 LARGEST_PROBE_BYTES = max(limit.size_bytes for method, limit in LIMITS.items() if "/grpc.health" in method)
 
 

@@ -100,7 +100,9 @@ class ClientEvaluations:
         wanted = config.evaluation.clients
         if wanted and wanted <= len(answered):
             return ()
-        pool = set(self._context.fleet.eligibility.evaluators(self._context.task, config.labels)) - answered
+        eligibility = self._context.fleet.eligibility
+        pool = set(eligibility.evaluators(self._context.task, config.labels)) - answered
+        pool -= eligibility.policy.of(self._context.run_id, "evaluation").keys()
         return draw_evaluators(pool, wanted and wanted - len(answered), config.seed, round_)
 
     def _assignment(self, one: _Evaluation) -> pb.AttendResponse:

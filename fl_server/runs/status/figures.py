@@ -32,6 +32,7 @@ def run_figures(context: RunContext, control: RunControl) -> RunFigures:
         state_members=len(context.client_states.members) if summed else 0,
         missing_members=len(context.client_states.missing),
         left_out=0 if control.ended else len(context.client_states.left_out),
+        refusing=0 if control.ended else len(context.fleet.eligibility.policy.of(context.run_id)),
         norms=statistics.norms,
         cosine=statistics.cosine,
     )

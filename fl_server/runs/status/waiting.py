@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ _SHOWN = len("sha256:") + 12
 def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason, and which present clients cannot be drawn.
 
-    They are in quarantine, left out for lost states, closed by their owners' gates, or have another version of the
-    task's code.
+    They are in quarantine, left out for lost states, closed by their owners' gates, refuse the run by the policy of
+    their site, or have another version of the task's code.
     """
     waiting, fleet = control.run_status.waiting_reason, context.fleet
     if quarantined := _quarantined(context, control):
@@ -38,6 +39,12 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             f"; {len(left_out)} left out for lost client states, first {left_out[0]}: `fl clients release "
             f"{left_out[0]}` lets it take part again"
         )
+    if refusing := policy_refusals(context):
+        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(refusing.items()))
+        client, why = next(iter(context.fleet.eligibility.policy.of(context.run_id).items()))
+        waiting += (
+            f"; {sum(refusing.values())} refuse this run by the policy of their site ({counts}), first {client}: {why}"
+        )
     if unavailable := _unavailable(context, control):
         waiting += _describe_unavailable(unavailable)
     if differing := _differing(context):
@@ -49,6 +56,17 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             "both sides"
         )
     return waiting
+
+
+def policy_refusals(context: RunContext) -> Counter[str]:
+    """How many clients refuse to train for the run by the policy of their site, by rule."""
+    return Counter(_rule_of(why) for why in context.fleet.eligibility.policy.of(context.run_id).values())
+
+
+def _rule_of(why: str) -> str:
+    """The rule of a reason, which a client wrote; "other" if it is no word."""
+    rule = why.partition(":")[0]
+    return rule if re.fullmatch(r"[a-z_]{1,32}", rule) else "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +143,8 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
         return "in quarantine"
     if not fleet.eligibility.availability(client).may_train:
         return "may not train now"
+    if client in fleet.eligibility.policy.of(context.run_id):
+        return "refuse this run by the policy of their site"
     if fleet.eligibility.run_of(client) not in {"", context.run_id}:
         return "at work for another run"
     if client in control.state.drawn:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationRecord
 from fl_server.store.records import (
     AttemptRecord,
     ClientEvaluation,
@@ -24,7 +25,7 @@ from fl_server.store.records import (
 
 Record = (
     RunRecord | AttemptRecord | UpdateRecord | CommitRecord | TotalsRecord | ClientEvaluation | ClientRecord
-    | RefusalRecord | ClientStateRecord | HistoryRecord
+    | RefusalRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord | RevocationRecord
 )  # fmt: skip
 Row = RowMapping
 

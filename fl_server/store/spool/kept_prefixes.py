@@ -15,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_common.settings import parse_json
 from protos.chunks import crc32c
 
 NOTE = struct.Struct("<QI")
@@ -67,9 +68,9 @@ def noted_update(notes: Path) -> tuple[bytes, int] | None:
     """Digest and size of the update that the notes name; None without valid notes."""
     try:
         with notes.open("rb") as file:
-            header = json.loads(file.readline(512))
+            header = parse_json(file.readline(512))
         return bytes.fromhex(header["digest"]), int(header["size_bytes"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import demo_grid
-from fl_ops.admin.run_file import parse_run
 from fl_ops.demo.grid_search import at_edge, difference, read_grid
 from fl_ops.demo.settings import DemoSettings
+from protos.run_file import parse_run
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedcm"])

@@ -65,6 +65,20 @@ async def test_an_unknown_reason_takes_the_client_out_of_the_round(world: World,
     assert client_status(world.fleet, world.fleet.record("a")).note == "unspecified: no luck"
 
 
+async def test_work_that_a_sites_policy_refuses_is_in_the_audit_log(world: World) -> None:
+    """Once for the assignment, however often it is reported. Other failures are not."""
+    a, b = await Device("a", works=False).connect(world), await Device("b", works=False).connect(world)
+    await world.create(**PAIR, stop={"rounds": 1})
+    await a.assigned()
+    await b.assigned()
+    for _ in range(3):
+        await report(world, a, failure(reason=pb.FAILURE_REASON_POLICY))
+    await report(world, b, failure())
+    await until(lambda: world.store.newest_audit_rows(1), "the row is written")
+    [row] = world.store.newest_audit_rows(10)
+    assert (row.actor, row.method, row.subject, row.detail) == ("client:a", "policy_refused", "r", "no luck")
+
+
 async def test_an_invalid_report_does_not_block_the_others(world: World) -> None:
     """An unknown run in the middle of a call: the other reports count, and the error names the invalid one."""
     a, _ = await Device("a", works=False).connect(world), await Device("b").connect(world)

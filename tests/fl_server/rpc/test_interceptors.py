@@ -15,14 +15,13 @@ from structlog.testing import capture_logs
 
 from fl_server import errors
 from fl_server.metrics import Metrics
-from fl_server.rpc.interceptors import CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.statuses import CODES
 from fl_server.store.errors import StoreError, StoreFull
 from protos.fl.v1 import errors_pb2
 from protos.fl.v1.training_pb2 import ExchangeKey
 from protos.status import detail_of
-from tests.fl_server.echo import calling
+from tests.fl_server.echo import calling, echo_policy
 from tests.fl_server.harness import TIMEOUT_S, until
 
 KEY = ExchangeKey(run_id="r", round=3)
@@ -30,10 +29,13 @@ CASES = [
     (errors.InvalidInput("seed", "a number", "x"), "INVALID_ARGUMENT", errors_pb2.InvalidField),
     (errors.UnknownSessionError(), "UNAUTHENTICATED", errors_pb2.UnknownSession),
     (errors.CertificateEnded("client:a", 0.0), "UNAUTHENTICATED", None),
+    (errors.Unauthenticated("needed: a token"), "UNAUTHENTICATED", None),
     (errors.Contested("a", 2.5), "ABORTED", errors_pb2.RetryLater),
     (errors.Fenced("a", by_other_instance=True), "ABORTED", errors_pb2.SessionFenced),
     (errors.NoCommonProtocol((2, 3), (1, 1)), "FAILED_PRECONDITION", errors_pb2.ProtocolMismatch),
     (errors.Forbidden("client:a", "role admin"), "PERMISSION_DENIED", errors_pb2.NotAllowed),
+    (errors.NoSuchToken("0123456789abcdef"), "NOT_FOUND", None),
+    (errors.NotConfigured("enrollment", "enroll_listen"), "FAILED_PRECONDITION", None),
     (errors.NoSuchResource("blake3:00"), "NOT_FOUND", errors_pb2.UnknownResource),
     (errors.NoSuchRun("r"), "NOT_FOUND", errors_pb2.UnknownRun),
     (errors.NoSuchModel("r", 3, [4]), "NOT_FOUND", None),
@@ -300,7 +302,7 @@ async def test_a_call_whose_request_does_not_arrive_is_ended(metrics: Metrics) -
         await asyncio.Event().wait()
         yield b""
 
-    policy = CallPolicy(metrics, CallLimits(1, 1), stall_s=0.05)
+    policy = echo_policy(metrics, CallLimits(1, 1), stall_s=0.05)
     async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=echoed) as caller:
         received = await error_of(
             caller.channel.stream_unary("/fl.v1.Coordinator/One")(cast(Any, nothing()), timeout=TIMEOUT_S)
@@ -320,7 +322,7 @@ async def test_a_call_over_the_limit_is_refused_before_its_request_arrives(metri
         await free.wait()
         return request
 
-    policy = CallPolicy(metrics, CallLimits(1, 10))
+    policy = echo_policy(metrics, CallLimits(1, 10))
     async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=waiting) as caller:
         first = asyncio.ensure_future(caller.one(b"a"))
         await until(lambda: policy.limits._open, "it is open")
@@ -346,7 +348,7 @@ async def test_a_call_without_its_caller_keeps_its_slot_until_it_ends(metrics: M
         await free.wait()
         return request
 
-    policy = CallPolicy(metrics, CallLimits(1, 10))
+    policy = echo_policy(metrics, CallLimits(1, 10))
     async with calling(metrics, "fl.v1.Coordinator", policy=policy, One=waiting) as caller:
         first = caller.one(b"a")
         await started.wait()

@@ -16,11 +16,12 @@ from structlog.testing import capture_logs
 
 from fl_server.rpc import service
 from fl_server.rpc.admin import AdminService
+from fl_server.rpc.enrollment.devices import CertificatesService
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.limits.requests import NESTED
-from protos.fl.v1 import admin_pb2_grpc
+from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TIMEOUT_S, World
@@ -29,17 +30,21 @@ MALFORMED = (b"\xff" * 8, b"\x0a\x7f", b"\x0b" * 9, b"\x08" + b"\xff" * 11)
 """An unknown wire type, a truncated field, a group without an end, a number that is too long."""
 NO_UTF8 = b"\x0a\x02\xff\xfe"
 """A first field that is no text."""
-NO_ROLE = ("/grpc.health", "/grpc.reflection")
+NO_ROLE = ("/grpc.health", "/grpc.reflection", "/fl.v1.Enrollment")
 """Anyone may call these, so their refusals are not logged."""
 
 
 @asynccontextmanager
 async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to one port with all services."""
-    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000))
+    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000), trusts_everybody=True)
     server = grpc.aio.server(interceptors=[CallInterceptor(policy)])
     server.add_generic_rpc_handlers((service.handlers(world.service),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.services, world.coordinator), server)
+    enrollment = enrollment_pb2_grpc.EnrollmentServicer
+    certificates = CertificatesService(None, world.services.metrics, world.services.audit)
+    enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
+    enrollment_pb2_grpc.add_EnrollmentServicer_to_server(enrollment(), server)
     Health(()).serve_on(server)
     reflection.enable_server_reflection((service.SERVICE,), server)
     port = server.add_insecure_port("127.0.0.1:0")

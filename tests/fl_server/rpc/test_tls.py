@@ -22,17 +22,16 @@ from prometheus_client import CollectorRegistry
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server import identity
-from fl_server.config import TlsConfig
 from fl_server.metrics import Metrics
 from fl_server.rpc import tls as tls_module
-from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.interceptors import CallInterceptor
 from fl_server.rpc.limits import certificate_expiry as expiry
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.connections import SETTLED_S, ConnectionWatch
-from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.tls import Certificates
+from fl_server.security_config import TlsConfig
 from protos.status import detail_of
-from tests.fl_server.echo import Credentials, calling
+from tests.fl_server.echo import Credentials, calling, echo_policy
 from tests.fl_server.harness import TIMEOUT_S
 
 NOW = datetime.now(UTC)
@@ -140,7 +139,7 @@ async def test_another_role_is_refused(site: Site, role: str, service: str, need
     """Clients are not admins, and admins are not clients."""
     error = await refusal_of(site, site.credentials(role, "eve"), service)
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert error.details() == f"{role}:eve is not allowed to do this; needed: a certificate with the role {needed}"
+    assert error.details() == f"{role}:eve is not allowed to do this; needed: the role {needed}"
 
 
 @pytest.mark.parametrize("names", [(), ("https://example.org/x",)], ids=["none", "foreign"])
@@ -298,7 +297,7 @@ async def port(renewable: Renewable, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     metrics = Metrics(CollectorRegistry())
     tls = TlsConfig(cert=renewable.cert, key=renewable.key, client_ca=renewable.client_ca)
     certificates = Certificates(tls, metrics)
-    server = grpc.aio.server(interceptors=[CallInterceptor(CallPolicy(metrics, CallLimits(64, 1000)))])
+    server = grpc.aio.server(interceptors=[CallInterceptor(echo_policy(metrics))])
     one: dict[str, Any] = {"One": grpc.unary_unary_rpc_method_handler(return_caller)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("fl.v1.Coordinator", one),))
     number = server.add_secure_port("127.0.0.1:0", certificates.credentials())

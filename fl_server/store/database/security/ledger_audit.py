@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, insert, select
 
 from fl_common.audit.rows import START, AuditRow, Head
+from fl_server.store.audit_rows import SCANNED, AuditPage
+from fl_server.store.database.connection import database_errors
 from fl_server.store.database.security.schema import audit
 from fl_server.store.database.transactions import Transactions
 
@@ -27,14 +29,23 @@ class AuditLedger(Transactions):
             db.execute(insert(audit), [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
             return rows[-1].head
 
-    def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> list[AuditRow]:
-        """The first `limit` rows with numbers from `first` to `last`, in order."""
-        wanted = dict(matching)
+    def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> AuditPage:
+        """At most `limit` rows with numbers from `first` to `last`, in order; at most SCANNED rows are looked at."""
+        number, wanted = audit.c.number, dict(matching)
         since_us = wanted.pop("since_us", None)
-        query = select(audit).where(audit.c.number.between(first, last)).filter_by(**wanted)
-        if since_us is not None:
-            query = query.where(audit.c.time_us >= since_us)
-        return [_row(found) for found in self._read("the audit log", query.order_by(audit.c.number).limit(limit))]
+        scanned = select(audit).where(number.between(first, last)).order_by(number)
+        beyond = scanned.with_only_columns(number).offset(SCANNED).limit(1)
+        with database_errors("read the audit log"), self._reads.begin() as db:
+            end = db.execute(beyond).scalar()
+            query = scanned.filter_by(**wanted).limit(limit)
+            if end is not None:
+                query = query.where(number < end)
+            if since_us is not None:
+                query = query.where(audit.c.time_us >= since_us)
+            rows = [_row(found) for found in db.execute(query).mappings()]
+        if len(rows) == limit:
+            return AuditPage(rows, rows[-1].number + 1)
+        return AuditPage(rows, last + 1 if end is None else end)
 
     def newest_audit_rows(self, count: int) -> list[AuditRow]:
         """The newest rows, in order of number."""

@@ -31,11 +31,14 @@ certificates = Table(
     Column("name", String(64), nullable=False),
     Column("key", String(64), nullable=False),
     Column("issued_at", Double, nullable=False),
+    Column("not_before", Double, nullable=False),
     Column("not_after", Double, nullable=False),
     Column("enrollment_id", String(32), nullable=False),
     Column("content", LargeBinary, nullable=False),
     Index("certificates_by_name", "name", "issued_at"),
     Index("certificates_by_time", "issued_at", "serial"),
+    Index("certificates_by_key", "key"),
+    Index("certificates_by_token", "enrollment_id"),
 )
 
 revocations = Table(
@@ -48,7 +51,7 @@ revocations = Table(
     Column("actor", Words, nullable=False),
     Column("reason", Words, nullable=False),
 )
-"""kind: "serial" or "key"; value in hex. A certificate with either is denied, whoever issued it."""
+"""kind: "serial" or "key" with a value in hex, or "name": `certificates.RevocationRecord` has the meaning of each."""
 
 audit = Table(
     "audit",

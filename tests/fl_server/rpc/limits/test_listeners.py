@@ -11,7 +11,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fl_server.config import ConnectionsConfig, ServerConfig
+from fl_server.config import ServerConfig
+from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.limits.listeners import METADATA_BYTES, Port, ports
 from fl_server.rpc.limits.open_files import Connections, share
 from protos.wire import MAX_MESSAGE_BYTES
@@ -36,13 +37,30 @@ def test_open_files_are_distributed_among_the_ports(limit: int, clients: int, ex
     assert share(limit, clients, WANTED) == expected
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(1 << 20, 1024), (4096, 256), (64, 4)])
+def test_a_port_for_enrollment_takes_its_part_of_the_open_files(limit: int, expected: int) -> None:
+    """Only if there is one; the clients' port has as many fewer."""
+    without, shared = share(limit, 1 << 20, WANTED), share(limit, 1 << 20, WANTED, ["enroll_listen"])
+    assert (without.enrollment, shared.enrollment) == (0, expected)
+    assert shared.clients == max(4, without.clients - expected)
+
+
+def test_a_port_for_tokens_takes_as_many_as_that_for_certificates() -> None:
+    """Operators have two ports then; the clients' port has as many fewer."""
+    without, shared = share(4096, 1 << 20, WANTED), share(4096, 1 << 20, WANTED, ["token_listen"])
+    assert shared.clients == without.clients - without.admin
+
+
 def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
     """Only the clients' port accepts chunks; the port for probes has small limits and short times."""
-    made = ports(ServerConfig(state_dir=tmp_path, insecure=True), Connections(100, 20, 10, 5))
+    made = ports(ServerConfig(state_dir=tmp_path, insecure=True), Connections(100, 20, 10, 5, 7))
     options = {setting: dict(port.options()) for setting, port in made.items()}
     sizes = {setting: each["grpc.max_receive_message_length"] for setting, each in options.items()}
-    assert sizes == {"listen": MAX_MESSAGE_BYTES, "admin_listen": 1 << 20, "health_listen": 1 << 10}
-    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 10]
+    assert sizes == {
+        "listen": MAX_MESSAGE_BYTES, "admin_listen": 1 << 20, "token_listen": 1 << 20, "enroll_listen": 16 << 10,
+        "health_listen": 1 << 10,
+    }  # fmt: skip
+    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 20, 7, 10]
     assert "grpc.max_connection_age_ms" in options["health_listen"]
     assert "grpc.max_connection_age_ms" not in options["listen"]
 

@@ -35,12 +35,15 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("key", sa.String(64), nullable=False),
         sa.Column("issued_at", sa.Double(), nullable=False),
+        sa.Column("not_before", sa.Double(), nullable=False),
         sa.Column("not_after", sa.Double(), nullable=False),
         sa.Column("enrollment_id", sa.String(32), nullable=False),
         sa.Column("content", sa.LargeBinary(), nullable=False),
     )
     op.create_index("certificates_by_name", "certificates", ["name", "issued_at"])
     op.create_index("certificates_by_time", "certificates", ["issued_at", "serial"])
+    op.create_index("certificates_by_key", "certificates", ["key"])
+    op.create_index("certificates_by_token", "certificates", ["enrollment_id"])
     op.create_table(
         "revocations",
         sa.Column("kind", sa.String(8), primary_key=True),

@@ -1,0 +1,96 @@
+"""Writes the device's audit log beside the daemon's work, which never waits for it.
+
+A thread of its own writes the rows within milliseconds. A full disk stops no training: rows wait in memory, further
+ones are counted, and a row has their number when the disk has room again. Rows above a rate are counted too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from fl_client.audit.file import AuditFile, Entry
+from fl_client.rate_limit import RateLimiter
+
+log = structlog.get_logger()
+
+MOST_WAITING = 1000
+"""Rows in memory while the disk is full."""
+ROWS_PER_S, ROW_BURST = 10.0, 1000
+"""Limit of rows: a hostile coordinator must not push older rows out of the files quickly."""
+LEFT_OUT = "audit_rows_left_out"
+"""Method of the row that has the number of the others."""
+CLOSE_S = 1.0
+
+
+class Counter(Protocol):
+    """A counter of metrics."""
+
+    def inc(self, amount: float = 1, /) -> None: ...  # noqa: D102 - as of prometheus_client
+
+
+class DeviceAudit:
+    """The daemon's audit log. `note` is called on the event loop."""
+
+    def __init__(
+        self, folder: Path, counter: Callable[[str], Counter], server: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """counter: counts rows that were "written" or "left_out". server: address of the coordinator."""
+        self._file, self._counter, self._server, self._clock = AuditFile(folder), counter, server, clock
+        self.coordinator = "coordinator"
+        """Who asks: with its id once this device has registered."""
+        self.certificate = b""
+        """The certificate of this device that the newest row about one has, in PEM."""
+        self._waiting: deque[Entry] = deque()
+        self._rate = RateLimiter(ROWS_PER_S, ROW_BURST)
+        self._left_out = 0
+        self._failed = False
+        self._thread = ThreadPoolExecutor(1, "audit")
+
+    def note(self, method: str, subject: str = "", result: str = "ok", detail: str = "") -> None:
+        """Add a row. It is written soon, in order."""
+        fields = {"method": method, "subject": subject, "result": result, "detail": detail}
+        fields |= {"actor": self.coordinator, "address": self._server}
+        if len(self._waiting) >= MOST_WAITING or not self._rate.try_acquire():
+            self._left_out += 1
+            self._counter("left_out").inc()
+            return
+        self._waiting.append(Entry(int(self._clock() * 1e6), fields))
+        try:
+            self._thread.submit(self._write)
+        except RuntimeError:  # the daemon stops
+            log.warning("audit_not_written", row=fields)
+
+    async def close(self) -> None:
+        """Write what waits. A disk that hangs is not waited for."""
+        self._thread.submit(self._write)
+        closing = asyncio.ensure_future(asyncio.to_thread(self._thread.shutdown))
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+
+    def _write(self) -> None:
+        """In the thread: all rows that wait."""
+        entries = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            fields = {"actor": "daemon", "method": LEFT_OUT, "result": "ok", "detail": str(left_out)}
+            entries.append(Entry(int(self._clock() * 1e6), fields))
+        if not entries:
+            return
+        try:
+            self._file.append(entries)
+        except OSError as error:
+            self._waiting.extendleft(reversed(entries[: len(entries) - bool(left_out)]))
+            self._left_out += left_out
+            if not self._failed:
+                log.warning("audit_not_written", error=str(error), waiting=len(entries))
+            self._failed = True
+        else:
+            self._failed = False
+            self._counter("written").inc(len(entries))

@@ -1,0 +1,184 @@
+"""The day's budget: what an assignment may still use, counted before and while it is used.
+
+Assignments, steps and examples are counted, durably, before the work begins. Seconds and bytes are counted as they are
+used, and written every few seconds: SIGKILL loses the count of at most that time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import structlog
+
+from fl_client.gates.gate_set import ClosedGate
+from fl_client.policy.config import Policy
+from fl_client.policy.usage import NAMES, Amounts, DailyUsage
+from protos.fl.v1.coordinator_pb2 import UNAVAILABLE_REASON_OWNER
+
+log = structlog.get_logger()
+
+GATE = "policy_day"
+"""Name of the used-up budget among the reasons for which the device takes no work."""
+
+
+class Write(Protocol):
+    """Writes the counts on the disk's thread. Raises OSError, or WorkFailed if it is durable."""
+
+    def __call__(self, content: bytes, *, durable: bool) -> Awaitable[None]:
+        """Write the content of the file."""
+        ...
+
+
+class OverBudget(Exception):
+    """The work does not fit the day's budget. `str()` names the key, the limit and the need."""
+
+
+class Budget:
+    """Counts the work of the day against [day]. Lives on the event loop; `computing` belongs to the worker's thread."""
+
+    def __init__(self, usage: DailyUsage, write: Write, policy: Callable[[], Policy]) -> None:
+        """policy: returns the one in force."""
+        self._usage, self._write, self._policy = usage, write, policy
+        usage.set_zone(policy().hours.timezone)
+        self._full_for = ""
+        """The amount that did not fit today: smaller work is not tried, because the coordinator chooses its size."""
+        self._written = usage.content()
+        self._watch = Stopwatch()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit for a day."""
+        return any(limit is not None for _, limit in self._limits())
+
+    @property
+    def used(self) -> Amounts:
+        """The counts of the current day."""
+        self._roll()
+        return self._usage.used
+
+    def check(self, need: Amounts, names: Collection[str] = NAMES) -> None:
+        """Raises OverBudget unless these amounts of some work fit into what is left of the day."""
+        self._roll()
+        for name, limit in self._limits():
+            if name not in names:
+                continue
+            wanted, used = getattr(need, name), getattr(self._usage.used, name)
+            if limit is None or (used < limit and used + wanted <= limit):
+                continue
+            key = f"day.max_{name} is {limit:g}"
+            if wanted > limit:
+                raise OverBudget(f"{key}, and the assignment needs {wanted:g}")
+            self._full_for = name
+            raise OverBudget(f"{key}, {used:g} of it is used today, and the assignment needs {wanted:g}")
+
+    async def charge(self, need: Amounts) -> None:
+        """Count work that begins now, durably. Raises OverBudget; WorkFailed if it cannot be written."""
+        self.check(need)
+        self._usage.add(Amounts(assignments=need.assignments, steps=need.steps, examples=need.examples))
+        if self.limited:
+            await self._save(durable=True)
+
+    def received(self, count: int) -> None:
+        """Count tensor bytes that arrived. Raises OverBudget beyond the limit."""
+        self._usage.add(Amounts(bytes_down=count))
+        limit = self._policy().day.max_bytes_down
+        if limit is not None and self._usage.used.bytes_down > limit:
+            self._full_for = "bytes_down"
+            raise OverBudget(f"day.max_bytes_down is {limit}, and more has arrived")
+
+    def sent(self, count: int) -> None:
+        """Count tensor bytes that were sent."""
+        self._usage.add(Amounts(bytes_up=count))
+
+    def seconds_left(self) -> float:
+        """Seconds of computing that are left of the day."""
+        limit = self._policy().day.max_seconds
+        return math.inf if limit is None else max(0.0, limit - self._usage.used.seconds - self._watch.running())
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count the seconds of the block."""
+        self._watch.start()
+        try:
+            yield
+        finally:
+            self._watch.stop()
+
+    def closed(self) -> ClosedGate | None:
+        """Why the device takes no work until midnight. None while something is left of every amount."""
+        self._roll()
+        used_up = [
+            name for name, limit in self._limits() if limit is not None and getattr(self._usage.used, name) >= limit
+        ]
+        if not used_up and not self._full_for:
+            return None
+        name = used_up[0] if used_up else self._full_for
+        detail = f"the day's budget is used up (day.max_{name})"
+        return ClosedGate(GATE, UNAVAILABLE_REASON_OWNER, detail, self._usage.midnight())
+
+    async def save(self) -> None:
+        """Count the seconds so far, and write the counts if they have changed."""
+        self._usage.add(Amounts(seconds=self._watch.take()))
+        if self.limited and self._usage.content() != self._written:
+            try:
+                await self._save(durable=False)
+            except OSError as error:
+                log.warning("usage_not_written", reason=str(error))
+
+    def rules_changed(self) -> None:
+        """What did not fit may fit now, and the day may end at another time."""
+        self._full_for = ""
+        self._usage.set_zone(self._policy().hours.timezone)
+
+    async def _save(self, *, durable: bool) -> None:
+        content = self._usage.content()
+        await self._write(content, durable=durable)
+        self._written = content
+
+    def _roll(self) -> None:
+        if self._usage.roll():
+            self._full_for = ""
+
+    def _limits(self) -> Iterator[tuple[str, float | None]]:
+        rules = self._policy().day
+        return ((name, getattr(rules, f"max_{name}")) for name in NAMES)
+
+
+class Stopwatch:
+    """Seconds of one activity, started and stopped on one thread and read on another."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic, self._lock = monotonic, threading.Lock()
+        self._since: float | None = None
+        self._kept = 0.0
+
+    def start(self) -> None:
+        """The activity begins."""
+        with self._lock:
+            self._since = self._monotonic()
+
+    def stop(self) -> None:
+        """The activity ends."""
+        with self._lock:
+            self._kept, self._since = self._total(), None
+
+    def running(self) -> float:
+        """Seconds that were not taken yet."""
+        with self._lock:
+            return self._total()
+
+    def take(self) -> float:
+        """The seconds since the last call, which are counted from now on."""
+        with self._lock:
+            total, self._kept = self._total(), 0.0
+            if self._since is not None:
+                self._since = self._monotonic()
+            return total
+
+    def _total(self) -> float:
+        return self._kept + (0.0 if self._since is None else self._monotonic() - self._since)

@@ -1,0 +1,145 @@
+"""The policy file: TOML, checked once. A rule that is absent allows everything; an empty list allows nothing."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from fl_client.errors import ConfigError
+from fl_client.settings.config import WindowText, ZoneName
+from fl_common.settings import Section, SettingsError, read_settings
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _hex(value: str) -> str:
+    """64 hex digits. openssl writes "SHA256 Fingerprint=AB:CD:..."; both that and plain digits are accepted."""
+    digits = re.sub(r"^(sha256( fingerprint)?[:=])", "", value.strip().lower()).replace(":", "")
+    if _SHA256.fullmatch(digits) is None:
+        raise ValueError(f"expected a SHA-256 fingerprint of 64 hex digits, with or without colons, got {value!r}")
+    return digits
+
+
+def _source(value: str) -> str:
+    return f"sha256:{_hex(value)}"
+
+
+class CoordinatorRules(Section):
+    """The coordinators that the device works for. Without a key any coordinator that the settings name is accepted."""
+
+    ids: list[str] | None = None
+    """Ids of coordinators. A coordinator's id is in the log of its start, and in the daemon's log as `registered`."""
+    ca_sha256: list[Annotated[str, AfterValidator(_hex)]] | None = None
+    """SHA-256 of the CA certificates that may sign a coordinator's certificate, as `openssl x509 -fingerprint -sha256`
+    prints it. Other certificates in tls.ca are not trusted. Nothing is sent to a coordinator of another authority."""
+
+
+class TaskRules(Section):
+    """The tasks that may be trained and evaluated."""
+
+    allow: list[str] | None = None
+    """Names of tasks. Absent: every task of this device."""
+    fingerprints: dict[str, list[Annotated[str, AfterValidator(_source)]]] = Field(default_factory=dict)
+    """Digests of the task's code that are accepted, by the task's name: {digits = ["sha256:..."]}."""
+
+
+class AlgorithmRules(Section):
+    """The methods whose client half may run."""
+
+    allow: list[str] | None = None
+    """Names of methods: ["fedavg", "fedcm"]. Absent: every method."""
+
+
+class WorkRules(Section):
+    """The most of one assignment."""
+
+    max_epochs: int | None = Field(default=None, ge=1)
+    """Passes over the local examples. Steps count as the passes that they begin."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Mini-batch steps."""
+    max_model_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of the model, frozen part included."""
+
+
+class DayRules(Section):
+    """The most of one day, from midnight to midnight in the time zone of [hours]. Counts survive restarts."""
+
+    max_assignments: int | None = Field(default=None, ge=1)
+    """Assignments begun, evaluations included. Each exchange of a round is one."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Mini-batch steps."""
+    max_examples: int | None = Field(default=None, ge=1)
+    """Examples that were trained or evaluated on. An example counts in each epoch again."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Seconds of computing."""
+    max_bytes_down: int | None = Field(default=None, ge=1)
+    """Tensor bytes received."""
+    max_bytes_up: int | None = Field(default=None, ge=1)
+    """Tensor bytes sent."""
+
+
+class HourRules(Section):
+    """The hours of work. Unlike gates.windows they end a round in progress."""
+
+    windows: list[WindowText] | None = None
+    """Local times: "22:00-06:00", "mon-fri 18:30-24:00". Absent: any time."""
+    timezone: ZoneName = ""
+    """Time zone of the windows and of [day], such as "Europe/Zurich". "": the device's own."""
+
+
+class PrivacyRules(Section):
+    """The least privacy. Runs cannot state their privacy to a device yet: with either key all training is refused."""
+
+    require: bool = False
+    """Refuse training that states no differential privacy."""
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Refuse training that states no epsilon, or a larger one."""
+
+
+class ShareRules(Section):
+    """What may leave the device besides updates."""
+
+    evaluations: bool = True
+    """Results of evaluations on this device's held-out examples."""
+    labels: bool = True
+    """The labels of the settings."""
+    device: bool = True
+    """Kind, name and memory of the training device."""
+
+
+class Policy(Section):
+    """All rules of a site."""
+
+    coordinators: CoordinatorRules = CoordinatorRules()
+    tasks: TaskRules = TaskRules()
+    algorithms: AlgorithmRules = AlgorithmRules()
+    work: WorkRules = WorkRules()
+    day: DayRules = DayRules()
+    hours: HourRules = HourRules()
+    privacy: PrivacyRules = PrivacyRules()
+    share: ShareRules = ShareRules()
+    allow_unknown_demands: bool = False
+    """Accept assignments with fields that this version does not know, which a newer coordinator may send. They may be
+    demands that this version would not meet."""
+
+
+NO_POLICY = Policy(allow_unknown_demands=True)
+"""The rules of a device without a policy file: none."""
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy file. Raises ConfigError that names file and key, also for a file that every user can change."""
+    try:
+        policy = read_settings(path, Policy)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (SettingsError, OSError) as error:
+        raise ConfigError(f"policy: {error}") from None
+    if mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"policy: expected a file that only its owner can change, got {path} with mode {mode:04o}: chmod o-w {path}"
+        )
+    return policy

@@ -1,0 +1,196 @@
+"""The site's policy in a running daemon: judges coordinators and assignments, and shapes what a registration says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+
+from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
+from fl_client.gates.gate_set import ClosedGate
+from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.budget import Budget, OverBudget
+from fl_client.policy.config import Policy
+from fl_client.policy.file import InForce, PolicyFile
+from fl_client.policy.requests import bytes_down, bytes_up, evaluation_request, training_request
+from fl_client.policy.rules import Request, refusal
+from fl_client.policy.trust import fingerprints, trusted_certificates
+from fl_client.policy.usage import NAMES, Amounts
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+
+class Availability(Protocol):
+    """What the rest of the daemon knows of when it may train."""
+
+    def set_budget(self, closed: ClosedGate | None) -> None:
+        """The day's budget is used up, or not any more."""
+        ...
+
+    async def check(self) -> None:
+        """Check the gates once."""
+        ...
+
+
+class SitePolicy:
+    """The rules of a site and the day's budget. Lives on the event loop."""
+
+    def __init__(self, file: PolicyFile, budget: Budget, metrics: Metrics, availability: Availability) -> None:
+        self._file, self.budget, self._metrics, self._availability = file, budget, metrics, availability
+        self._version = self._told = file.now.version
+        """Version that the daemon follows; and the one that the coordinator was last judged or registered with by."""
+
+    @property
+    def policy(self) -> Policy:
+        """The rules in force."""
+        return self._file.now.policy
+
+    async def run(self) -> None:
+        """Follow the file and the day until cancelled."""
+        while self._file.path is not None:
+            self.show_budget()
+            await asyncio.sleep(self._file.check_s)
+            await self._refresh()
+            await self.budget.save()
+
+    async def until_changed(self) -> None:
+        """Wait for another policy. Raises PolicyChanged: what is registered may be against the new rules."""
+        if self._file.path is None:
+            await asyncio.get_running_loop().create_future()
+        while self._file.now.version == self._told:
+            await asyncio.sleep(self._file.check_s)
+            await self._refresh()
+        raise PolicyChanged("the site's policy file has changed")
+
+    async def _refresh(self) -> None:
+        await asyncio.to_thread(self._file.refresh)
+        if self._file.now.version != self._version:
+            self._version = self._file.now.version
+            self.budget.rules_changed()
+            self.show_budget()
+            await self._availability.check()
+
+    def show_budget(self) -> None:
+        """Report what is used of the day, and whether that forbids work."""
+        used = self.budget.used
+        for name in NAMES:
+            self._metrics.day_used.labels(name).set(getattr(used, name))
+        self._availability.set_budget(self.budget.closed())
+
+    # Coordinators.
+
+    def trusted_ca(self, bundle: bytes | None) -> bytes | None:
+        """The certificates of a CA bundle in PEM that the policy trusts. Raises Untrusted if there are none."""
+        now = self._file.now
+        pins = now.policy.coordinators.ca_sha256
+        if pins is None:
+            return bundle
+        if bundle is None:
+            raise self._untrusted(now, "coordinators.ca_sha256 needs TLS: add [tls] to the settings")
+        if trusted := trusted_certificates(bundle, pins):
+            return trusted
+        theirs = ", ".join(fingerprints(bundle)[:5])
+        raise self._untrusted(now, f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {theirs}")
+
+    def check_coordinator(self, response: pb.RegisterResponse) -> None:
+        """Raises Untrusted for a coordinator with another id."""
+        now = self._file.now
+        allowed = now.policy.coordinators.ids
+        if allowed is not None and response.coordinator_id not in allowed:
+            got = response.coordinator_id[:64]
+            raise self._untrusted(now, f"the coordinator's id {got!r} is not in coordinators.ids")
+
+    def _untrusted(self, now: InForce, message: str) -> Untrusted:
+        """Count a refusal. The next change of the policy ends the wait for the next try."""
+        self._told = now.version
+        self._metrics.policy_refusals.labels("coordinators").inc()
+        return Untrusted(f"policy: coordinators: {message}")
+
+    def registration(self, request: pb.RegisterRequest) -> pb.RegisterRequest:
+        """A registration without what the policy does not share. The request is changed."""
+        now = self._file.now
+        self._told, share = now.version, now.policy.share
+        if not share.labels:
+            request.labels.clear()
+        if not share.device:
+            request.ClearField("device")
+        if not share.evaluations:
+            for offer in request.tasks:
+                offer.eval_examples = 0
+        return request
+
+    # Assignments.
+
+    async def check_training(self, assignment: training_pb2.Assignment, examples: int) -> None:
+        """Raises PolicyRefused, before anything is fetched. examples: of this device's shard."""
+        await self._check_file()
+        self._judge(training_request(assignment, examples))
+
+    async def begin_training(self, assignment: training_pb2.Assignment, examples: int) -> None:
+        """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
+        work = training_request(assignment, examples).work
+        assert work is not None  # noqa: S101 - for the type: training has work
+        down, up = bytes_down(assignment.resources), bytes_up(assignment)
+        need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)
+        await self._charge(need)
+        self.show_budget()
+
+    async def check_evaluation(self, assignment: training_pb2.EvaluationAssignment) -> None:
+        """As `check_training`, for an evaluation."""
+        await self._check_file()
+        self._judge(evaluation_request(assignment))
+
+    async def begin_evaluation(self, assignment: training_pb2.EvaluationAssignment, examples: int) -> None:
+        """As `begin_training`, for an evaluation. examples: of this device's held-out part."""
+        await self._charge(Amounts(1, 0, examples, 0.0, bytes_down(assignment.resources)))
+        self.show_budget()
+
+    def received(self, count: int) -> None:
+        """Count tensor bytes that arrived. Raises PolicyRefused beyond the day's limit."""
+        self._metrics.bytes_received(count)
+        try:
+            self.budget.received(count)
+        except OverBudget as over:
+            raise self._refused("day", str(over)) from None
+
+    def sent(self, count: int) -> None:
+        """Count tensor bytes that were sent."""
+        self._metrics.bytes_sent(count)
+        self.budget.sent(count)
+
+    def check_sending(self, count: int) -> None:
+        """Raises PolicyRefused if this many tensor bytes may not be sent today."""
+        try:
+            self.budget.check(Amounts(bytes_up=count), ["bytes_up"])
+        except OverBudget as over:
+            raise self._refused("day", str(over)) from None
+
+    def out_of_time(self) -> PolicyRefused:
+        """The error of work that was ended because no seconds of the day are left."""
+        return self._refused("day", f"day.max_seconds is {self.policy.day.max_seconds:g}, and the work took longer")
+
+    async def _check_file(self) -> None:
+        await self._refresh()
+        if self._file.now.problem:
+            raise WorkFailed(pb.FAILURE_REASON_STOPPED, "the site's policy file cannot be used")
+
+    def _judge(self, request: Request) -> None:
+        if (verdict := refusal(self.policy, request)) is not None:
+            raise self._refused(verdict.rule, verdict.text)
+
+    async def _charge(self, need: Amounts) -> None:
+        try:
+            await self.budget.charge(need)
+        except OverBudget as over:
+            raise self._refused("day", str(over)) from None
+
+    def _refused(self, rule: str, text: str) -> PolicyRefused:
+        """Count and log a refusal."""
+        self._metrics.policy_refusals.labels(rule).inc()
+        if rule == "day":
+            self.show_budget()  # before the refusal is reported: the two reports travel together
+        log.warning("policy_refused", rule=rule, reason=text)
+        return PolicyRefused(rule, text)

@@ -1,0 +1,142 @@
+"""`fl-client policy show` and `check`: the site's rules, and what they decide about a run's file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fl_client.errors import StartError, UsageError
+from fl_client.policy.config import NO_POLICY, Policy, read_policy
+from fl_client.policy.rules import Request, Verdict, Work, day_verdicts, verdicts, work_of
+from fl_client.policy.usage import FILE, NAMES, DailyUsage
+from fl_client.settings.config import ClientConfig, load_config
+from fl_client.setup.settings_file import toml
+from fl_client.setup.units import CONFIG
+from fl_common.command_help import Group, examples
+from fl_common.settings import parse_toml
+from protos.fl.v1 import admin_pb2
+from protos.run_file import SIMULATION, parse_run
+
+REFUSED = 1
+DEFAULT_ALGORITHM, DEFAULT_BATCH_SIZE, DEFAULT_EPOCHS = "fedcm", 32, 1
+"""What a coordinator adds to a run's file without these values."""
+
+app = typer.Typer(cls=Group, no_args_is_help=True, help="The site's policy: its rules, and what they decide of a run.")
+_ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The daemon's settings.")]
+
+
+@app.command(**examples("fl-client policy show --config client.toml"))
+def show(config: _ConfigFile = Path(CONFIG)) -> None:
+    """Print the rules of the policy file, and how much of the day's budget is used."""
+    settings, policy = _read(config)
+    if settings.policy is None:
+        print(f"no policy: {config} does not name one, so this device accepts every run of its task")
+        return
+    print(f"# {settings.policy}")
+    for table, rules in policy.model_dump(mode="json", exclude_defaults=True).items():
+        if isinstance(rules, dict):
+            print(f"[{table}]\n" + "\n".join(f"{key} = {toml(value)}" for key, value in rules.items()))
+        else:
+            print(f"{table} = {toml(rules)}")
+    for line in _used_today(settings, policy):
+        print(line)
+
+
+@app.command(**examples("fl-client policy check run.toml --examples 1200"))
+def check(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run's file, as `fl run create` takes it.")],
+    config: _ConfigFile = Path(CONFIG),
+    local_examples: Annotated[
+        int | None,
+        typer.Option("--examples", min=1, metavar="N", help="Examples of this device, in place of its shard's."),
+    ] = None,
+) -> None:
+    """Say rule by rule whether this device accepts a run. Exit code 0: it does; 1: it refuses it; 2: no valid file."""
+    settings, policy = _read(config)
+    spec = _run_of(run)
+    found = list(_verdicts(settings, policy, spec, local_examples or _shard_size(settings)))
+    for verdict in found:
+        print(f"{_MARKS[verdict.accepted]:<7} {verdict.rule}: {verdict.text}")
+    refused = [verdict.rule for verdict in found if verdict.accepted is False]
+    if refused:
+        print(f"{run}: refused by {', '.join(dict.fromkeys(refused))}")
+        raise typer.Exit(REFUSED)
+    open_ = sum(verdict.accepted is None for verdict in found)
+    print(f"{run}: accepted" + (f"; {open_} not decided by a run's file" if open_ else ""))
+
+
+_MARKS = {True: "accept", False: "REFUSE", None: "open"}
+
+
+def _verdicts(
+    settings: ClientConfig, policy: Policy, spec: admin_pb2.RunSpec, local_examples: int | None
+) -> Iterator[Verdict]:
+    """All decisions on a run, its evaluations by clients included."""
+    name, here = spec.task.name, settings.task.name
+    yield Verdict("tasks", name == here, f"the run's task is {name!r}, and this device has {here!r}")
+    work = _work(spec.local, local_examples)
+    request = Request("training", name, algorithm=spec.algorithm.name or DEFAULT_ALGORITHM, work=work)
+    yield from verdicts(policy, request)
+    yield from day_verdicts(policy, work)
+    if spec.evaluation.clients_every:
+        for verdict in verdicts(policy, Request("evaluation", name)):
+            if verdict.rule == "share":
+                yield verdict
+
+
+def _work(local: admin_pb2.LocalSpec, local_examples: int | None) -> Work:
+    """The work of one assignment, as far as it is known."""
+    batch_size = local.batch_size if local.HasField("batch_size") else DEFAULT_BATCH_SIZE
+    amount = {"steps": local.steps} if local.HasField("steps") else {"epochs": local.epochs or DEFAULT_EPOCHS}
+    if local_examples is not None:
+        return work_of(local_examples, max(1, batch_size), **amount)
+    epochs = amount.get("epochs")
+    return Work(amount.get("steps"), None if epochs is None else Fraction(epochs), None)
+
+
+def _read(config: Path) -> tuple[ClientConfig, Policy]:
+    try:
+        settings = load_config(config)
+        return settings, NO_POLICY if settings.policy is None else read_policy(settings.policy)
+    except StartError as error:
+        raise UsageError(str(error)) from None
+
+
+def _run_of(path: Path) -> admin_pb2.RunSpec:
+    try:
+        content = parse_toml(path.read_text(encoding="utf-8"))
+        spec = parse_run({key: value for key, value in content.items() if key != SIMULATION})
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    if not spec.task.name:
+        raise UsageError(f"{path}: expected a table [task] with a name, got none")
+    return spec
+
+
+def _shard_size(settings: ClientConfig) -> int | None:
+    """Examples of the shard that an earlier start has made. None where there is none, or all data is used."""
+    try:
+        kept: Any = json.loads((settings.state_dir / "shard.json").read_bytes())
+        return len(kept["indices"]) or None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _used_today(settings: ClientConfig, policy: Policy) -> Iterator[str]:
+    try:
+        usage = DailyUsage(settings.state_dir / FILE, time.time)
+    except StartError as error:
+        raise UsageError(str(error)) from None
+    usage.set_zone(policy.hours.timezone)
+    usage.roll()
+    for name in NAMES:
+        if (limit := getattr(policy.day, f"max_{name}")) is not None:
+            yield f"# today: {name} {getattr(usage.used, name):g} of {limit:g}"

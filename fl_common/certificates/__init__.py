@@ -1,0 +1,4 @@
+"""Certificates of holders, as the authorities of this project sign them.
+
+`fl ca` on an operator's machine and the coordinator's authority sign the same profile. Keys are never made here.
+"""

@@ -1,0 +1,158 @@
+"""The coordinator's own authority: signs certificates of devices, from files that may be renewed while it runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+from fl_common import certificate_names
+from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, sign_leaf
+from fl_common.certificates.leaf import Authority as Signer
+from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.settings import SettingsError
+from fl_server.errors import NotConfigured
+from fl_server.security_config import EnrollmentConfig
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Validity:
+    """When a new certificate is valid: `begins` no earlier than this (Unix seconds), for so many seconds."""
+
+    now: float
+    seconds: float
+    begins: float = 0.0
+
+
+class Authority:
+    """Signs with the current files. `poll` is for one thread; any thread may sign."""
+
+    def __init__(self, config: EnrollmentConfig, server: Callable[[], Pem]) -> None:
+        """Read the files.
+
+        server: the coordinator's own certificate and the authorities of its clients, as they are now.
+        Raises SettingsError for files that cannot be used, or that belong to another authority.
+        """
+        self._server = server
+        bundle, setting = (config.ca_cert, "ca_cert") if config.server_ca is None else (config.server_ca, "server_ca")
+        files = PemFiles(config.ca_cert, config.ca_key, bundle, setting, "enrollment", "ca_")
+        self._files = PemWatcher(files, _check)
+        files.valid_now(self._files.pem)
+        if not _trusts(server().ca or b"", self._files.pem.leaf):
+            raise SettingsError(
+                f"enrollment.ca_cert: expected an authority of tls.client_ca, got {config.ca_cert}, whose certificates"
+                " would be refused: add it to the file of tls.client_ca"
+            )
+        if _issuer_of(server(), self._files.pem) is None:
+            raise SettingsError(
+                f"enrollment.{setting}: expected the authority that signed tls.cert, got another in {bundle}: devices"
+                " could not check this coordinator; set enrollment.server_ca"
+            )
+        self._presented: tuple[Pem, Pem, Pem] | None = None
+
+    def poll(self) -> None:
+        """Use renewed files. Blocking."""
+        match self._files.poll():
+            case PemChange.RENEWED:
+                log.info("authority_renewed", serial=f"{self._files.pem.leaf.serial_number:x}")
+            case PemChange.UNUSABLE:
+                log.warning("authority_not_used", reason=self._files.problem, todo="the earlier one stays in use")
+
+    @property
+    def ends(self) -> float:
+        """End of the authority's certificate in Unix seconds."""
+        return self._files.pem.leaf.not_valid_after_utc.timestamp()
+
+    def sign(self, holder: certificate_names.Holder, key: ec.EllipticCurvePublicKey, span: Validity) -> bytes:
+        """A certificate in DER. It ends with the authority at the latest. Raises NotConfigured when that has ended."""
+        pem = self._files.pem
+        signing = load_pem_private_key(pem.key, password=None)
+        assert isinstance(signing, ec.EllipticCurvePrivateKey)  # noqa: S101 - _check has refused other keys
+        now = datetime.fromtimestamp(int(span.now), UTC)
+        begins = max(now - CLOCK_SKEW, datetime.fromtimestamp(int(span.begins), UTC))
+        ends = min(now + timedelta(seconds=span.seconds), pem.leaf.not_valid_after_utc)
+        if ends <= now:
+            raise NotConfigured("enrollment (its authority has ended)", "a new enrollment.ca_cert")
+        leaf = Leaf(holder, Period(begins, ends))
+        return sign_leaf(Signer(pem.leaf, signing), leaf, key).public_bytes(Encoding.DER)
+
+    def chain(self, certificate: bytes) -> bytes:
+        """A certificate (DER) as PEM, with the authority's own if another authority signed that."""
+        leaf = x509.load_der_x509_certificate(certificate)
+        above = [each for each in x509.load_pem_x509_certificates(self._files.pem.cert) if each.issuer != each.subject]
+        return b"".join(each.public_bytes(Encoding.PEM) for each in (leaf, *above))
+
+    def signed(self, certificate: x509.Certificate) -> bool:
+        """Whether this authority signed the certificate."""
+        return _is_issuer(self._files.pem.leaf, certificate)
+
+    def presented(self) -> Pem:
+        """The coordinator's certificate for `enroll_listen`, followed by the authority that signed it.
+
+        A device reads the chain without a check, compares the authority's digest with the one that it was given, and
+        opens a second connection that trusts this authority alone. The same object as long as nothing has changed.
+        """
+        server, own, known = self._server(), self._files.pem, self._presented
+        if known is None or known[0] is not server or known[1] is not own:
+            issuer = _issuer_of(server, own)
+            above = b"" if issuer is None else issuer.public_bytes(Encoding.PEM)
+            known = self._presented = (server, own, replace(server, cert=server.cert.rstrip() + b"\n" + above, ca=None))
+        return known[2]
+
+    def server_authorities(self) -> bytes:
+        """The authorities by which devices check the coordinator, PEM. The one that signed it now is the first."""
+        own, first = self._files.pem, _issuer_of(self._server(), self._files.pem)
+        others = [each for each in x509.load_pem_x509_certificates(own.ca or own.cert) if each != first]
+        return b"".join(each.public_bytes(Encoding.PEM) for each in ([] if first is None else [first]) + others)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the authority that signed the coordinator's certificate (DER) in hex."""
+        issuer = _issuer_of(self._server(), self._files.pem) or self._files.pem.leaf
+        return hashlib.sha256(issuer.public_bytes(Encoding.DER)).hexdigest()
+
+
+def _check(pem: Pem) -> None:
+    """Raises SettingsError unless certificate and key can sign certificates."""
+    leaf, key = pem.leaf, load_pem_private_key(pem.key, password=None)
+    try:
+        is_authority = leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        is_authority = False
+    try:
+        usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
+        is_authority = is_authority and usage.key_cert_sign
+    except x509.ExtensionNotFound:
+        pass
+    if not is_authority:
+        raise SettingsError("enrollment.ca_cert: expected the certificate of an authority, got another certificate")
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SettingsError("enrollment.ca_key: expected an elliptic-curve key, as `fl ca init` makes it, got another")
+
+
+def _trusts(bundle: bytes, authority: x509.Certificate) -> bool:
+    """Whether these authorities are the authority, or have signed it."""
+    return any(each == authority or _is_issuer(each, authority) for each in x509.load_pem_x509_certificates(bundle))
+
+
+def _issuer_of(server: Pem, own: Pem) -> x509.Certificate | None:
+    """The authority that signed the last certificate of the coordinator's chain; None if it is not known."""
+    last = x509.load_pem_x509_certificates(server.cert)[-1]
+    known = x509.load_pem_x509_certificates(own.ca or own.cert)
+    return next((each for each in known if each == last or _is_issuer(each, last)), None)
+
+
+def _is_issuer(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

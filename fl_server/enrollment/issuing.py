@@ -1,0 +1,197 @@
+"""Issues certificates to devices: for a token, for the current certificate, or for one that has expired."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from cryptography import x509
+
+from fl_common.certificate_names import Holder
+from fl_common.names import check_id
+from fl_server import identity
+from fl_server.enrollment.authority import Authority, Validity
+from fl_server.enrollment.requests import RequestedKey, check_signature, read_request
+from fl_server.enrollment.revocations import Revocations
+from fl_server.enrollment.tokens import parse_token
+from fl_server.errors import InvalidInput, NotEnrolled, short
+from fl_server.identity import Identity
+from fl_server.security_config import EnrollmentConfig
+from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent
+from fl_server.store.ledger import Ledger
+from fl_server.store.records import HistoryRecord
+
+P = ParamSpec("P")
+R = TypeVar("R")
+RENEW_SHARE = 2 / 3
+"""Of its validity: devices renew a certificate from then on."""
+_TAKEN = (
+    "a free name: this one has a valid certificate with another key. If its device lost the key, "
+    "`fl clients revoke NAME` frees the name; without that it is free when the certificate ends"
+)
+_NEEDED = {
+    NotSpent.USED: ("used", "a token with a use left; this one has given its certificates to other keys"),
+    NotSpent.EXPIRED: ("expired", "a token that has not expired"),
+    NotSpent.REVOKED: ("revoked", "a token that is not revoked"),
+    NotSpent.KEY: ("name", "a new key: the same token gave this key a certificate of another name"),
+    NotSpent.NAME: ("name", _TAKEN),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate for its device."""
+
+    record: CertificateRecord
+    labels: dict[str, str]
+    again: bool = False
+    """It was issued before, and this is a repeat of the request."""
+
+    @property
+    def renew_after(self) -> float:
+        """When the device renews it, in Unix seconds."""
+        return self.record.issued_at + RENEW_SHARE * (self.record.not_after - self.record.issued_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What else decides whether a holder gets a certificate."""
+
+    revocations: Revocations
+    may_call: Callable[[Identity], None]
+    """Raises Forbidden for a banned client."""
+    registered: Callable[[str], object | None]
+    """The client of this name on the roster; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """Issues certificates. Lives on the event loop; signatures are made and checked in `threads`."""
+
+    ledger: Ledger
+    config: EnrollmentConfig
+    authority: Authority
+    checks: Checks
+    threads: Executor
+
+    async def enroll(self, token_text: str, csr: bytes, name: str) -> Issued:
+        """A certificate for a token. A repeat with the same key gets the same certificate.
+
+        Raises NotEnrolled, InvalidInput, Forbidden, NotConfigured.
+        """
+        token, store = parse_token(token_text), self.ledger.store
+        record = await self.ledger.do(store.enrollment, token.id)
+        if record is None or not token.opens(record):
+            raise NotEnrolled("token", "a token of this coordinator; `fl enroll create` makes one")
+        holder = Holder("client", _name_for(record, name))
+        self.checks.may_call(Identity(holder.role, holder.name))
+        if record.prefix:
+            await self._check_roster(holder.name)
+        signed = await self._sign(csr, holder, record.id)
+        why = HistoryRecord(
+            signed.issued_at, f"token:{record.id}", "client_enrolled", holder.name, f"serial {signed.serial}"
+        )
+        kept = await self.ledger.do(store.spend, signed, why)
+        if isinstance(kept, NotSpent):
+            raise NotEnrolled(*_NEEDED[kept])
+        if denied := self.checks.revocations.of_record(kept):
+            raise NotEnrolled("revoked", f"a new key and a new token: the certificate is revoked ({denied.reason})")
+        return Issued(kept, dict(record.labels), again=kept is not signed)
+
+    async def renew(self, who: Identity, csr: bytes) -> Issued:
+        """A new certificate for the holder of a valid one."""
+        signed = await self._sign(csr, Holder("client", who.name), "")
+        await self.ledger.do(self.ledger.store.add_certificate, signed)
+        return Issued(signed, {})
+
+    async def reenroll(self, certificate: bytes, csr: bytes, signature: bytes) -> Issued:
+        """A new certificate for the holder of one that expired less than the grace ago.
+
+        certificate: PEM. signature: of the request, by the expired certificate's key.
+        Raises NotEnrolled, InvalidInput, Forbidden, NotConfigured.
+        """
+        if not self.config.expired_grace_s:
+            raise NotEnrolled("expired", "a token: this coordinator does not renew expired certificates")
+        who = await self._in_thread(self._proved_holder, certificate, csr, signature)
+        self.checks.may_call(who)
+        if denied := self.checks.revocations.denied(who):
+            raise NotEnrolled("revoked", f"a certificate that is not revoked ({denied})", str(who))
+        signed = await self._sign(csr, Holder("client", who.name), "")
+        await self._check_moved(who, signed)
+        await self.ledger.do(self.ledger.store.add_certificate, signed)
+        return Issued(signed, {})
+
+    def _proved_holder(self, certificate: bytes, csr: bytes, signature: bytes) -> Identity:
+        """The holder of an expired certificate, whose key the caller has."""
+        who = identity.of_certificate(certificate)
+        leaf = x509.load_pem_x509_certificate(certificate)
+        if who.role != "client" or not self.authority.signed(leaf):
+            raise NotEnrolled("csr", "a client's certificate of this coordinator's authority, or a token", str(who))
+        if who.ends is None or time.time() >= who.ends + self.config.expired_grace_s:
+            grace = f"a certificate that expired less than {self.config.expired_grace_s:g} s ago, or a token"
+            raise NotEnrolled("expired", grace, str(who))
+        check_signature(leaf, signature, csr)
+        return who
+
+    async def _check_moved(self, who: Identity, signed: CertificateRecord) -> None:
+        """Refuse a certificate whose name has a valid one with another key: the name is at another device now."""
+        of_name = await self.ledger.do(self.ledger.store.certificates_with, "name", who.name)
+        valid = [each for each in of_name if each.not_after > signed.issued_at and not self._denies(each)]
+        if any(each.key not in {who.key, signed.key} for each in valid):
+            raise NotEnrolled(*_NEEDED[NotSpent.NAME], str(who))
+
+    async def _check_roster(self, name: str) -> None:
+        """Refuse a name for a prefix token that belongs to a client with a certificate of another source."""
+        issued = await self.ledger.do(self.ledger.store.certificates, name, None, 1)
+        if self.checks.registered(name) is not None and not issued:
+            free = f"a free name: a client {name!r} has registered without enrollment; `fl clients forget {name}`"
+            raise NotEnrolled("name", free)
+
+    async def _sign(self, csr: bytes, holder: Holder, enrollment_id: str) -> CertificateRecord:
+        """Check a request, and sign a certificate for its key."""
+        requested = await self._in_thread(read_request, csr, holder)
+        if self.checks.revocations.key_is_denied(requested.digest):
+            raise NotEnrolled("revoked", "a new key: this one is revoked")
+        span = Validity(time.time(), self.config.lifetime_s, self.checks.revocations.first_begin(holder.name))
+        return await self._in_thread(self._signed, requested, holder, span, enrollment_id)
+
+    def _signed(self, requested: RequestedKey, holder: Holder, span: Validity, enrollment_id: str) -> CertificateRecord:
+        content = self.authority.sign(holder, requested.key, span)
+        leaf = x509.load_der_x509_certificate(content)
+        return CertificateRecord(
+            serial=f"{leaf.serial_number:x}",
+            role=holder.role,
+            name=holder.name,
+            key=requested.digest,
+            issued_at=span.now,
+            not_before=leaf.not_valid_before_utc.timestamp(),
+            not_after=leaf.not_valid_after_utc.timestamp(),
+            enrollment_id=enrollment_id,
+            content=content,
+        )
+
+    def _denies(self, record: CertificateRecord) -> bool:
+        return self.checks.revocations.of_record(record) is not None
+
+    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+
+def _name_for(token: EnrollmentRecord, wanted: str) -> str:
+    """The name in the certificate. Raises NotEnrolled for one that the token does not give."""
+    if not token.prefix:
+        if wanted not in {"", token.name}:
+            raise NotEnrolled("name", f"the token's name {token.name!r}, or none; not {short(wanted)!r}")
+        return token.name
+    try:
+        check_id("name", wanted)
+    except ValueError as error:
+        raise InvalidInput("name", f"a name that begins with {token.name!r}", error) from None
+    if not wanted.startswith(token.name) or wanted == token.name:
+        raise NotEnrolled("name", f"a name that begins with {token.name!r} and is longer; not {wanted!r}")
+    return wanted

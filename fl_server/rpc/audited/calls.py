@@ -1,0 +1,129 @@
+"""Records calls in the audit log.
+
+A call of the Admin service that changes something has two rows: "asked", durable before it begins, and its result. So
+no change is in effect without a row, also after SIGKILL or a power cut. A call that cannot be recorded is not carried
+out. Calls of clients are recorded only if they are refused for their identity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from fl_server import identity
+from fl_server.audit.record import Auditor, AuditRecord
+from fl_server.errors import CertificateEnded, Forbidden, Unauthenticated
+from fl_server.identity import ANYBODY, caller
+from fl_server.rpc.audited.methods import METHODS, Recorded
+from fl_server.rpc.statuses import code_of
+from fl_server.timeouts import TimeLimit
+
+ADMIN = "/fl.v1.Admin/"
+ANSWER_S = 5.0
+"""The answer waits this long for the row of a result. Then it is sent, and the row is written when the ledger can."""
+_IDENTITY = (Forbidden, CertificateEnded, Unauthenticated)
+"""Errors that are recorded for every service."""
+Handler = Callable[[Any, Any], Any]
+
+_begun: ContextVar[bool] = ContextVar("begun", default=False)
+"""Whether the current call has a request that was carried out: then its end is recorded with its work."""
+
+
+def record_of(method: str, subject: str, result: str, detail: str = "") -> AuditRecord:
+    """A record of the current call."""
+    who = caller.get()
+    return AuditRecord(
+        "anybody" if who is ANYBODY else str(who), identity.address.get(), method, subject, result, detail
+    )
+
+
+class AuditedMethod:
+    """One method of a port, for the interceptor."""
+
+    def __init__(self, method: str, auditor: Auditor | None) -> None:
+        """method: full name, with the service. auditor: None records nothing."""
+        self._auditor, self._name = auditor, method.rpartition("/")[2]
+        self._is_admin = method.startswith(ADMIN)
+        self._what = METHODS.get(self._name, Recorded())
+
+    def recording(self, inner: Handler, *, streams: bool) -> Handler:
+        """The handler of a method, with its request and result recorded. streams: whether it has many responses."""
+        auditor = self._auditor
+        if auditor is None or not self._is_admin:
+            return inner
+
+        def begin(request: Any, context: Any) -> Any:
+            _begun.set(True)
+            call = _Call(auditor, self._name, self._what, request)
+            return call.stream(inner(request, context)) if streams else call.answer(inner, context)
+
+        return begin
+
+    def refused(self, error: Exception) -> None:
+        """The call ended with this error: record it unless its work did."""
+        if self._auditor is None or _begun.get() or not (self._is_admin or isinstance(error, _IDENTITY)):
+            return
+        self._auditor.record_refusal(record_of(self._name, "", code_of(error).name.lower(), str(error)))
+
+
+class _Call:
+    """One call of the Admin service."""
+
+    def __init__(self, auditor: Auditor, name: str, what: Recorded, request: Any) -> None:
+        self._auditor, self._name, self._what, self._request = auditor, name, what, request
+        self._subject, self._detail = what.subject(request), what.detail(request)
+
+    async def answer(self, inner: Handler, context: Any) -> Any:
+        """The response. Raises StoreError if a change cannot be recorded: then nothing was done."""
+        await self._ask()
+        try:
+            response = await inner(self._request, context)
+        except Exception as error:
+            await self._ended(code_of(error).name.lower(), str(error))
+            raise
+        except asyncio.CancelledError:
+            self._ended_later("cancelled")
+            raise
+        self._subject = self._what.made(response) or self._subject
+        await self._ended("ok")
+        return response
+
+    async def stream(self, responses: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The responses. Raises StoreError if the call cannot be recorded: then nothing was sent."""
+        await self._ask(begins=True)
+        result, why = "cancelled", ""
+        try:
+            async with aclosing(responses) as messages:  # type: ignore[type-var]  # a handler is an async generator
+                async for message in messages:
+                    yield message
+            result = "ok"
+        except Exception as error:
+            result, why = code_of(error).name.lower(), str(error)
+            raise
+        finally:
+            self._ended_later(result, why)
+
+    async def _ask(self, *, begins: bool = False) -> None:
+        if self._what.changes:
+            number = await self._auditor.record_now(self._record("asked"))
+            self._detail = ", ".join(filter(None, (f"asked in row {number}", self._detail)))
+        elif begins:
+            self._auditor.record_read(self._record("begun"))
+
+    async def _ended(self, result: str, why: str = "") -> None:
+        if not self._what.changes:
+            self._auditor.record_read(self._record(result, why))
+            return
+        with suppress(TimeoutError), TimeLimit(ANSWER_S):
+            await self._auditor.record(self._record(result, why))
+
+    def _ended_later(self, result: str, why: str = "") -> None:
+        """Without waiting: the call is being cancelled, or its caller has all that it wanted."""
+        record = self._record(result, why)
+        (self._auditor.record_later if self._what.changes else self._auditor.record_read)(record)
+
+    def _record(self, result: str, why: str = "") -> AuditRecord:
+        return record_of(self._name, self._subject, result, "; ".join(filter(None, (self._detail, why))))

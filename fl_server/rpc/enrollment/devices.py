@@ -1,0 +1,126 @@
+"""The services that give certificates to devices: Enrollment without a certificate, Certificates with one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, Literal
+
+import grpc.aio
+import structlog
+
+from fl_server import identity
+from fl_server.audit.record import Auditor, AuditRecord
+from fl_server.clients.rate_limits import ClientRate
+from fl_server.enrollment.issuing import Issued, Issuer
+from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
+from fl_server.identity import ANYBODY, caller
+from fl_server.metrics import Metrics
+from fl_server.rpc.audited.calls import ANSWER_S
+from fl_server.rpc.enrollment.rates import EnrollmentRates, network_of
+from fl_server.rpc.views import timestamp
+from fl_server.timeouts import TimeLimit
+from protos.fl.v1 import enrollment_pb2 as pb
+from protos.fl.v1 import enrollment_pb2_grpc
+
+log = structlog.get_logger()
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
+    """For devices without a valid certificate, on `enroll_listen`."""
+
+    def __init__(self, issuer: Issuer, metrics: Metrics, audit: Auditor) -> None:
+        self._issuer, self._metrics, self._audit = issuer, metrics, audit
+        self._rates = EnrollmentRates(issuer.config)
+
+    async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollResponse:
+        """A certificate for a token."""
+        enrolling = self._issuer.enroll(request.token, request.csr, request.name)
+        issued = await self._limited(enrolling, "enrolled")
+        return pb.EnrollResponse(issued=_message(self._issuer, issued))
+
+    async def Reenroll(self, request: pb.ReenrollRequest, context: Context) -> pb.ReenrollResponse:
+        """A certificate for one that has expired."""
+        enrolling = self._issuer.reenroll(request.certificate, request.csr, request.signature)
+        issued = await self._limited(enrolling, "reenrolled")
+        return pb.ReenrollResponse(issued=_message(self._issuer, issued))
+
+    async def _limited(self, work: Awaitable[Issued], why: Literal["enrolled", "reenrolled"]) -> Issued:
+        """Do the work in its turn, and count its result."""
+        address = identity.address.get()
+        try:
+            await asyncio.sleep(self._rates.wait(address, time.monotonic()))
+            issued = await work
+        except ServerError as error:
+            result = _result_of(error)
+            self._metrics.enrollments.labels(result).inc()
+            if result not in {"limited", "failed"}:
+                self._rates.failed(address, time.monotonic())
+                log.info("enrollment_refused", peer=network_of(address), error=str(error))
+            raise
+        self._metrics.enrollments.labels("repeated" if issued.again else "issued").inc()
+        if not issued.again:
+            self._metrics.certificates_issued.labels(why).inc()
+        await _record(self._audit, issued, "Enroll" if why == "enrolled" else "Reenroll")
+        return issued
+
+
+class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
+    """For devices with a valid certificate, on `listen`."""
+
+    def __init__(self, issuer: Issuer | None, metrics: Metrics, audit: Auditor) -> None:
+        """issuer: None if the coordinator signs no certificates."""
+        self._issuer, self._metrics, self._audit = issuer, metrics, audit
+        self._per_min = 0.0 if issuer is None else issuer.config.renewals_per_min
+        self._rate = ClientRate(self._per_min)
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        """A certificate with the name of the caller's."""
+        who = caller.get()
+        if self._issuer is None:
+            raise NotConfigured("the renewal of certificates", "[enrollment]")
+        if who is ANYBODY:
+            raise Forbidden("", "a client's certificate")
+        if wait := self._rate.wait(who.name, time.monotonic()):
+            raise LimitExceeded(f"{self._per_min:g} renewals a minute (enrollment.renewals_per_min)", wait)
+        issued = await self._issuer.renew(who, request.csr)
+        self._metrics.certificates_issued.labels("renewed").inc()
+        await _record(self._audit, issued, "Renew")
+        return pb.RenewResponse(issued=_message(self._issuer, issued))
+
+
+async def _record(audit: Auditor, issued: Issued, method: str) -> None:
+    """Log an issued certificate, and add a row to the audit log. The device waits for the row for some seconds."""
+    record, who, address = issued.record, caller.get(), identity.address.get()
+    token = f"token {record.enrollment_id}, " if record.enrollment_id else ""
+    detail = f"{token}serial {record.serial}{', issued before' if issued.again else ''}"
+    log.info("certificate_issued", client=record.name, serial=record.serial, rpc=method, again=issued.again)
+    actor = "anybody" if who is ANYBODY else str(who)
+    with suppress(TimeoutError), TimeLimit(ANSWER_S):
+        await audit.record(AuditRecord(actor, address, method, record.name, "ok", detail))
+
+
+def _result_of(error: ServerError) -> str:
+    """The label in metrics of a request without a certificate."""
+    if isinstance(error, NotEnrolled):
+        return error.why
+    if isinstance(error, TooMany):
+        return "limited"
+    if isinstance(error, InvalidInput):
+        return "csr"
+    return "banned" if isinstance(error, Forbidden) else "failed"
+
+
+def _message(issuer: Issuer, issued: Issued) -> pb.IssuedCertificate:
+    record = issued.record
+    return pb.IssuedCertificate(
+        chain=issuer.authority.chain(record.content),
+        authority=issuer.authority.server_authorities(),
+        name=record.name,
+        labels=issued.labels,
+        not_after=timestamp(record.not_after),
+        renew_after=timestamp(issued.renew_after),
+    )

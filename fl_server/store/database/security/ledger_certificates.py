@@ -1,0 +1,155 @@
+"""Enrollment tokens, certificates and revocations in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, insert, or_, select, tuple_
+from sqlalchemy import update as change
+
+from fl_server.store.certificates import (
+    CertificateRecord,
+    EnrollmentRecord,
+    NotSpent,
+    Position,
+    RevocationKind,
+    RevocationRecord,
+)
+from fl_server.store.database import rows, schema
+from fl_server.store.database.security.schema import certificates, enrollments, revocations
+from fl_server.store.database.statements import rows_where, write_history
+from fl_server.store.database.transactions import Transactions
+from fl_server.store.records import HistoryRecord
+
+CERTIFICATES_KEPT_S = 7 * 86_400.0
+"""How long a certificate is kept after its end. The audit log has the others."""
+TOKENS_KEPT_S = 30 * 86_400.0
+
+
+class CertificateLedger(Transactions):
+    """The part of the `Store` for certificates."""
+
+    def add_enrollments(self, enrollments_: Sequence[EnrollmentRecord], whys: Sequence[HistoryRecord]) -> None:
+        """Add tokens."""
+        with self._transaction("write enrollment tokens") as db:
+            long_ago = max(each.created_at for each in enrollments_) - TOKENS_KEPT_S
+            db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
+            db.execute(insert(enrollments), [rows.to_row(each) for each in enrollments_])
+            db.execute(insert(schema.history), [rows.to_row(why) for why in whys])
+
+    def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
+        """One token."""
+        found = self._read("an enrollment token", rows_where(enrollments, id=enrollment_id))
+        return EnrollmentRecord(**found[0]) if found else None
+
+    def enrollments(self, after: Position | None, limit: int) -> list[EnrollmentRecord]:
+        """A page of tokens."""
+        found = self._newest(enrollments, ("created_at", "id"), after, limit)
+        return [EnrollmentRecord(**row) for row in found]
+
+    def revoke_enrollment(self, enrollment_id: str, why: HistoryRecord) -> EnrollmentRecord | None:
+        """Make a token useless."""
+        still = enrollments.c.revoked.is_(False)
+        with self._transaction(f"revoke the token {enrollment_id!r}", fsynced=True) as db:
+            if db.execute(change(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)).rowcount:
+                write_history(db, why)
+            found = db.execute(rows_where(enrollments, id=enrollment_id)).mappings().first()
+            return EnrollmentRecord(**found) if found else None
+
+    def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
+        """Spend one use of a token and keep the certificate."""
+        token_id, now = certificate.enrollment_id, certificate.issued_at
+        with self._transaction(f"issue a certificate to {certificate.name!r}", fsynced=True) as db:
+            token = db.execute(rows_where(enrollments, id=token_id)).mappings().first()
+            if token is None or token["revoked"]:
+                return NotSpent.REVOKED
+            earlier = rows_where(certificates, enrollment_id=token_id, key=certificate.key)
+            if before := db.execute(earlier.where(certificates.c.not_after > now)).mappings().first():
+                return CertificateRecord(**before) if before["name"] == certificate.name else NotSpent.KEY
+            if token["expires_at"] <= now:
+                return NotSpent.EXPIRED
+            # First, so that two transactions at once cannot both take the last use.
+            left = enrollments.c.uses_left
+            take = change(enrollments).filter_by(id=token_id).where(left > 0).values(uses_left=left - 1)
+            if not db.execute(take).rowcount:
+                return NotSpent.USED
+            if token["prefix"] and _is_taken(db, certificate):
+                db.execute(change(enrollments).filter_by(id=token_id).values(uses_left=left + 1))
+                return NotSpent.NAME
+            _keep(db, certificate)
+            write_history(db, why)
+            return certificate
+
+    def add_certificate(self, certificate: CertificateRecord) -> None:
+        """Keep a renewed certificate."""
+        with self._transaction(f"write a certificate of {certificate.name!r}") as db:
+            _keep(db, certificate)
+
+    def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
+        """A page of certificates."""
+        only = [certificates.c.name == name] if name else []
+        found = self._newest(certificates, ("issued_at", "serial"), after, limit, *only)
+        return [CertificateRecord(**row) for row in found]
+
+    def certificates_with(self, kind: RevocationKind, value: str) -> list[CertificateRecord]:
+        """Certificates by serial, key or client's name."""
+        query = select(certificates).where(certificates.c[kind] == value).order_by(certificates.c.issued_at.desc())
+        if kind == "name":
+            query = query.where(certificates.c.role == "client")
+        return [CertificateRecord(**row) for row in self._read("certificates", query)]
+
+    def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> None:
+        """Deny certificates."""
+        with self._transaction("write revocations", fsynced=True) as db:
+            for each in revocations_:
+                known = rows_where(revocations, kind=each.kind, value=each.value)
+                if each.kind == "name":
+                    db.execute(delete(revocations).filter_by(kind=each.kind, value=each.value))
+                elif db.execute(known).first():
+                    continue
+                db.execute(insert(revocations), rows.to_row(each))
+            write_history(db, why)
+
+    def revocations(self) -> list[RevocationRecord]:
+        """All revocations."""
+        order = revocations.c.revoked_at.desc(), revocations.c.kind, revocations.c.value
+        return [RevocationRecord(**row) for row in self._read("revocations", select(revocations).order_by(*order))]
+
+    def revocations_alone(self, name: str, after: Position | None, limit: int) -> list[RevocationRecord]:
+        """Revocations of certificates that the ledger does not have."""
+        value = revocations.c.value
+        known = exists().where(or_(certificates.c.serial == value, certificates.c.key == value))
+        only = [revocations.c.kind != "name", ~known, *([revocations.c.name == name] if name else [])]
+        found = self._newest(revocations, ("revoked_at", "value"), after, limit, *only)
+        return [RevocationRecord(**row) for row in found]
+
+    def _newest(
+        self, table: Table, key: tuple[str, str], after: Position | None, limit: int, *only: ColumnElement[bool]
+    ) -> list[Any]:
+        """Rows in descending order of a time and an id."""
+        time, name = table.c[key[0]], table.c[key[1]].collate(self._byte_order)
+        query = select(table).where(*only).order_by(time.desc(), name.desc()).limit(limit)
+        if after is not None:
+            query = query.where(or_(time < after[0], and_(time == after[0], name < after[1])))
+        return self._read(table.name, query)
+
+
+def _keep(db: Connection, certificate: CertificateRecord) -> None:
+    """Add a certificate, and remove old ones of its name."""
+    long_ago = certificate.issued_at - CERTIFICATES_KEPT_S
+    db.execute(delete(certificates).filter_by(name=certificate.name).where(certificates.c.not_after < long_ago))
+    db.execute(insert(certificates), rows.to_row(certificate))
+
+
+def _is_taken(db: Connection, wanted: CertificateRecord) -> bool:
+    """Whether the name has a certificate with another key that is valid now and not revoked."""
+    valid = certificates.c.not_after > wanted.issued_at
+    others = rows_where(certificates, name=wanted.name, role=wanted.role).where(valid, certificates.c.key != wanted.key)
+    for other in db.execute(others).mappings():
+        by = (("serial", other["serial"]), ("key", other["key"]), ("name", other["name"]))
+        denied = select(revocations).where(tuple_(revocations.c.kind, revocations.c.value).in_(by))
+        found = db.execute(denied).mappings().all()
+        if not any(row["kind"] != "name" or other["not_before"] <= row["revoked_at"] for row in found):
+            return True
+    return False

@@ -1,0 +1,23 @@
+"""`python -m tests.fuzz --minutes 10`: see program.py.
+
+Nothing is imported before `main`: the coordinators that it forks import this module first, and set their oldest TLS
+version before grpc is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Fuzz. Returns the exit code."""
+    from tests.processes import forks  # sets the oldest TLS version of this process
+
+    forks.context()
+    from tests.fuzz import program
+
+    return program.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

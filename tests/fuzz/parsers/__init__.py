@@ -1,0 +1,1 @@
+"""The parsers of received bytes, by where the bytes come from."""
