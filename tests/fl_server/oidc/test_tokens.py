@@ -20,11 +20,11 @@ from structlog.testing import capture_logs
 
 from fl_server.errors import Forbidden, ServerError, Unauthenticated
 from fl_server.oidc.keys import SigningKeys
-from fl_server.oidc.settings import OidcConfig
+from fl_server.oidc.settings import OidcConfig, OperatorRole
 from fl_server.oidc.tokens import TokenVerifier
 from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks
 
-ROLES = {"fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"}
+ROLES: dict[str, OperatorRole] = {"fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"}
 KEYS = {algorithm: Key(f"key-{algorithm}", algorithm) for algorithm in ("RS256", "ES256", "EdDSA")}
 OWN = KEYS["ES256"]
 
