@@ -24,7 +24,9 @@ from fl_server.oidc.settings import OidcConfig, OperatorRole
 from fl_server.oidc.tokens import TokenVerifier
 from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks
 
-ROLES: dict[str, OperatorRole] = {"fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"}
+ROLES: dict[str, OperatorRole] = {
+    "fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"
+}  # fmt: skip
 KEYS = {algorithm: Key(f"key-{algorithm}", algorithm) for algorithm in ("RS256", "ES256", "EdDSA")}
 OWN = KEYS["ES256"]
 
