@@ -116,9 +116,16 @@ PARTITION = {
 FL = {
     "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
     "ca": ("path", "Certificate of the authority that signed the coordinator's."),
-    "cert": ("path", "Your certificate, with the role admin."),
+    "cert": ("path", "Your certificate."),
     "key": ("path", "Its private key."),
-    "insecure": ("true or false", "Plain text, on this machine only; in place of the three files."),
+    "token_file": (
+        "path",
+        (
+            "A file with a token (OIDC), in place of `cert` and `key`; it is read before each call. `server` is then "
+            "the coordinator's `token_listen`."
+        ),
+    ),
+    "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
     "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
 }
 
@@ -188,7 +195,10 @@ _FL = """## The operator's command: fl.toml
 
 `~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
 A command-line flag has priority over the environment, and the environment over the file.
-The source with the highest priority that sets certificates or plain text decides between the two.
+The source with the highest priority that sets a certificate, a token or plain text decides between them.
+
+`FL_TOKEN` has a token itself, in place of `FL_TOKEN_FILE`. There is no option and no key for it: other users of a
+machine can see a command line, and a settings file is not for secrets.
 
 `FL_TLS_MIN_VERSION=1.2` allows TLS 1.2, for a proxy in front of the coordinator that has no newer version.
 Otherwise TLS 1.3 is required."""
@@ -341,9 +351,8 @@ def _compare() -> list[str]:
 
 def _fl() -> str:
     lines = ["| key | environment | flag | value | meaning |", "| --- | --- | --- | --- | --- |"]
-    for key, variable in ENVIRONMENT.items():
-        values, meaning = FL[key]
-        lines.append(f"| `{key}` | `{variable}` | `--{key.replace('_', '-')}` | {values} | {meaning} |")
+    for key, (values, meaning) in FL.items():
+        lines.append(f"| `{key}` | `{ENVIRONMENT[key]}` | `--{key.replace('_', '-')}` | {values} | {meaning} |")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ The same call after a crash gets the same certificate, because key and request a
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -23,6 +24,8 @@ from protos.fl.v1.enrollment_pb2 import EnrollRequest, IssuedCertificate
 TRIES = 5
 """Calls at most, while the coordinator asks for a later call."""
 LONGEST_WAIT_S = 60.0
+SOON_S = 5.0
+"""A certificate that begins in so many seconds is waited for."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class Enrollment:
     def _check(self, issued: Issued, folder: CertificateFolder) -> None:
         """Raises UsageError for the certificate of another device, or of a coordinator that is not the pinned one."""
         leaf = x509.load_pem_x509_certificate(issued.cert)
+        early_s = leaf.not_valid_before_utc.timestamp() - time.time()
+        if 0 < early_s <= SOON_S:  # after a revocation a name's next certificate begins a moment later
+            time.sleep(early_s)
         if invalid := invalid_now(leaf, datetime.now(UTC)):
             raise UsageError(
                 f"the new certificate {invalid}: set the clock of this device (timedatectl), then repeat the command"

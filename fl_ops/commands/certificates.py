@@ -29,23 +29,32 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an older certifica
 Name = Annotated[str, typer.Argument(metavar="NAME", help="1 to 64 letters, digits, dots, dashes, underscores.")]
 
 
-@app.command(**examples("fl ca init --name 'Clinic CA'"))
+@app.command(**examples("fl ca init --name 'Clinic CA'", "fl ca init --host fl.example.org --admin alice"))
 @command
 def init(
     context: Context,
     directory: Dir = Path("pki"),
     name: Annotated[str, typer.Option(help="Name of the issuer, shown in certificates.")] = "Impetus CA",
     days: Days = 3_650,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Also issue a coordinator's certificate for this name or address; repeat.")
+    ] = None,
+    admin: Annotated[str, typer.Option(help="Also issue a certificate to this admin. Empty: none.")] = "",
 ) -> None:
     """Make an authority: ca.key, which stays here, and ca.crt, which every machine needs."""
     # Imported in each command: the cryptography library takes as long to load as the rest of `fl`.
     from fl_ops.certificates import pki
 
     issued = pki.init(directory, name, days)
-    hint = (
-        f"next: `fl ca issue server --dir {directory} --host HOST`; keep {issued.pair.key} secret and off the devices"
+    leaves = [pki.LeafRequest(directory, "server", "coordinator", 90, force=False, hosts=tuple(host))] if host else []
+    leaves += [pki.LeafRequest(directory, "admin", admin, 90, force=False)] if admin else []
+    more = {each.role: pki.issue(each) for each in leaves}
+    advice = "" if host else f"next: `fl ca issue server --dir {directory} --host HOST`; "
+    hint = "\n".join(
+        [*(each.text("") for each in more.values()), f"{advice}keep {issued.pair.key} secret and off the devices"]
     )
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    facts = issued.facts() | {role: each.facts() for role, each in more.items()}
+    output.show(facts, issued.text(hint), context.as_json)
 
 
 @issue_app.command(**examples("fl ca issue server --host fl.example.org --host 192.0.2.10"))

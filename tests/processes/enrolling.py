@@ -41,9 +41,9 @@ class EnrollingCoordinator(SecureCoordinator):
         """SHA-256 of the authority."""
         return self.pki.authority.certificate.fingerprint(hashes.SHA256()).hex()
 
-    def tokens(self, *specs: admin_pb2.EnrollmentSpec) -> list[str]:
-        """New tokens."""
-        request = admin_pb2.CreateEnrollmentsRequest(specs=specs)
+    def tokens(self, *specs: admin_pb2.EnrollmentSpec, ttl_s: float = 0.0) -> list[str]:
+        """New tokens. ttl_s: their validity; 0: the coordinator's default."""
+        request = admin_pb2.CreateEnrollmentsRequest(specs=specs, ttl_s=ttl_s)
         with grpc.secure_channel(str(self.settings["admin_listen"]), credentials(self._alice)) as channel:
             answer = admin_pb2_grpc.AdminStub(channel).CreateEnrollments(request, timeout=TIMEOUT_S)
         return [each.token for each in answer.created]
@@ -54,9 +54,12 @@ class EnrollingCoordinator(SecureCoordinator):
 
     def enroll(self, name: str, token: str, state_dir: Path, *more: str) -> int:
         """Run `fl-client init` for a certificate alone; gives the exit code."""
-        where = ["--server", self.address, "--enroll-server", self.enroll_address, "--state-dir", str(state_dir)]
-        pinned = ["--ca-fingerprint", self.fingerprint, "--token", token, "--client-id", name]
-        return main(["init", "--only-certificate", *where, *pinned, *more])
+        return self.init(token, "--only-certificate", "--client-id", name, "--state-dir", str(state_dir), *more)
+
+    def init(self, token: str, *more: str) -> int:
+        """Run `fl-client init` with these flags; gives the exit code."""
+        where = ["--server", self.address, "--enroll-server", self.enroll_address]
+        return main(["init", *where, "--ca-fingerprint", self.fingerprint, "--token", token, *more])
 
 
 def enrolled_daemon(server: EnrollingCoordinator, workspace: Workspace, name: str, **settings: Any) -> Daemon:

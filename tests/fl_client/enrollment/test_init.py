@@ -107,6 +107,23 @@ def test_the_token_may_come_from(
     assert authority.calls["Enroll"][0].token == "t2.other"
 
 
+@pytest.mark.parametrize(
+    ("lines", "name", "token"),
+    [
+        ("name,token\nedge-7,t7.a\n", None, "t7.a"),
+        ("name,token\nedge-6,t6.a\nedge-7,t7.a\n", "edge-7", "t7.a"),
+        ("gpu-*,t8.a\n", None, "t8.a"),
+    ],
+)
+def test_the_lines_of_fl_enroll_create_are_a_token_file(
+    lines: str, name: str | None, token: str, init: Init, tmp_path: Path, authority: FakeAuthority
+) -> None:
+    """The device's own line is used."""
+    (tmp_path / "tokens.csv").write_text(lines)
+    assert init("--token-file", str(tmp_path / "tokens.csv"), *(["--client-id", name] if name else [])) == 0
+    assert authority.calls["Enroll"][0].token == token
+
+
 def test_a_repeat_after_a_lost_answer_gets_the_same_certificate(
     init: Init, config: Path, authority: FakeAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,11 +309,23 @@ def test_a_certificate_of_the_future_names_the_clock(
     assert "set the clock" in refused(init, capsys)
 
 
+def test_a_certificate_that_begins_in_a_moment_is_waited_for(init: Init, authority: FakeAuthority) -> None:
+    """After a revocation the next certificate of a name begins a second later."""
+    authority.begins = timedelta(seconds=2)
+    assert init() == 0
+
+
 def test_bad_settings_spend_no_token(init: Init, authority: FakeAuthority, capsys: pytest.CaptureFixture[str]) -> None:
     """All flags are checked before the call."""
     assert "device" in refused(init, capsys, "--device", "abacus")
     assert "expected the SHA-256 of the authority's certificate" in refused(init, capsys, pin="12:34")
     assert authority.calls["Enroll"] == []
+
+
+def test_several_tokens_need_a_name(init: Init, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No token is chosen for the owner."""
+    (tmp_path / "tokens.csv").write_text("edge-6,t6.a\nedge-7,t7.a\n")
+    assert "expected one token, got several" in refused(init, capsys, "--token-file", str(tmp_path / "tokens.csv"))
 
 
 def test_an_answer_without_the_pinned_authority_is_refused(
