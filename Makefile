@@ -14,7 +14,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := $(wildcard protos fl_common algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
 
-.PHONY: install demo test test-all tools chaos hostile soak lint lint-style lint-types lint-protos format protos baseline bench clean
+.PHONY: install demo test test-all tools chaos hostile soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench clean
 
 install: .venv/installed
 
@@ -81,6 +81,15 @@ protos: .venv/installed
 # Writes the contract that later versions must stay compatible with. Only for a release.
 baseline: .venv/installed
 	$(BIN)/buf build --exclude-source-info --output protos/baseline.binpb
+
+# Writes k8s/images/requirements: versions and hashes of the images' packages. CPU_INDEX: a package index with torch's
+# builds for CPUs, if pip's own settings name none.
+hashes: .venv/installed
+	$(BIN)/python -m k8s.supply_chain.hashes $(if $(CPU_INDEX),--cpu-index $(CPU_INDEX))
+
+# Writes build/sbom.cdx.json: the packages that the images need, with versions and licences, in CycloneDX's form.
+sbom: .venv/installed
+	$(BIN)/python -m k8s.supply_chain.sbom build/sbom.cdx.json
 
 # The short benchmarks of docs/benchmarks.md on two cores: prints JSON lines and tables.
 bench: .venv/installed

@@ -22,10 +22,13 @@ from fl_client.audit.log import DeviceAudit
 from fl_client.connection.bundles import BundleCache
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.endpoint import Endpoint
+from fl_client.connection.enrollment_calls import GrpcEnrollment
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_client.daemon import Daemon
+from fl_client.enrollment.folder import CertificateFolder
+from fl_client.enrollment.renewal import CertificateRenewal, Means
 from fl_client.errors import StartError, TransportError
 from fl_client.gates.factory import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
@@ -114,7 +117,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
     state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
     usage = DailyUsage(state.path / FILE, instruments.clock)
-    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.policy)
+    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.now.policy)
     site = SitePolicy(file, budget, metrics, availability)
     services = Services(
         link=link,
@@ -139,7 +142,9 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         request.MergeFrom(constant)
         return site.registration(request)
 
-    return Daemon(SessionManager(registration, _endpoint(config, instruments, site, services.audit), link), services)
+    certificates = _certificates(config, instruments)
+    endpoint = _endpoint(config, certificates, services)
+    return Daemon(SessionManager(registration, endpoint, link), services, _renewal(config, certificates, services))
 
 
 async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:
@@ -163,10 +168,17 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy, audit: DeviceAudit) -> Endpoint:
-    """How to connect. Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
-    traces = instruments.traces
+def _certificates(config: ClientConfig, instruments: Instruments) -> Certificates | None:
+    """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
     if config.tls is None:
+        return None
+    return Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
+
+
+def _endpoint(config: ClientConfig, certificates: Certificates | None, services: Services) -> Endpoint:
+    """How to connect."""
+    site, audit, traces = services.policy, services.audit, services.traces
+    if certificates is None:
 
         def connect_plain() -> GrpcTransport:
             site.trusted_ca(None)
@@ -174,7 +186,6 @@ def _endpoint(config: ClientConfig, instruments: Instruments, site: SitePolicy, 
 
         accept_plain = _accept(site, audit, lambda: b"")
         return Endpoint(config.server, connect_plain, site.until_changed, accept=accept_plain)
-    certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
 
     def connect() -> GrpcTransport:
         pem = certificates.current()
@@ -207,6 +218,17 @@ def _accept(site: SitePolicy, audit: DeviceAudit, ca: Callable[[], bytes]) -> Ca
         events.note_registered(audit, response, ca())
 
     return accept
+
+
+def _renewal(config: ClientConfig, certificates: Certificates | None, services: Services) -> CertificateRenewal | None:
+    """The renewal of a certificate from the coordinator. None: the owner renews the files."""
+    if certificates is None or config.tls is None or not config.tls.renew:
+        return None
+    folder = CertificateFolder(config.tls.folder.absolute())
+    means = Means(folder, certificates, services.link, services.disk, services.metrics)
+    if (address := config.tls.enroll_server) is not None:
+        means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, services.policy.trusted_ca(ca) or b""))
+    return CertificateRenewal(means)
 
 
 def _traces() -> Traces:

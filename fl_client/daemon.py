@@ -10,6 +10,7 @@ import structlog
 from fl_client.assignments.executor import Services
 from fl_client.assignments.manager import AssignmentManager
 from fl_client.connection.session_manager import SessionManager
+from fl_client.enrollment.renewal import CertificateRenewal
 from fl_client.errors import TransportError
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -25,9 +26,11 @@ STEP_SECONDS = 1.0
 class Daemon:
     """One device that trains for one coordinator."""
 
-    def __init__(self, sessions: SessionManager, services: Services) -> None:
+    def __init__(self, sessions: SessionManager, services: Services, renewal: CertificateRenewal | None = None) -> None:
+        """renewal: of a certificate from the coordinator; None: the owner renews the files, or there are none."""
         self._sessions = sessions
         self._services = services
+        self._renewal = renewal
 
     async def run(self, stop: asyncio.Event) -> bool:
         """Run until `stop` is set. Returns False if a training step is in progress and does not end soon."""
@@ -43,6 +46,8 @@ class Daemon:
                     tasks.create_task(each)
                     for each in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
                 ]
+                if self._renewal is not None:
+                    reporting.append(tasks.create_task(self._renewal.run()))
                 await stop.wait()
                 for task in reporting:
                     task.cancel()  # from here on only the goodbye reports the availability

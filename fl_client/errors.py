@@ -21,6 +21,7 @@ ClientError
     ├── NotAllowed        the certificate or the ban list forbids it
     ├── ResourceGone      the coordinator no longer sends this resource
     ├── BrokenTransfer    damaged bytes; resume after the last good ones
+    ├── UnusableCertificate  the coordinator issued a certificate that this device cannot use
     ├── GivenUp           the coordinator failed in every try of a call
     └── Refused           the coordinator will never accept this request
 """
@@ -98,6 +99,10 @@ class InvalidCertificate(TransportError):
         self.todo = todo
         self.ended = ended
         """False: it is not valid yet, and becomes so by itself or with the right time."""
+
+
+class UnusableCertificate(TransportError):
+    """The coordinator issued a certificate that is for another key or holder, or cannot be parsed."""
 
 
 class SessionLost(TransportError):

@@ -36,9 +36,14 @@ def restrict_permissions(folder: Path, names: Sequence[str] | None = None) -> li
 
 
 def check_private_key(path: Path, setting: str) -> None:
-    """Raises SettingsError for a private key that others can read or change. The message names the remedy.
+    """Raises SettingsError for a private key that others can read or change. The message names the remedy."""
+    check_secret(path, setting, "private key")
 
-    A key that belongs to another user may be readable by a group of this process. Kubernetes mounts a Secret that way
+
+def check_secret(path: Path, setting: str, kind: str) -> None:
+    """Raises SettingsError for a file with a secret that others can read or change. kind: "private key", "token".
+
+    A file that belongs to another user may be readable by a group of this process. Kubernetes mounts a Secret that way
     in a pod with an fsGroup (defaultMode 0440, owner root).
     """
     try:
@@ -52,7 +57,7 @@ def check_private_key(path: Path, setting: str) -> None:
     group = stat.S_IRGRP if not ours and found.st_gid in {os.getegid(), *os.getgroups()} else 0
     if beyond_owner & ~group:
         raise SettingsError(
-            f"{setting}: expected a private key that only its owner can read, got {path} with mode "
+            f"{setting}: expected a {kind} that only its owner can read, got {path} with mode "
             f"{stat.S_IMODE(found.st_mode):04o}: chmod 600 {path} (a Secret of Kubernetes: defaultMode 0440 with an "
             "fsGroup); if others could read it, issue a new one"
         )

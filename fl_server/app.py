@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import grpc.aio
 import structlog
 import torch
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from fl_common.file_permissions import restrict_permissions
 from fl_common.logs import RepeatFilter
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
-from fl_common.pem import Pem
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing import open_traces
 from fl_server.audit.log import AuditLog
@@ -32,14 +28,15 @@ from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
+from fl_server.oidc.keys import SigningKeys
+from fl_server.oidc.tokens import TokenVerifier
 from fl_server.rpc import admin, service
 from fl_server.rpc.enrollment.devices import CertificatesService, EnrollmentService
-from fl_server.rpc.health import Health, add_port
-from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.health import Health
 from fl_server.rpc.limits.connections import ConnectionWatch
-from fl_server.rpc.limits.listeners import EXTRA_CALLS, ports
-from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.limits.listeners import ports
 from fl_server.rpc.limits.open_files import Connections, allow_open_files
+from fl_server.rpc.listening import Callers, Listeners
 from fl_server.rpc.tls import Certificates
 from fl_server.services import Services
 from fl_server.shutdown import end_in_time, listen_to_signals
@@ -73,8 +70,8 @@ class Server:
         self._services = self._build(metrics)
         self._coordinator = Coordinator(self._services)
         self._uploads = UploadReceiver(self._services)
-        self._servers: list[grpc.aio.Server] = []
-        self._addresses = dict(probes.addresses)
+        self._listeners = Listeners(self._services, self._ports, self._certificates)
+        self._listeners.addresses |= probes.addresses
 
     def _build(self, metrics: Metrics) -> Services:
         """Lock the state directory, and open ledger, files and thread pools."""
@@ -135,14 +132,13 @@ class Server:
 
     async def start(self) -> None:
         """Restore the state, then listen. Raises SettingsError for a port or a certificate that cannot be used."""
-        clients = self._listener(self.config.listen, "listen")
+        clients = self._listeners.open(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
         )
         certificates = CertificatesService(self._services.issuer, self._services.metrics, self._services.audit)
         enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, clients)
-        operators = self._listener(self.config.admin_listen, "admin_listen")
-        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), operators)
+        operators = await self._operators()
         self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._health.count(self._services.metrics)
         self._serve_metrics()
@@ -150,52 +146,32 @@ class Server:
         await self._services.audit.start()
         await self._services.fleet.start()
         await self._coordinator.start()
-        for server, name in ((clients, service.SERVICE), (operators, admin.SERVICE)):
-            self._health.serve_on(server)
-            if self.config.reflection:
-                reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-            await server.start()
+        for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
+            await self._listeners.start(server, name, self._health)
         await self._start_enrollment()
         await self._health.ready()
-        log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._addresses)
+        log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._listeners.addresses)
 
     async def _start_enrollment(self) -> None:
         """Listen for devices without a certificate."""
         issuer = self._services.issuer
         if self.config.enroll_listen is None or issuer is None:
             return
-        server = self._listener(self.config.enroll_listen, "enroll_listen", issuer.authority.presented)
+        server = self._listeners.open(self.config.enroll_listen, "enroll_listen", Callers(issuer.authority.presented))
         service = EnrollmentService(issuer, self._services.metrics, self._services.audit)
         enrollment_pb2_grpc.add_EnrollmentServicer_to_server(service, server)
         await server.start()
 
-    def _listener(self, address: str, setting: str, presented: Callable[[], Pem] | None = None) -> grpc.aio.Server:
-        port, metrics = self._ports[setting], self._services.metrics
-        callers = CallLimits(port.streams, port.calls, known_connections=2 * port.connections)
-        services = self._services
-        policy = CallPolicy(
-            metrics,
-            callers,
-            setting,
-            services.fleet.refuse_holder,
-            services.revocations.denied,
-            self.config.limits.stall_s,
-            services.audit,
-        )
-        checks = CallInterceptor(policy)
-        services.revocations.on_change.append(checks.end_denied)
-        interceptors = [*services.traces.server_interceptors(), checks]
-        # More calls than the interceptor accepts: its message is better than grpc's.
-        server = grpc.aio.server(
-            interceptors=interceptors, options=port.options(), maximum_concurrent_rpcs=port.calls + EXTRA_CALLS
-        )
-        credentials = None
-        if self._certificates is not None:
-            credentials = self._certificates.credentials(metrics.handshakes.labels(setting).inc, presented)
-        number = add_port(server, address, setting, credentials)
-        self._addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
-        self._servers.append(server)
-        return server
+    async def _operators(self) -> list[grpc.aio.Server]:
+        """The servers for operators: with certificates, and with tokens if the settings have a port for them."""
+        config, opened = self.config, [self._listeners.open(self.config.admin_listen, "admin_listen")]
+        if config.token_listen is not None and config.oidc is not None:
+            tokens = TokenVerifier(config.oidc, SigningKeys(config.oidc))
+            await tokens.start()
+            opened.append(self._listeners.open(config.token_listen, "token_listen", Callers(tokens=tokens)))
+        for server in opened:
+            admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), server)
+        return opened
 
     def _serve_metrics(self) -> None:
         if self.config.metrics_listen is None:
@@ -208,7 +184,7 @@ class Server:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
             ) from error
-        self._addresses["metrics_listen"] = f"{host}:{port}"
+        self._listeners.addresses["metrics_listen"] = f"{host}:{port}"
 
     async def drain(self) -> None:
         """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start."""
@@ -228,7 +204,7 @@ class Server:
 
     async def stop(self) -> None:
         """Close everything, in the reverse order of opening."""
-        await asyncio.gather(*(server.stop(0.2) for server in self._servers))
+        await self._listeners.stop(0.2)
         await self._coordinator.close()
         await self._open.aclose()
 
@@ -242,7 +218,7 @@ class Server:
         """Watch the connections, and log when a port has no more of them."""
         limits = {setting: port.connections for setting, port in self._ports.items()}
         limits["metrics_listen"] = self._connections.metrics
-        await ConnectionWatch(self._addresses, limits, self._services.metrics).watch()
+        await ConnectionWatch(self._listeners.addresses, limits, self._services.metrics).watch()
 
 
 def warn_of_open_ports(config: ServerConfig) -> None:
@@ -263,8 +239,8 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
     listen_to_signals(asyncio.get_running_loop(), leaving.set)
-    enrolls = config.enroll_listen is not None
-    connections = allow_open_files(config.limits.max_clients, config.connections, enrolls=enrolls)
+    also = [name for name in ("enroll_listen", "token_listen") if getattr(config, name) is not None]
+    connections = allow_open_files(config.limits.max_clients, config.connections, also)
     await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
     warn_of_open_ports(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)

@@ -9,13 +9,14 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
+from fl_server.limits_config import ConnectionsConfig, LimitsConfig, TransfersConfig
+from fl_server.oidc.settings import OidcConfig
 from fl_server.security_config import EnrollmentConfig, TlsConfig
-from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 _TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Of each run whose details are kept."""
-_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen")
+_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen", "token_listen")
 
 
 def _postgres_url(url: SecretStr) -> SecretStr:
@@ -42,90 +43,6 @@ TaskPath = Annotated[str, AfterValidator(_task_path)]
 
 LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
 """A URL that no message, log or repr shows, because it may have a password."""
-
-
-class LimitsConfig(Section):
-    """Limits of one client and of all clients."""
-
-    max_update_mib: int = Field(default=2048, ge=1)
-    """Largest update."""
-    chunk_bytes: int = Field(default=CHUNK_BYTES, ge=64 << 10, le=MAX_CHUNK_BYTES)
-    """Size of the chunks sent, and the best size of those received."""
-    reattach_grace_s: float = Field(default=20.0, gt=0)
-    """How long the coordinator waits for a client with a lost stream, and after a start for the clients of before."""
-    stall_s: float = Field(default=60.0, gt=0)
-    """An upload without a header, or with less than `chunk_bytes`, in this time is ended. It resumes later at the same
-    offset."""
-    max_clients: int = Field(default=20_000, ge=1)
-    """Most open sessions. Each needs an open file; the process raises its soft limit to its hard limit."""
-    registrations_per_s: float = Field(default=300.0, gt=0)
-    """Registrations a second; those of two seconds may come at once. Each further client gets a time slot: within ten
-    seconds it waits in its call, and for a later slot it is asked to call again."""
-    comebacks_per_min: float = Field(default=10.0, gt=0)
-    """Reports of a client that it may train again, a minute. A report above this rate takes effect later; a report that
-    it may not train takes effect at once."""
-    history_per_minute: int = Field(default=5, ge=0)
-    """History rows a minute for each client and event of registrations and contested identities. Further rows are
-    counted, and one row has their number. 0: no limit."""
-    refusals_per_minute: int = Field(default=10, ge=0)
-    """Audit rows a minute for refused calls of one caller from one address; over all callers at most 100. Further
-    refusals are counted, and one row has their number. 0: no limit."""
-    log_lines_per_minute: int = Field(default=20, ge=0)
-    """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
-    number as `repeated`. 0: no limit."""
-
-
-class TransfersConfig(Section):
-    """Limits of one client's calls. A call above them is refused with RESOURCE_EXHAUSTED and a time to wait."""
-
-    uploads_at_once: int = Field(default=4, ge=1)
-    """Streams of SubmitUpdate; a daemon has one for each assignment under way."""
-    downloads_at_once: int = Field(default=4, ge=1)
-    """Streams of FetchModel; a daemon has one. Each holds two chunks in memory until its reader takes them."""
-    queries_at_once: int = Field(default=4, ge=1)
-    """Calls of QueryUpload and ReportEvaluation."""
-    attends_at_once: int = Field(default=8, ge=1)
-    """Streams of Attend, old ones that have not ended yet included."""
-    calls: int = Field(default=200, ge=1)
-    """Calls of all these kinds in a burst. A new assignment grants a new burst."""
-    calls_per_s: float = Field(default=20.0, gt=0)
-    """Calls a second beyond the burst."""
-    fetches: int = Field(default=16, ge=1)
-    """Whole fetches of one resource for one assignment; a daemon fetches it once."""
-    fetch_again_s: float = Field(default=30.0, gt=0)
-    """Above that, one fetch in this time is allowed."""
-    bytes_per_s: float = Field(default=0.0, ge=0)
-    """Tensor bytes a second, up and down together. Transfers are slowed down, not refused. 0: no limit."""
-    kept_files: int = Field(default=4, ge=1)
-    """Unfinished uploads kept on disk, over all runs. For one more, the oldest that no stream writes is removed."""
-    kept_mib: int = Field(default=4096, ge=1)
-    """Disk space for them, with the same rule. One upload of any size is always kept."""
-    messages_waiting: int = Field(default=256, ge=1)
-    """An Attend stream is ended when more messages than this wait and none was read for 30 s. The client registers
-    again and is sent its outstanding work."""
-
-
-class ConnectionsConfig(Section):
-    """Limits of open connections.
-
-    The number of connections of clients follows from `limits.max_clients` and from the process's limit on open files. A
-    quarter of that limit is reserved for ledger, checkpoints and updates.
-    """
-
-    handshake_s: float = Field(default=10.0, gt=0, le=600)
-    """A connection is closed if its TLS and HTTP/2 handshakes take longer; at `metrics_listen`, its request."""
-    idle_s: float = Field(default=300.0, ge=1, le=86_400)
-    """A connection without a call is closed after this time; its client opens another when it needs one."""
-    admin: int = Field(default=128, ge=1, le=65_536)
-    """Connections to `admin_listen` at once."""
-    enrollment: int = Field(default=1024, ge=1, le=65_536)
-    """Connections to `enroll_listen` at once; each is closed after a minute."""
-    health: int = Field(default=64, ge=1, le=65_536)
-    """Connections to `health_listen` at once; each is closed after a minute."""
-    metrics: int = Field(default=32, ge=1, le=65_536)
-    """Connections to `metrics_listen` at once; for one more, the connection that has waited longest is closed."""
-    calls_per_client: int = Field(default=64, ge=16, le=65_536)
-    """Calls at once by the holder of one certificate, and on one connection. A daemon has fewer than ten."""
 
 
 class QuarantineConfig(Section):
@@ -196,7 +113,9 @@ class ServerConfig(Section):
     listen: Address = "127.0.0.1:7070"
     """For clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"
-    """For operators."""
+    """For operators with certificates."""
+    token_listen: Address | None = None
+    """For operators with tokens, which `[oidc]` describes: TLS, without client certificates."""
     metrics_listen: Address | None = "127.0.0.1:7072"
     """For Prometheus. "": none."""
     health_listen: Address | None = None
@@ -208,6 +127,7 @@ class ServerConfig(Section):
     enroll_address: Address | None = None
     """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints."""
     tls: TlsConfig | None = None
+    oidc: OidcConfig | None = None
     insecure: bool = False
     """Use plain text, on this machine only."""
     insecure_remote: bool = False
@@ -238,6 +158,16 @@ class ServerConfig(Section):
         if not isinstance(values, dict):
             return values
         return {key: None if key in _MAY_BE_EMPTY and value == "" else value for key, value in values.items()}
+
+    @model_validator(mode="after")
+    def _tokens_need_tls(self) -> Self:
+        if (self.token_listen is None) != (self.oidc is None):
+            raise ValueError(
+                "token_listen and [oidc]: expected both or none, because tokens have a port of their own, got one"
+            )
+        if self.token_listen is not None and self.tls is None:
+            raise ValueError("token_listen: expected [tls] with it, because a token that others can read is theirs")
+        return self
 
     @model_validator(mode="after")
     def _plain_text_by_name(self) -> Self:

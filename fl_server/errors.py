@@ -3,7 +3,8 @@
     ServerError
     |- InvalidInput        a value that no state of the coordinator would accept
     |- UnknownSessionError  register again
-    |- CertificateEnded    connect again with a valid certificate
+    |- Unauthenticated     call again with a certificate or a token
+    |- CertificateEnded    connect again with a valid certificate or token
     |- Fenced              a newer session of the same identity is open
     |- Contested           an older session of the same identity is at work: try again later
     |- NoCommonProtocol    upgrade the older side
@@ -88,16 +89,23 @@ class Fenced(ServerError):
         self.detail = errors_pb2.SessionFenced(by_other_instance=by_other_instance)
 
 
+class Unauthenticated(ServerError):
+    """The caller has no identity, or a token that is not accepted. Without a detail: its text is complete."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the caller has no identity: {why}")
+
+
 class CertificateEnded(ServerError):
-    """The certificate of the connection has expired.
+    """The certificate of the connection, or the token of the call, has expired.
 
     Without a detail: a daemon of any version treats that as a lost connection, and connects again with the certificate
     that is then in its files.
     """
 
-    def __init__(self, identity: str, ended: float) -> None:
+    def __init__(self, identity: str, ended: float, source: str = "certificate") -> None:
         when = f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        super().__init__(f"the certificate of {identity} ended on {when}: connect again with a renewed one")
+        super().__init__(f"the {source} of {identity} ended on {when}: connect again with a renewed one")
 
 
 class Contested(ServerError):
@@ -130,9 +138,10 @@ class NoCommonProtocol(ServerError):
 class Forbidden(ServerError):
     """The caller may not do this. A retry does not help."""
 
-    def __init__(self, identity: str, needed: str) -> None:
+    def __init__(self, identity: str, needed: str, roles: Sequence[str] = ()) -> None:
+        """roles: of which the caller needs one; empty where another role would not help."""
         super().__init__(f"{identity or 'a caller without certificate'} is not allowed to do this; needed: {needed}")
-        self.detail = errors_pb2.NotAllowed(identity=identity, needed=needed)
+        self.detail = errors_pb2.NotAllowed(identity=identity, needed=needed, roles=roles)
 
 
 class Revoked(Forbidden):

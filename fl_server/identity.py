@@ -1,4 +1,4 @@
-"""The caller of the current call: the role and name in its certificate.
+"""The caller of the current call: the role and name in its certificate, or in its token.
 
 A certificate names its holder by one URI in its subject alternative name: fl://client/edge-3, fl://admin/alice. The
 whole certificate is read, because the transport mixes names of all kinds. Without TLS there is no identity, and names
@@ -27,31 +27,43 @@ _KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The content of a verified certificate."""
+    """The content of a verified certificate or token."""
 
     role: str
-    """One of `certificate_names.ROLES`; "anybody" without a certificate."""
+    """One of `certificate_names.ROLES`, of several the one that allows most; "anybody" without an identity."""
     name: str
     ends: float | None = field(default=None, compare=False)
-    """End of the certificate in Unix seconds; None: there is no certificate."""
+    """End of the certificate or token in Unix seconds; None: there is none."""
     begins: float = field(default=0.0, compare=False)
     """Begin of the certificate in Unix seconds."""
     serial: str = field(default="", compare=False)
     """The certificate's serial number in hex."""
     key: str = field(default="", compare=False)
     """SHA-256 of the certificate's public key (SubjectPublicKeyInfo, DER) in hex."""
+    source: str = field(default="certificate", compare=False)
+    """"certificate", "token" or "none"."""
+    roles: frozenset[str] = field(default=frozenset(), compare=False)
+    """All roles. A certificate has one, a token may have several."""
+
+    def __post_init__(self) -> None:
+        if not self.roles:
+            object.__setattr__(self, "roles", frozenset({self.role}))
 
     def __str__(self) -> str:
         return f"{self.role}:{self.name}"
 
+    def ended(self) -> CertificateEnded:
+        """The error after the end."""
+        return CertificateEnded(str(self), self.ends or 0.0, self.source)
+
     def check_time(self) -> None:
-        """Raise CertificateEnded if the certificate has expired since its connection was opened."""
+        """Raise CertificateEnded if the certificate or token has expired since its call or connection was opened."""
         if self.ends is not None and time.time() >= self.ends:
-            raise CertificateEnded(str(self), self.ends)
+            raise self.ended()
 
 
-ANYBODY = Identity("anybody", "")
-"""The caller of a connection without certificates."""
+ANYBODY = Identity("anybody", "", source="none")
+"""The caller of a connection without certificates and tokens."""
 
 caller: ContextVar[Identity] = ContextVar("caller", default=ANYBODY)
 """The identity of the current call's caller."""
@@ -111,13 +123,6 @@ def address_of(peer: str) -> str:
     """host:port of the transport's peer: "ipv4:192.0.2.7:5000", "ipv6:%5B2001:db8::7%5D:5000"."""
     kind, _, rest = peer.partition(":")
     return unquote(rest) if kind in {"ipv4", "ipv6"} else peer
-
-
-def require_role(role: str) -> None:
-    """Raise Forbidden unless the caller has the role, or there are no certificates."""
-    who = caller.get()
-    if who is not ANYBODY and who.role != role:
-        raise Forbidden(str(who), f"a certificate with the role {role}")
 
 
 def require_name(client_id: str) -> None:

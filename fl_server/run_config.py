@@ -36,6 +36,12 @@ def _name(name: str) -> str:
     return name
 
 
+def _owner(name: str) -> str:
+    if not re.fullmatch(r"[!-~]{1,160}", name):
+        raise ValueError("expected the name of an operator, 1 to 160 visible ASCII characters")
+    return name
+
+
 def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_whole_numbers(each) for key, each in value.items()}
@@ -236,6 +242,7 @@ class RunConfig(_Section):
     planned_rounds: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     initial_model: FileName = ""
     keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
+    owner: Annotated[str, AfterValidator(_owner)] | None = None
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:

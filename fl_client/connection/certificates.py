@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
@@ -36,15 +37,29 @@ class Certificates:
             raise ConfigError(str(error)) from None
         self._metrics, self._delays = metrics, delays
         self._tls, self._client_id = tls, client_id
+        self._used: Pem | None = None
+        """Of the last connection."""
+        self._replaced = asyncio.Event()
         self._warned: tuple[Pem, str] | None = None
         """The certificate and the event of the last warning."""
         self._warned_at = 0.0
         self._show_expiry()
 
+    @property
+    def pem(self) -> Pem:
+        """The newest usable files that were read."""
+        return self._files.pem
+
     def current(self) -> Pem:
         """The files for a connection that is made now: the newest usable ones."""
         self._check(at_once=True)
-        return self._files.pem
+        self._used = self._files.pem
+        return self._used
+
+    def replaced(self) -> None:
+        """This daemon itself has replaced the files, completely: read them now."""
+        self._check(at_once=True)
+        self._replaced.set()
 
     def explained(self, error: TransportError) -> TransportError:
         """The error of a connection. InvalidCertificate if this device's own certificate is not valid now.
@@ -61,7 +76,13 @@ class Certificates:
 
     @property
     def _renewal(self) -> str:
-        """How the owner renews the certificate."""
+        """How the owner renews the certificate, or gets a new one."""
+        if self._tls.renew:
+            return (
+                "this daemon renews it by itself and could not: renewal_failed or renewal_refused has the reason; with"
+                f" a token of `fl enroll create --name {self._client_id}`, `fl-client init` gets a new one, and this"
+                " daemon uses it without a restart"
+            )
         return (
             f"renew it: `fl ca renew client-{self._client_id}` at the authority, then copy certificate and key to"
             f" {self._tls.cert} and {self._tls.key}; this daemon uses them without a restart"
@@ -69,10 +90,14 @@ class Certificates:
 
     async def renewed(self) -> None:
         """Wait until the files differ from those of the last connection."""
-        before = self._files.pem
+        before = self._used or self._files.pem
         while self._files.pem is before:
             # The jitter keeps the devices of a site from reconnecting at once.
-            await asyncio.sleep(self._delays.certificate_check * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            wait = self._delays.certificate_check * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._replaced.wait()
+            self._replaced.clear()
             self._check(at_once=False)
 
     def _check(self, *, at_once: bool) -> None:
@@ -91,8 +116,8 @@ class Certificates:
 
     def _warn(self) -> None:
         pem, now = self._files.pem, datetime.now(UTC)
-        if not pem.ending(now):
-            return
+        if not pem.ending(now) or (self._tls.renew and now < pem.leaf.not_valid_after_utc):
+            return  # a daemon that renews logs its failures
         warning = pem, "certificate_ends_soon" if now < pem.leaf.not_valid_after_utc else "certificate_ended"
         if warning == self._warned and time.monotonic() < self._warned_at + WARN_AGAIN_S:
             return

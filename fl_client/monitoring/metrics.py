@@ -92,6 +92,10 @@ class Metrics:
             "Expiry of TLS certificates: cert, this device's own; ca, the last of the trusted CAs.",
             file=("cert", "ca"),
         )
+        self.renewals = factory.counter(
+            "fl_client_certificate_renewals", "Tries to renew this device's certificate at the coordinator.",
+            result=("renewed", "failed", "refused"),
+        )  # fmt: skip
         self.ignored = factory.counter("fl_client_events_ignored", "Events of the coordinator that were not valid.")
         self.bytes = factory.counter(
             "fl_client_transfer_bytes", "Tensor bytes, by direction.", direction=("down", "up")

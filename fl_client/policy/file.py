@@ -6,6 +6,7 @@ An owner who tightens a rule and makes a mistake in the file must not get the ea
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -21,8 +22,19 @@ CHECK_S = 5.0
 _Stamp = tuple[int, int, int] | None
 
 
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The policy in force at one moment."""
+
+    policy: Policy
+    problem: str = ""
+    """Why the file cannot be used now; empty if it can. `policy` is the last one that could."""
+    version: int = 0
+    """Increases with every change of `policy` or `problem`."""
+
+
 class PolicyFile:
-    """The policy in force. Any thread may read its attributes and call `refresh`."""
+    """The policy in force. Any thread may read `now` and call `refresh`."""
 
     def __init__(self, path: Path | None, check_s: float = CHECK_S) -> None:
         """Read the file. Raises ConfigError.
@@ -32,11 +44,7 @@ class PolicyFile:
         self.path, self.check_s = path, check_s
         self._lock = threading.Lock()
         self._stamp = _stamp(path)
-        self.policy: Policy = NO_POLICY if path is None else read_policy(path)
-        self.problem = ""
-        """Why the file cannot be used now; empty if it can. `policy` is the last one that could."""
-        self.version = 0
-        """Increases with every change of `policy` or `problem`."""
+        self.now = InForce(NO_POLICY if path is None else read_policy(path))
 
     def refresh(self) -> bool:
         """Read the file again if it has changed; blocking. Returns whether policy or problem changed."""
@@ -48,16 +56,14 @@ class PolicyFile:
                 return False
             self._stamp = stamp
             try:
-                read = read_policy(self.path)
+                return self._use(read_policy(self.path), "")
             except ConfigError as error:
-                return self._use(self.policy, str(error))
-            return self._use(read, "")
+                return self._use(self.now.policy, str(error))
 
     def _use(self, policy: Policy, problem: str) -> bool:
-        if (policy, problem) == (self.policy, self.problem):
+        if (policy, problem) == (self.now.policy, self.now.problem):
             return False
-        self.policy, self.problem = policy, problem
-        self.version += 1
+        self.now = InForce(policy, problem, self.now.version + 1)
         if problem:
             todo = "repair the file; this daemon takes no work until then, and needs no restart"
             log.error("policy_unusable", path=str(self.path), reason=problem, todo=todo)

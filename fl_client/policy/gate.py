@@ -31,9 +31,9 @@ class PolicyGate:
     def check(self) -> GateReading:
         """See Gate."""
         self._file.refresh()
-        if self._file.problem:  # what is wrong with the file is the site's affair: the log has it
+        if self._file.now.problem:  # what is wrong with the file is the site's affair: the log has it
             return GateReading(open=False, detail="the site's policy file cannot be used")
-        if (hours := self._file.policy.hours) != self._hours:
+        if (hours := self._file.now.policy.hours) != self._hours:
             self._hours, self._window = hours, self._window_of(hours)
         return GateReading(open=True) if self._window is None else self._window.check()
 

@@ -12,7 +12,7 @@ from fl_client.gates.gate_set import ClosedGate
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import Budget, OverBudget
 from fl_client.policy.config import Policy
-from fl_client.policy.file import PolicyFile
+from fl_client.policy.file import InForce, PolicyFile
 from fl_client.policy.requests import bytes_down, bytes_up, evaluation_request, training_request
 from fl_client.policy.rules import Request, refusal
 from fl_client.policy.trust import fingerprints, trusted_certificates
@@ -40,13 +40,13 @@ class SitePolicy:
 
     def __init__(self, file: PolicyFile, budget: Budget, metrics: Metrics, availability: Availability) -> None:
         self._file, self.budget, self._metrics, self._availability = file, budget, metrics, availability
-        self._version = self._told = file.version
-        """Version that the daemon follows; and that of the last registration, or of a refused coordinator."""
+        self._version = self._told = file.now.version
+        """Version that the daemon follows; and the one that the coordinator was last judged or registered with by."""
 
     @property
     def policy(self) -> Policy:
         """The rules in force."""
-        return self._file.policy
+        return self._file.now.policy
 
     async def run(self) -> None:
         """Follow the file and the day until cancelled."""
@@ -60,15 +60,15 @@ class SitePolicy:
         """Wait for another policy. Raises PolicyChanged: what is registered may be against the new rules."""
         if self._file.path is None:
             await asyncio.get_running_loop().create_future()
-        while self._file.version == self._told:
+        while self._file.now.version == self._told:
             await asyncio.sleep(self._file.check_s)
             await self._refresh()
         raise PolicyChanged("the site's policy file has changed")
 
     async def _refresh(self) -> None:
         await asyncio.to_thread(self._file.refresh)
-        if self._file.version != self._version:
-            self._version = self._file.version
+        if self._file.now.version != self._version:
+            self._version = self._file.now.version
             self.budget.rules_changed()
             self.show_budget()
             await self._availability.check()
@@ -84,31 +84,35 @@ class SitePolicy:
 
     def trusted_ca(self, bundle: bytes | None) -> bytes | None:
         """The certificates of a CA bundle in PEM that the policy trusts. Raises Untrusted if there are none."""
-        pins = self.policy.coordinators.ca_sha256
+        now = self._file.now
+        pins = now.policy.coordinators.ca_sha256
         if pins is None:
             return bundle
         if bundle is None:
-            raise Untrusted(self._untrusted("coordinators.ca_sha256 needs TLS: add [tls] to the settings"))
+            raise self._untrusted(now, "coordinators.ca_sha256 needs TLS: add [tls] to the settings")
         if trusted := trusted_certificates(bundle, pins):
             return trusted
         theirs = ", ".join(fingerprints(bundle)[:5])
-        raise Untrusted(self._untrusted(f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {theirs}"))
+        raise self._untrusted(now, f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {theirs}")
 
     def check_coordinator(self, response: pb.RegisterResponse) -> None:
         """Raises Untrusted for a coordinator with another id."""
-        allowed = self.policy.coordinators.ids
+        now = self._file.now
+        allowed = now.policy.coordinators.ids
         if allowed is not None and response.coordinator_id not in allowed:
             got = response.coordinator_id[:64]
-            raise Untrusted(self._untrusted(f"the coordinator's id {got!r} is not in coordinators.ids"))
+            raise self._untrusted(now, f"the coordinator's id {got!r} is not in coordinators.ids")
 
-    def _untrusted(self, message: str) -> str:
-        self._told = self._file.version
+    def _untrusted(self, now: InForce, message: str) -> Untrusted:
+        """Count a refusal. The next change of the policy ends the wait for the next try."""
+        self._told = now.version
         self._metrics.policy_refusals.labels("coordinators").inc()
-        return f"policy: coordinators: {message}"
+        return Untrusted(f"policy: coordinators: {message}")
 
     def registration(self, request: pb.RegisterRequest) -> pb.RegisterRequest:
         """A registration without what the policy does not share. The request is changed."""
-        self._told, share = self._file.version, self.policy.share
+        now = self._file.now
+        self._told, share = now.version, now.policy.share
         if not share.labels:
             request.labels.clear()
         if not share.device:
@@ -170,7 +174,7 @@ class SitePolicy:
 
     async def _check_file(self) -> None:
         await self._refresh()
-        if self._file.problem:
+        if self._file.now.problem:
             raise WorkFailed(pb.FAILURE_REASON_STOPPED, "the site's policy file cannot be used")
 
     def _judge(self, request: Request) -> None:

@@ -71,6 +71,34 @@ class TlsConfig(Section):
     """The certificate's private key."""
     min_version: TlsVersion = "1.3"
     """Oldest TLS version of connections. "1.2" is for a proxy in between that cannot do better."""
+    renew: bool = False
+    """The daemon renews the certificate at the coordinator and replaces the files. Only for the files of `fl-client
+    init --token`. Otherwise it uses the files as their owner renews them."""
+    enroll_server: Annotated[Address, AfterValidator(_reachable)] | None = None
+    """host:port of the coordinator's `enroll_listen`. With it, a daemon with an expired certificate asks for a new one,
+    if the coordinator allows that. None: such a device needs a token."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose link `current` the renewal replaces."""
+        return self.cert.parent.parent
+
+    @model_validator(mode="after")
+    def _replaceable(self) -> Self:
+        if not self.renew:
+            return self
+        link = self.cert.parent
+        if (link.name, self.cert.name, self.key, self.ca) != (
+            "current",
+            "tls.crt",
+            link / "tls.key",
+            link / "ca.crt",
+        ):
+            raise ValueError(
+                "renew: expected ca.crt, tls.crt and tls.key in a folder `tls/current`, as `fl-client init --token`"
+                f" writes them, got {self.ca}, {self.cert} and {self.key}: remove renew, or enroll this device"
+            )
+        return self
 
 
 class TaskConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from fl_client.errors import UsageError
 from fl_client.setup.audit import app as audit_app
 from fl_client.setup.doctor.checks import run_checks
 from fl_client.setup.doctor.report import report
+from fl_client.setup.enrolling import EnrollFlags, enroll, target_of, write_settings
 from fl_client.setup.policy import app as policy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
 from fl_client.setup.settings_file import save, settings_text
@@ -65,6 +67,11 @@ def init(
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/tls.key there.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, with a coordinator here.")] = False,
     insecure_remote: Annotated[bool, typer.Option("--insecure-remote", help="Plain text over a network.")] = False,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Get a certificate for a token.")] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE|-", help="The token; -: on stdin.")] = None,
+    ca_fingerprint: Annotated[str | None, typer.Option(metavar="SHA256", help="Of the authority.")] = None,
+    enroll_server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default: port 7074.")] = None,
+    only_certificate: Annotated[bool, typer.Option("--only-certificate", help="Write no settings.")] = False,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Training device.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for runs; repeat.")] = None,
@@ -73,7 +80,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing settings.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Run the doctor afterwards.")] = True,
 ) -> None:
-    """Write a daemon's settings from flags and answers, and check whether the daemon can work with them."""
+    """Write a daemon's settings from flags and answers, and check whether the daemon can work with them.
+
+    With a token the device makes a key and gets its certificate from the coordinator, which the daemon then renews.
+    """
     flags = Flags(
         server, client_id, state_dir, task,
         options=_parsed(option) or {},
@@ -84,8 +94,15 @@ def init(
         other=_given(device=device, threads=threads, labels=_parsed(label, as_text=True),
                      metrics_listen=metrics_listen),
     )  # fmt: skip
-    _write_settings(config, flags, ask=not yes, overwrite=force)
-    if doctor:
+    enrolling = EnrollFlags(
+        token=token, token_file=token_file, fingerprint=ca_fingerprint, ca=ca, server=server,
+        enroll_server=enroll_server, name=client_id, state_dir=state_dir, force=force,
+    )  # fmt: skip
+    if enrolling.wanted or only_certificate:
+        _enroll(config, flags, enrolling, ask=not yes, only_certificate=only_certificate)
+    else:
+        _write_settings(config, flags, ask=not yes, overwrite=force)
+    if doctor and not only_certificate:
         raise typer.Exit(report(run_checks(config), as_json=False))
 
 
@@ -94,15 +111,33 @@ def _write_settings(config: Path, flags: Flags, *, ask: bool, overwrite: bool) -
         raise UsageError(
             f"{config} exists already: --force overwrites it, `fl-client doctor --config {config}` checks it"
         )
+    save(config, settings_text(_values(config, flags, ask=ask)))
+    print(f"wrote {config}")
+
+
+def _enroll(config: Path, flags: Flags, enrolling: EnrollFlags, *, ask: bool, only_certificate: bool) -> None:
+    """Get a certificate, and write settings where there are none."""
+    if flags.insecure or flags.insecure_remote or flags.tls.keys() - {"ca"}:
+        raise UsageError("a token excludes --insecure, --insecure-remote, --cert and --key: leave out one of them")
+    target = target_of(enrolling, config, only_certificate=only_certificate)
+    if only_certificate or (config.exists() and not enrolling.force):
+        enroll(enrolling, target)
+        target.folder.end_pending()
+        return
+    flags = replace(
+        flags, server=target.server, client_id=None, state_dir=target.folder.path.parent, tls=target.folder.files()
+    )
+    write_settings(config, _values(config, flags, ask=ask), enrolling, target)
+
+
+def _values(config: Path, flags: Flags, *, ask: bool) -> dict[str, Any]:
     try:
-        values = collect_values(flags, TerminalPrompts() if ask else DefaultAnswers(), config)
+        return collect_values(flags, TerminalPrompts() if ask else DefaultAnswers(), config)
     except ValueError as error:
         raise UsageError(str(error)) from None
     except typer.Abort:
         print("\nfl-client: no more answers, nothing was written; --yes takes flags and defaults", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    save(config, settings_text(values))
-    print(f"wrote {config}")
 
 
 @app.command("doctor", **examples("fl-client doctor --config client.toml"))

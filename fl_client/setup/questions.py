@@ -90,7 +90,9 @@ def collect_values(flags: Flags, answers: Answers, config: Path) -> dict[str, An
     server = flags.server or answers.text("--server", "Coordinator, host:port", None, _server)
     values = {"server": server, **_identity(flags, answers, config, server)}
     task = flags.task or answers.text("--task", f"Task: {_BUILT_IN}, or module:attribute", None, _not_empty)
-    place = flags.state_dir or answers.text("--state-dir", "State directory", str(_state_dir(config)), _not_empty)
+    place = flags.state_dir or answers.text(
+        "--state-dir", "State directory", str(default_state_dir(config)), _not_empty
+    )
     values |= {"state_dir": Path(place).absolute(), "task": {"name": task} | _options(flags, answers)}
     if shard := flags.shard or _shard(answers):
         values["shard"] = {key: value.absolute() if isinstance(value, Path) else value for key, value in shard.items()}
@@ -196,7 +198,7 @@ def _host_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip(".-")[:64] or "edge"
 
 
-def _state_dir(config: Path) -> Path:
+def default_state_dir(config: Path) -> Path:
     """The service's directory for settings in /etc, else a folder in the settings' folder."""
     path = config.absolute()
     return Path("/var/lib/impetus") if path.is_relative_to("/etc") else path.parent / "state"

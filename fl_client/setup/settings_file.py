@@ -38,12 +38,8 @@ def settings_text(values: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def save(path: Path, text: str) -> None:
-    """Write the text atomically, after the daemon's own reader has accepted it.
-
-    Raises:
-        UsageError: the reader refuses it, or the file cannot be written.
-    """
+def check_text(path: Path, text: str) -> None:
+    """Raises UsageError if the daemon's own reader refuses the text. path: of the file, for the message."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
@@ -51,6 +47,15 @@ def save(path: Path, text: str) -> None:
             load_config(copy)
     except ConfigError as error:
         raise UsageError(str(error).replace(str(copy), str(path))) from None
+
+
+def save(path: Path, text: str) -> None:
+    """Write the text atomically, after the daemon's own reader has accepted it.
+
+    Raises:
+        UsageError: the reader refuses it, or the file cannot be written.
+    """
+    check_text(path, text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [text.encode()])

@@ -16,7 +16,7 @@ from fl_common.file_permissions import check_private_key
 from fl_common.settings import SettingsError
 from fl_common.tls_version import check_oldest_tls
 from fl_ops.admin.failures import FailedCall, explain
-from fl_ops.admin.settings import Certificates, Connection, oldest_tls
+from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
 from fl_ops.errors import OpsError, UnknownCall, UsageError
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from protos.status import detail_of
@@ -43,10 +43,10 @@ class AdminClient:
             "grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS,
         }
         options = tuple({**dict(client_options()), **own}.items())
-        if connection.certificates is None:
+        if connection.security is None:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:
-            self._channel = grpc.secure_channel(connection.server, _credentials(connection.certificates), options)
+            self._channel = grpc.secure_channel(connection.server, _credentials(connection.security), options)
         # The generated stub has no types; `_call` and `_stream` add them.
         self._stub: Any = cast(Any, admin_pb2_grpc).AdminStub(self._channel)
 
@@ -214,6 +214,10 @@ class AdminClient:
             "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round=which), admin_pb2.ExportModelResponse
         )
 
+    def who_am_i(self) -> admin_pb2.WhoAmIResponse:
+        """The caller as the coordinator knows it."""
+        return self._call("WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)
+
     def _pages(self, method: str, request: Any, response: type[Response]) -> Iterator[Response]:
         """All pages of a list. request: with page_size and page_token."""
         request.page_size = _PAGE_SIZE
@@ -228,13 +232,15 @@ class AdminClient:
     def _call(self, method: str, request: Message, response: type[Response]) -> Response:
         del response  # only for the type
         try:
-            return cast(Response, getattr(self._stub, method)(request, timeout=self._call_seconds))
+            return cast(
+                Response, getattr(self._stub, method)(request, timeout=self._call_seconds, metadata=self._metadata())
+            )
         except grpc.RpcError as exc:
             raise self._explained(exc) from exc
 
     def _stream(self, method: str, request: Message, response: type[Response]) -> Iterator[Response]:
         del response  # only for the type
-        stream = getattr(self._stub, method)(request)
+        stream = getattr(self._stub, method)(request, metadata=self._metadata())
         try:
             yield from stream
         except grpc.RpcError as exc:
@@ -242,14 +248,22 @@ class AdminClient:
         finally:
             stream.cancel()
 
+    def _metadata(self) -> list[tuple[str, str]]:
+        """The token, if the caller has one: then the connection is TLS."""
+        security = self._connection.security
+        return [("authorization", f"Bearer {security.read()}")] if isinstance(security, Token) else []
+
     def _explained(self, error: Any) -> OpsError:
         """error: of grpc; its stubs do not declare that an RpcError of a call has code, details and metadata."""
         detail = detail_of((entry.key, entry.value) for entry in error.trailing_metadata() or ())
-        server, certificates = self._connection.server, self._connection.certificates
-        return explain(FailedCall(server, certificates, error.code().name, error.details() or "", detail))
+        server, security = self._connection.server, self._connection.security
+        return explain(FailedCall(server, security, error.code().name, error.details() or "", detail))
 
 
-def _credentials(files: Certificates) -> grpc.ChannelCredentials:
+def _credentials(files: Certificates | Token) -> grpc.ChannelCredentials:
+    if isinstance(files, Token):
+        check_oldest_tls(oldest_tls(os.environ))
+        return grpc.ssl_channel_credentials(_read(files.ca))
     try:
         check_private_key(files.key, "--key")
     except SettingsError as exc:

@@ -8,23 +8,25 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fl_ops.admin.settings import Certificates
+from fl_common.certificate_names import OPERATOR_ROLES
+from fl_ops.admin.settings import Certificates, Token
 from fl_ops.admin.unreachable import why_unreachable
 from fl_ops.errors import NotAllowed, NotFound, OpsError, Refused, UnknownCall, Unreachable, UsageError
 from protos.fl.v1 import errors_pb2
 
 _ADMIN_CERTIFICATE = "`fl ca issue admin NAME` makes an admin's certificate"
+_OPERATORS = frozenset(OPERATOR_ROLES)
 
 
 @dataclass(frozen=True)
 class FailedCall:
     """A failed call. code: name of the status code; text: its message; detail: its message of errors.proto.
 
-    certificates: of the connection; None: plain text.
+    security: of the connection; None: plain text.
     """
 
     server: str
-    certificates: Certificates | None
+    security: Certificates | Token | None
     code: str
     text: str
     detail: Message | None = None
@@ -64,7 +66,18 @@ def _wrong_run_state(failure: FailedCall, detail: errors_pb2.WrongRunState) -> O
 def _not_allowed(failure: FailedCall, detail: errors_pb2.NotAllowed) -> OpsError:
     caller = repr(detail.identity) if detail.identity else "a caller without a certificate"
     own = f"{failure.server} does not allow {caller} to do this; needed: {detail.needed}"
-    return NotAllowed(f"{failure.text or own} ({_ADMIN_CERTIFICATE})")
+    return NotAllowed(f"{failure.text or own} ({_remedy(detail)})")
+
+
+def _remedy(detail: errors_pb2.NotAllowed) -> str:
+    """How to get a role that is needed; the first one allows least."""
+    role = next((each for each in detail.roles if each in _OPERATORS), "")
+    if not role:  # a coordinator that is older than roles, or a right that no role has
+        return "`fl whoami` shows your roles" if detail.roles else _ADMIN_CERTIFICATE
+    return (
+        f"`fl ca issue {role} NAME` makes a certificate with the role {role}, or a group of your token gives it; `fl "
+        "whoami` shows your roles"
+    )
 
 
 def _retry_later(failure: FailedCall, detail: errors_pb2.RetryLater) -> OpsError:
@@ -83,7 +96,7 @@ _BY_DETAIL: dict[type[Any], Callable[[FailedCall, Any], OpsError]] = {
 
 
 def _unavailable(failure: FailedCall) -> OpsError:
-    return Unreachable(why_unreachable(failure.server, failure.text, failure.certificates))
+    return Unreachable(why_unreachable(failure.server, failure.text, failure.security))
 
 
 def _no_answer_in_time(failure: FailedCall) -> OpsError:

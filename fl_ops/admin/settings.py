@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fl_common.settings import is_loopback, parse_toml
+from fl_common.file_permissions import check_secret
+from fl_common.settings import SettingsError, is_loopback, parse_toml
 from fl_common.tls_version import TlsVersion
 from fl_ops.errors import UsageError
 
@@ -18,13 +20,18 @@ ENVIRONMENT = {
     "ca": "FL_CA",
     "cert": "FL_CERT",
     "key": "FL_KEY",
+    "token_file": "FL_TOKEN_FILE",
+    "token": "FL_TOKEN",
     "insecure": "FL_INSECURE",
     "insecure_remote": "FL_INSECURE_REMOTE",
 }
 TLS_VARIABLE = "FL_TLS_MIN_VERSION"
 """Names the oldest TLS version. Only a variable, because grpc is imported before options and the file are read."""
+_LONGEST_TOKEN = 8000
+_TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{1,{_LONGEST_TOKEN}}}")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-_FILES = ("ca", "cert", "key")
+_FILES = ("ca", "cert", "key", "token_file")
+_PAIR, _TOKENS = ("cert", "key"), ("token_file", "token")
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,9 @@ class Layer:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    token_file: Path | None = None
+    token: str | None = field(default=None, repr=False)
+    """Only in the environment: other users can see a command line, and a settings file is not for secrets."""
     insecure: bool | None = None
     insecure_remote: bool | None = None
 
@@ -49,11 +59,42 @@ class Certificates:
 
 
 @dataclass(frozen=True)
+class Token:
+    """A bearer token, and the certificate of the authority that signed the coordinator's. Exactly one of file and text.
+
+    The token is never part of a text, a repr or an error.
+    """
+
+    ca: Path
+    file: Path | None = None
+    """Read before each call, because another program may renew it."""
+    text: str = field(default="", repr=False)
+
+    def read(self) -> str:
+        """The token. Raises UsageError, which names the source."""
+        source = "FL_TOKEN" if self.file is None else f"--token-file {self.file}"
+        text = self.text
+        if self.file is not None:
+            try:
+                check_secret(self.file, "--token-file", "token")
+                text = self.file.read_text(encoding="ascii")
+            except SettingsError as error:
+                raise UsageError(str(error)) from None
+            except OSError as error:
+                raise UsageError(f"{source} cannot be read: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise UsageError(f"{source}: expected a token, got other content") from None
+        if not _TOKEN.fullmatch(text.strip()):
+            raise UsageError(f"{source}: expected a token on one line, at most {_LONGEST_TOKEN} characters, got none")
+        return text.strip()
+
+
+@dataclass(frozen=True)
 class Connection:
-    """The address of the coordinator and the certificates for TLS; None: plain text."""
+    """The address of the coordinator, and what the caller proves its identity with; None: plain text."""
 
     server: str
-    certificates: Certificates | None = None
+    security: Certificates | Token | None = None
 
 
 def file_path(environ: Mapping[str, str]) -> Path:
@@ -63,13 +104,14 @@ def file_path(environ: Mapping[str, str]) -> Path:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """The layer of FL_ADMIN, FL_CA, FL_CERT, FL_KEY, FL_INSECURE, FL_INSECURE_REMOTE; empty counts as unset."""
+    """The layer of the variables in ENVIRONMENT; empty counts as unset."""
     values: dict[str, Any] = {}
     for key, variable in ENVIRONMENT.items():
         text = environ.get(variable, "")
         if not text:
             continue
-        values[key] = Path(text) if key in _FILES else text if key == "server" else _boolean(variable, text)
+        is_text = key in {"server", "token"}
+        values[key] = Path(text) if key in _FILES else text if is_text else _boolean(variable, text)
     return Layer(**values)
 
 
@@ -102,10 +144,10 @@ def from_file(path: Path) -> Layer:
 def resolve(layers: Sequence[Layer]) -> Connection:
     """The connection from layers, the strongest first.
 
-    The strongest layer that sets plain text or certificates decides between the two.
+    The strongest layer that sets plain text, a certificate or a token decides between them.
 
     Raises:
-        UsageError: neither or both are set, a file is missing, or plain text would go to another machine.
+        UsageError: none or several are set, a file is missing, or plain text would go to another machine.
     """
     server = _first(layers, "server") or DEFAULT_SERVER
     host = _host(server)
@@ -116,12 +158,15 @@ def resolve(layers: Sequence[Layer]) -> Connection:
                 "or add --insecure-remote if the network is trusted"
             )
         return Connection(server)
-    paths = {name: _first(layers, name) for name in _FILES}
+    if token := _token(layers):
+        return Connection(server, token)
+    paths = {name: _first(layers, name) for name in ("ca", *_PAIR)}
     missing = [f"--{name}" for name, path in paths.items() if path is None]
     if missing:
         raise UsageError(
             f"the connection to {server} needs certificates, missing: {', '.join(missing)}. `fl ca init` and "
-            "`fl ca issue admin NAME` make them; --insecure uses plain text to a coordinator on this machine"
+            "`fl ca issue admin NAME` make them; --ca with --token-file is for a coordinator with tokens; --insecure "
+            "uses plain text to a coordinator on this machine"
         )
     return Connection(server, Certificates(**paths))
 
@@ -135,12 +180,32 @@ def _first(layers: Sequence[Layer], name: str) -> Any:
     return next((value for layer in layers if (value := getattr(layer, name)) is not None), None)
 
 
+def _token(layers: Sequence[Layer]) -> Token | None:
+    """The token of the strongest layer with an identity; None if that is a certificate, or there is none."""
+    layer = next((each for each in layers if _named(each, *_PAIR, *_TOKENS)), Layer())
+    named = _named(layer, *_PAIR, *_TOKENS)
+    if not _named(layer, *_TOKENS):
+        return None
+    if len(named) > 1:
+        raise UsageError(f"expected a certificate or one token, got {', '.join(named)}: remove all but one")
+    if (ca := _first(layers, "ca")) is None:
+        raise UsageError("--ca: expected the authority of the coordinator's certificate with a token, found none")
+    return Token(ca, layer.token_file, layer.token or "")
+
+
+def _named(layer: Layer, *names: str) -> list[str]:
+    """The options of these that a layer sets, as an operator writes them."""
+    given = (name for name in names if getattr(layer, name) is not None)
+    return ["FL_TOKEN" if name == "token" else f"--{name.replace('_', '-')}" for name in given]
+
+
 def _plain_text(layers: Sequence[Layer]) -> bool:
     for layer in layers:
-        named = [f"--{name}" for name in _FILES if getattr(layer, name) is not None]
+        named = _named(layer, *_FILES, "token")
         if layer.insecure and named:
             raise UsageError(
-                f"--insecure means no certificates, but {', '.join(named)} is set as well: remove one of them"
+                f"--insecure means no certificates and no token, but {', '.join(named)} is set as well: remove one of "
+                "them"
             )
         if layer.insecure or named:
             return bool(layer.insecure)
@@ -161,7 +226,7 @@ def _boolean(variable: str, text: str) -> bool:
 
 
 def _file_value(path: Path, key: str, value: Any) -> Any:
-    known = [field.name for field in fields(Layer)]
+    known = [each.name for each in fields(Layer) if each.name != "token"]
     if key not in known:
         raise UsageError(f"{path}: unknown key {key!r}; known: {', '.join(known)}")
     wanted = bool if key.startswith("insecure") else str

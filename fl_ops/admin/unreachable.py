@@ -7,61 +7,126 @@ none of them knows gets the general explanation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from fl_ops.admin.settings import Certificates
+from fl_ops.admin.settings import Certificates, Token
 
-_CONNECTING = "failed to connect"
+_STARTS_ONE = "start one with `fl-server --config server.toml`, or give its admin address with --server"
+_NOBODY_LISTENS = (
+    "Connection refused",
+    (
+        f"no coordinator answers at {{server}}, where no program listens: {_STARTS_ONE}; start a port-forward again "
+        "if it has ended"
+    ),
+)
+_CLOSED = "failed to connect.*(Socket closed|Connection reset|Broken pipe)"
+_PLAIN: tuple[tuple[str, str], ...] = (
+    _NOBODY_LISTENS,
+    (
+        _CLOSED,
+        (
+            "{server} closes connections in plain text: a coordinator with TLS needs your certificates (--ca, "
+            "--cert, --key) in place of --insecure; a port-forward may have lost its pod"
+        ),
+    ),
+    (
+        "",
+        (
+            f"no coordinator answers at {{server}}: {_STARTS_ONE}. If one is running there: a port with TLS needs "
+            "your certificates (--ca, --cert, --key)"
+        ),
+    ),
+)
+_TLS: tuple[tuple[str, str], ...] = (
+    _NOBODY_LISTENS,
+    (
+        "Handshake read failed|Handshake write failed",
+        (
+            "the connection to {server} was closed in the TLS handshake, before a certificate was checked: the "
+            "coordinator is starting or ending, a port-forward has lost its pod, or a proxy or another program "
+            "listens there. Try again, start the port-forward again, and check --server"
+        ),
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED: certificate has expired",
+        (
+            "the certificate of the coordinator at {server}, or that of its authority, has expired: `fl ca renew` "
+            "renews it; or the clock of this machine is wrong"
+        ),
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid",
+        (
+            "the certificate of the coordinator at {server}, or that of its authority, is not valid yet: check the "
+            "clock of this machine"
+        ),
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        (
+            "the certificate of the coordinator at {server} is not signed by the authority in {ca}: give the "
+            "ca.crt of the authority that signed it; or another program listens there"
+        ),
+    ),
+    (
+        "Hostname Verification Check failed",
+        (
+            "the certificate of the coordinator at {server} is for other host names: give one of its names with "
+            "--server, or make it for this host too: `fl ca issue server --host HOST`"
+        ),
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        (
+            "{server} uses plain text, which accepts no certificates: use --insecure on the coordinator's own "
+            "machine, or check --server"
+        ),
+    ),
+    (
+        "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        (
+            "{server} has no TLS 1.3: check --server, and whether a proxy is in between; FL_TLS_MIN_VERSION=1.2 allows "
+            "the older version"
+        ),
+    ),
+    (
+        _CLOSED,  # in TLS 1.3 a server refuses the client's certificate after the client's own part of the handshake
+        (
+            "the coordinator at {server} refused {own}. It expects one of the authority in its tls.client_ca, valid "
+            "by its clock: `fl ca issue admin NAME` makes one in the folder of that authority, `fl ca renew` renews "
+            "it"
+        ),
+    ),
+    (
+        "",
+        (
+            f"no coordinator answers at {{server}}: {_STARTS_ONE}. If one is running there: a port without TLS "
+            "accepts no certificates"
+        ),
+    ),
+)
+"""(pattern, explanation): the first pattern that is in grpc's text counts; the last one is in every text."""
 
 
-def why_unreachable(server: str, text: str, certificates: Certificates | None) -> str:
-    """The explanation with its remedy. text: of grpc; certificates: None for a connection in plain text."""
-    cases = _PLAIN if certificates is None else _TLS
-    for pattern, explain in cases:
-        if re.search(pattern, text, re.DOTALL):
-            return f"{explain(server, certificates)} ({text})"
-    security = (
-        "a port with TLS needs your certificates (--ca, --cert, --key)"
-        if certificates is None
-        else "a port without TLS accepts no certificates"
-    )
-    return (
-        f"no coordinator answers at {server}: start one with `fl-server --config server.toml`, or give its admin "
-        f"address with --server. If one is running there: {security} ({text})"
-    )
+_WANTS_CERTIFICATE = (
+    "the coordinator at {server} asks for a certificate there, and you have a token: give the address of its "
+    "token_listen with --server"
+)
 
 
-def _nobody_listens(server: str, _: Certificates | None) -> str:
-    return (
-        f"no coordinator answers at {server}, where no program listens: start one with `fl-server --config"
-        " server.toml`, or give its admin address with --server; start a port-forward again if it has ended"
-    )
-
-
-def _closed_before_tls(server: str, _: Certificates | None) -> str:
-    return (
-        f"the connection to {server} was closed in the TLS handshake, before a certificate was checked: the"
-        " coordinator is starting or ending, a port-forward has lost its pod, or a proxy or another program listens"
-        " there. Try again, start the port-forward again, and check --server"
-    )
-
-
-def _closed_in_plain_text(server: str, _: Certificates | None) -> str:
-    return (
-        f"{server} closes connections in plain text: a coordinator with TLS needs your certificates (--ca, --cert,"
-        " --key) in place of --insecure; a port-forward may have lost its pod"
-    )
-
-
-def _not_accepted(server: str, certificates: Certificates | None) -> str:
-    """In TLS 1.3 a server refuses the client's certificate after the client's own part of the handshake."""
-    own = "your certificate" if certificates is None else _described(certificates)
-    return (
-        f"the coordinator at {server} refused {own}. It expects one of the authority in its tls.client_ca, valid by its"
-        " clock: `fl ca issue admin NAME` makes one in the folder of that authority, `fl ca renew` renews it"
-    )
+def why_unreachable(server: str, text: str, security: Certificates | Token | None) -> str:
+    """The explanation with its remedy. text: of grpc; security: None for a connection in plain text."""
+    cases = _PLAIN if security is None else _TLS
+    pattern, template = next(case for case in cases if re.search(case[0], text, re.DOTALL))
+    words = {"server": server, "ca": "--ca"}
+    if security is not None:
+        words["ca"] = f"--ca {security.ca}"
+    if isinstance(security, Token) and pattern == _CLOSED:
+        template = _WANTS_CERTIFICATE
+    elif isinstance(security, Certificates) and "{own}" in template:
+        words["own"] = _described(security)
+    return f"{template.format_map(words)} ({text})"
 
 
 def _described(certificates: Certificates) -> str:
@@ -83,66 +148,3 @@ def _described(certificates: Certificates) -> str:
     except Exception:  # noqa: BLE001 - of several kinds, also from an authority with another type of key
         return f"{words}; the coordinator's own certificate is from {expected!r} (--ca), another authority"
     return words
-
-
-def _expired(server: str, _: Certificates | None) -> str:
-    return (
-        f"the certificate of the coordinator at {server}, or that of its authority, has expired: `fl ca renew` renews"
-        " it; or the clock of this machine is wrong"
-    )
-
-
-def _not_yet_valid(server: str, _: Certificates | None) -> str:
-    return (
-        f"the certificate of the coordinator at {server}, or that of its authority, is not valid yet: check the clock"
-        " of this machine"
-    )
-
-
-def _other_authority(server: str, certificates: Certificates | None) -> str:
-    ca = "--ca" if certificates is None else f"--ca {certificates.ca}"
-    return (
-        f"the certificate of the coordinator at {server} is not signed by the authority in {ca}: give the ca.crt of the"
-        " authority that signed it; or another program listens there"
-    )
-
-
-def _other_host(server: str, _: Certificates | None) -> str:
-    return (
-        f"the certificate of the coordinator at {server} is for other host names: give one of its names with --server,"
-        " or make it for this host too: `fl ca issue server --host HOST`"
-    )
-
-
-def _plain_text(server: str, _: Certificates | None) -> str:
-    return (
-        f"{server} uses plain text, which accepts no certificates: use --insecure on the coordinator's own machine, or"
-        " check --server"
-    )
-
-
-def _old_tls(server: str, _: Certificates | None) -> str:
-    return (
-        f"{server} has no TLS 1.3: check --server, and whether a proxy is in between; FL_TLS_MIN_VERSION=1.2 allows the"
-        " older version"
-    )
-
-
-_Explain = Callable[[str, Certificates | None], str]
-_CLOSED = r"Socket closed|Connection reset|Broken pipe"
-_TLS: tuple[tuple[str, _Explain], ...] = (
-    ("Connection refused", _nobody_listens),
-    ("Handshake read failed|Handshake write failed", _closed_before_tls),
-    ("CERTIFICATE_VERIFY_FAILED: certificate has expired", _expired),
-    ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", _not_yet_valid),
-    ("CERTIFICATE_VERIFY_FAILED", _other_authority),
-    ("Hostname Verification Check failed", _other_host),
-    ("WRONG_VERSION_NUMBER", _plain_text),
-    ("SSLV3_ALERT_HANDSHAKE_FAILURE", _old_tls),
-    (f"{_CONNECTING}.*({_CLOSED})", _not_accepted),
-)
-_PLAIN: tuple[tuple[str, _Explain], ...] = (
-    ("Connection refused", _nobody_listens),
-    (f"{_CONNECTING}.*({_CLOSED})", _closed_in_plain_text),
-)
-"""The first pattern that is in grpc's text counts."""

@@ -18,7 +18,9 @@ from fl_ops.render import output
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make certificates for a site that has no authority of its own."
 )
-issue_app = typer.Typer(cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an admin.")
+issue_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an operator."
+)
 app.add_typer(issue_app, name="issue")
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the authority and its certificates.")]
@@ -27,23 +29,32 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an older certifica
 Name = Annotated[str, typer.Argument(metavar="NAME", help="1 to 64 letters, digits, dots, dashes, underscores.")]
 
 
-@app.command(**examples("fl ca init --name 'Clinic CA'"))
+@app.command(**examples("fl ca init --name 'Clinic CA'", "fl ca init --host fl.example.org --admin alice"))
 @command
 def init(
     context: Context,
     directory: Dir = Path("pki"),
     name: Annotated[str, typer.Option(help="Name of the issuer, shown in certificates.")] = "Impetus CA",
     days: Days = 3_650,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Also issue a coordinator's certificate for this name or address; repeat.")
+    ] = None,
+    admin: Annotated[str, typer.Option(help="Also issue a certificate to this admin. Empty: none.")] = "",
 ) -> None:
     """Make an authority: ca.key, which stays here, and ca.crt, which every machine needs."""
     # Imported in each command: the cryptography library takes as long to load as the rest of `fl`.
     from fl_ops.certificates import pki
 
     issued = pki.init(directory, name, days)
-    hint = (
-        f"next: `fl ca issue server --dir {directory} --host HOST`; keep {issued.pair.key} secret and off the devices"
+    leaves = [pki.LeafRequest(directory, "server", "coordinator", 90, force=False, hosts=tuple(host))] if host else []
+    leaves += [pki.LeafRequest(directory, "admin", admin, 90, force=False)] if admin else []
+    more = {each.role: pki.issue(each) for each in leaves}
+    advice = "" if host else f"next: `fl ca issue server --dir {directory} --host HOST`; "
+    hint = "\n".join(
+        [*(each.text("") for each in more.values()), f"{advice}keep {issued.pair.key} secret and off the devices"]
     )
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    facts = issued.facts() | {role: each.facts() for role, each in more.items()}
+    output.show(facts, issued.text(hint), context.as_json)
 
 
 @issue_app.command(**examples("fl ca issue server --host fl.example.org --host 192.0.2.10"))
@@ -82,18 +93,43 @@ def client(context: Context, name: Name, directory: Dir = Path("pki"), days: Day
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 
+@issue_app.command(**examples("fl ca issue viewer dashboard"))
+@command
+def viewer(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a certificate that reads runs, clients and history, and changes nothing."""
+    _issue_operator(context, "viewer", name, directory, days, force)
+
+
+@issue_app.command(**examples("fl ca issue operator bob"))
+@command
+def operator(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a certificate for runs: the operator's own, and those without an owner."""
+    _issue_operator(context, "operator", name, directory, days, force)
+
+
+@issue_app.command(**examples("fl ca issue enroller provisioning"))
+@command
+def enroller(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
+    """Issue a certificate that makes tokens for devices, and nothing else."""
+    _issue_operator(context, "enroller", name, directory, days, force)
+
+
 @issue_app.command(**examples("fl ca issue admin alice"))
 @command
 def admin(context: Context, name: Name, directory: Dir = Path("pki"), days: Days = 90, force: Force = False) -> None:
-    """Issue an operator's certificate for this command."""
+    """Issue a certificate that may do everything with this command."""
+    _issue_operator(context, "admin", name, directory, days, force)
+
+
+def _issue_operator(context: Context, role: str, name: str, directory: Path, days: int, force: bool) -> None:
     from fl_ops.certificates import pki
 
-    issued = pki.issue(pki.LeafRequest(directory, "admin", name, days, force))
+    issued = pki.issue(pki.LeafRequest(directory, role, name, days, force))
     pair = issued.pair
     files = {"ca": pair.authority, "cert": pair.certificate, "key": pair.key}
     flags = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items())
     section = _section("", **files)
-    hint = f"fl run list {flags}\n\nwithout these options, in {settings.file_path(os.environ)}:\n\n{section}"
+    hint = f"fl whoami {flags}\n\nwithout these options, in {settings.file_path(os.environ)}:\n\n{section}"
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 

@@ -16,6 +16,7 @@ from fl_ops.commands.export import export
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
+from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
 from fl_ops.render import output
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -51,6 +52,7 @@ app.command(
         "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
     )
 )(simulate)
+app.command(**examples("fl whoami"))(whoami)
 
 
 def _version(wanted: bool) -> None:

@@ -53,10 +53,18 @@ def _connection(
         Path | None, typer.Option(help="Certificate of the authority. FL_CA", metavar="FILE", rich_help_panel=_PANEL)
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(help="Your admin certificate. FL_CERT", metavar="FILE", rich_help_panel=_PANEL)
+        Path | None, typer.Option(help="Your certificate. FL_CERT", metavar="FILE", rich_help_panel=_PANEL)
     ] = None,
     key: Annotated[
         Path | None, typer.Option(help="Its private key. FL_KEY", metavar="FILE", rich_help_panel=_PANEL)
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A token (OIDC), in place of a certificate. FL_TOKEN_FILE; FL_TOKEN has the token itself",
+            metavar="FILE",
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     insecure: Annotated[
         bool | None,

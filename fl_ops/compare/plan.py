@@ -11,7 +11,7 @@ from fl_ops.compare.cells import Cell, CellResult, Choice, Stage
 from fl_ops.compare.table import Experiment, Table
 from fl_ops.errors import UsageError
 
-_IRRELEVANT = {"name", "labels", "keep_checkpoints"}
+_IRRELEVANT = {"name", "labels", "keep_checkpoints", "owner"}
 """Fields of a run that do not change its numbers."""
 DATA_LOCATION = ("data_root", "download")
 """Options of a task for the location of its data, which do not change them."""

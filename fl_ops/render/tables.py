@@ -40,14 +40,28 @@ def rounds_text(run: admin_pb2.RunStatus) -> str:
 
 
 def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
-    """A row for each run."""
+    """A row for each run. There is a column of owners if a run has one."""
+    owned = any(run.spec.owner for run in runs)
     table = FittedTable(
-        ("Run", "State", "Task", "Algorithm", ">Rounds", ">Best", "Now", ">Down", ">Up", "Created"),
-        optional=("Up", "Down", "Created", "Task", "Algorithm", "Now"),
+        (
+            "Run",
+            "State",
+            "Task",
+            "Algorithm",
+            *(["Owner"] if owned else []),
+            ">Rounds",
+            ">Best",
+            "Now",
+            ">Down",
+            ">Up",
+            "Created",
+        ),
+        optional=("Up", "Down", "Created", *(["Owner"] if owned else []), "Task", "Algorithm", "Now"),
     )
     for run in runs:
         table.add_row(
             _text(run.run_id), _state(run_state(run)), _text(run.spec.task.name), _text(run.spec.algorithm.name),
+            *([_text(run.spec.owner or NOTHING)] if owned else []),
             rounds_text(run), _text(metric_of(run, run.best)), _text(waits.current(run)), units.size(run.bytes_down),
             units.size(run.bytes_up), units.moment(run.created),
         )  # fmt: skip
@@ -81,6 +95,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("run", _text(run.run_id)),
         ("state", _state(run_state(run))),
         ("why", _text(run.reason)),
+        ("owner", _text(run.spec.owner)),
         ("task", _text(run.spec.task.name)),
         ("algorithm", _text(run.spec.algorithm.name)),
         ("schedules", _text(schedules_text(run.spec))),

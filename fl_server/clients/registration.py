@@ -14,9 +14,9 @@ from fl_server.clients.presence_history import PresenceHistory
 from fl_server.clients.rate_limits import RegistrationLimiter
 from fl_server.clients.registration_request import check_sizes, checked_id, common_protocol, record_of
 from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
-from fl_server.config import LimitsConfig
 from fl_server.errors import Contested, InvalidInput, NotNow
 from fl_server.identity import require_name
+from fl_server.limits_config import LimitsConfig
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 

@@ -17,8 +17,8 @@ from typing import Literal, TypeVar
 import structlog
 
 from fl_server.clients.rate_limits import TokenBucket
-from fl_server.config import TransfersConfig
 from fl_server.errors import LimitExceeded
+from fl_server.limits_config import TransfersConfig
 from fl_server.metrics import Metrics
 
 log = structlog.get_logger()

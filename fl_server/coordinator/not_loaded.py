@@ -27,6 +27,13 @@ class NotLoaded:
         name = part.get("name") if isinstance(part, Mapping) else None
         return one_line(name, 256) if isinstance(name, str) else ""
 
+    @property
+    def owner(self) -> str | None:
+        """The owner in its spec, which may be unreadable otherwise; None where there is none."""
+        spec: Any = self.record.spec
+        owner = spec.get("owner") if isinstance(spec, Mapping) else None
+        return owner if isinstance(owner, str) else None
+
 
 class NotLoadedRuns:
     """All runs that are not loaded, by id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Set as AbstractSet
 
 import structlog
 
@@ -34,6 +35,11 @@ class RunCreation:
     def __init__(self, services: Services, table: RunTable, deletions: Deletions, audit: Audit) -> None:
         self._services, self._table, self._deletions, self._audit = services, table, deletions, audit
         self._creating = asyncio.Lock()
+
+    @property
+    def deleted_ids(self) -> AbstractSet[str]:
+        """Ids of runs that were or are being deleted."""
+        return self._deletions.ids
 
     async def restore_all(self) -> None:
         """Restore every run of the ledger. Runs that were being deleted are deleted to the end."""

@@ -13,13 +13,15 @@ import grpc.aio
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput
-from fl_server.identity import actor
+from fl_server.identity import ANYBODY, actor, caller
+from fl_server.rpc.access.method_roles import methods_of, ordered
+from fl_server.rpc.access.owners import HIDDEN, OwnedRuns, with_owner
 from fl_server.rpc.audited.lists import audit_page
 from fl_server.rpc.client_details import client_details, work_of
 from fl_server.rpc.enrollment.operators import EnrollmentCalls
 from fl_server.rpc.lists import HISTORY_MOST, Lists
 from fl_server.rpc.model_exports import ModelExports
-from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status
+from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status, timestamp
 from fl_server.run_spec import from_spec
 from fl_server.runs.progress import Progress
 from fl_server.runs.run import Run
@@ -38,14 +40,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
         self._services = services
         self._coordinator = coordinator
-        self._lists = Lists(services, coordinator)
+        self._runs = OwnedRuns(coordinator)
+        self._lists = Lists(services, self._runs)
         self._clients = OperatorActions(services.ledger, services.fleet)
         self._exports = ModelExports(services, coordinator)
         self._enrollment = EnrollmentCalls(services)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
-        run = await self._coordinator.creation.create(from_spec(request.spec), actor())
+        run = await self._coordinator.creation.create(with_owner(from_spec(request.spec)), actor())
         return pb.CreateRunResponse(run=run_status(run))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
@@ -54,9 +57,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         """One run, with its rounds if requested."""
-        if (problem := self._coordinator.table.not_loaded.get(request.run_id)) is not None:
+        if (problem := self._runs.problem(request.run_id)) is not None:
             return pb.GetRunResponse(run=not_loaded_status(problem))
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.get(request.run_id)
         rounds: list[pb.RoundSummary] = []
         if request.with_rounds:
             rounds = await self._lists.all_rounds(run)
@@ -68,7 +71,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
         """The run now, and then its events until it has ended."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.get(request.run_id)
         with run.watchers.watch() as events:
             yield _watch_response(run, Progress("snapshot"))
             if run.ended:
@@ -78,19 +81,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
         """Start no new round."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.to_change(request.run_id)
         await self._coordinator.actions.pause(run, actor())
         return pb.PauseRunResponse(run=run_status(run))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         """Start new rounds again."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.to_change(request.run_id)
         await self._coordinator.actions.resume(run, actor(), _rate(request))
         return pb.ResumeRunResponse(run=run_status(run))
 
     async def ExtendRun(self, request: pb.ExtendRunRequest, context: Context) -> pb.ExtendRunResponse:
         """Give the run more rounds or more time."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.to_change(request.run_id)
         if not request.rounds and request.wall_time_s <= 0:
             raise InvalidInput("rounds", "rounds or wall_time_s over 0", "neither")
         await self._coordinator.actions.extend(run, request.rounds, request.wall_time_s, actor())
@@ -98,12 +101,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End the run."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.to_change(request.run_id)
         await self._coordinator.actions.stop(run, request.reason, actor())
         return pb.StopRunResponse(run=run_status(run))
 
     async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.DeleteRunResponse:
         """Remove a run that has ended."""
+        self._runs.require_change(request.run_id)
         return pb.DeleteRunResponse(
             finished=await self._coordinator.actions.delete(request.run_id, request.reason, actor())
         )
@@ -121,7 +125,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         counted = await services.ledger.do(services.ledger.store.client, client_id)
         entries = await services.ledger.do(services.ledger.store.history, client_id, request.history or _SHOWN_HISTORY)
         response = client_details(services.fleet, counted or known, entries)
-        response.work = work_of(self._coordinator, client_id, response.client.run_id)
+        if self._runs.hides(response.client.run_id):
+            response.client.run_id, response.work = HIDDEN, "works for a run of another operator"
+        else:
+            response.work = work_of(self._coordinator, client_id, response.client.run_id)
         return response
 
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
@@ -153,13 +160,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """The client with the counters of the ledger, which alone has them."""
         services, known = self._services, self._services.fleet.record(client_id)
         counted = await services.ledger.do(services.ledger.store.client, client_id)
-        return client_status(services.fleet, counted or known)
+        status = client_status(services.fleet, counted or known)
+        if self._runs.hides(status.run_id):
+            status.run_id = HIDDEN
+        return status
 
     async def ExportModel(
         self, request: pb.ExportModelRequest, context: Context
     ) -> AsyncIterator[pb.ExportModelResponse]:
         """A committed model as a safetensors file."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.to_change(request.run_id)
         async with aclosing(self._exports.messages(run, request.round or "latest")) as messages:
             async for message in messages:
                 yield message
@@ -171,6 +181,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """A page of the history, oldest first."""
         return await self._lists.history(request)
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:
+        """The caller. One without an identity may call everything here, or would not have come this far."""
+        who = caller.get()
+        response = pb.WhoAmIResponse(
+            identity=who.role if who is ANYBODY else str(who),
+            roles=["admin"] if who is ANYBODY else ordered(who.roles),
+            source=who.source,
+            methods=methods_of(who),
+        )
+        if who.ends is not None:
+            response.ends.CopyFrom(timestamp(who.ends))
+        return response
 
     async def CreateEnrollments(
         self, request: pb.CreateEnrollmentsRequest, context: Context

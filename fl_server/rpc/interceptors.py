@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
@@ -18,8 +18,10 @@ import grpc.aio
 
 from fl_server import errors, identity
 from fl_server.audit.record import Auditor
-from fl_server.identity import ANYBODY, Identity, caller, require_role
+from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
+from fl_server.rpc.access.bearer import Tokens, token_holder
+from fl_server.rpc.access.method_roles import EVERYONE, METHOD_ROLES, require_role
 from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
@@ -27,7 +29,6 @@ from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
 from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
 from fl_server.timeouts import TimeLimit
 
-_ROLES = {"/fl.v1.Coordinator/": "client", "/fl.v1.Certificates/": "client", "/fl.v1.Admin/": "admin"}
 _STALL_S, _RETRY_S = 60.0, 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -52,6 +53,12 @@ class CallPolicy:
     """A request that does not come within this time is given up."""
     audit: Auditor | None = None
     """None: calls are not recorded."""
+    trusts_everybody: bool = False
+    """Whether a caller without an identity may call every method of the port."""
+    tokens: Tokens | None = None
+    """Verifies bearer tokens, where callers have these in place of certificates."""
+    methods: Mapping[str, frozenset[str]] = field(default_factory=lambda: METHOD_ROLES)
+    """The roles that may call each method."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -93,7 +100,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             wrap(call, call.audited.recording(getattr(handler, inner), streams=kind[1])),
             # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
             # checks every message.
-            request_deserializer=None if not kind[0] else handler.request_deserializer if call.role else call.parsed,
+            request_deserializer=None
+            if not kind[0]
+            else call.parsed
+            if call.is_public
+            else handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
@@ -105,25 +116,27 @@ class _Call:
         self, method: str, policy: CallPolicy, open_calls: ExpiringCalls, parser: Callable[[bytes], Any] | None
     ) -> None:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
-        self.role = next((role for prefix, role in _ROLES.items() if method.startswith(prefix)), "")
+        self._roles = policy.methods.get(method)
+        self.is_public = self._roles == EVERYONE
+        """Calls that strangers may make are neither logged nor measured: they could fill the log."""
         self.policy, self._open, self._parser = policy, open_calls, parser
         self.audited = AuditedMethod(method, policy.audit)
         self._at_once = LIMITS.get(method, DEFAULT).at_once
 
-    def enter(self, context: Context) -> OpenCall:
+    async def enter(self, context: Context) -> OpenCall:
         """Set the caller, and check it before its request is received."""
         peer = context.peer()
         if self.policy.limits.is_new(peer) and self.policy.metrics is not None:
             self.policy.metrics.connections_used.labels(self.policy.setting).inc()
         identity.address.set(identity.address_of(peer))
-        who = identity.of_connection(context.auth_context())
+        tokens = self.policy.tokens
+        who = identity.of_connection(context.auth_context()) if tokens is None else await token_holder(tokens, context)
         caller.set(who)
         who.check_time()
         self._check_revocation(who)
-        if self.role:
-            require_role(self.role)
-            if who is not ANYBODY:
-                self.policy.refuse(who)
+        require_role(who, self._roles, trusts_everybody=self.policy.trusts_everybody)
+        if who is not ANYBODY and not self.is_public:
+            self.policy.refuse(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
 
     def _check_revocation(self, who: Identity) -> None:
@@ -171,21 +184,21 @@ class _Call:
             self.audited.refused(error)
             if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
-            await abort(context, self.name, error, logged=bool(self.role))
+            await abort(context, self.name, error, logged=not self.is_public)
         finally:
-            if self.role and self.policy.metrics is not None:
+            if not self.is_public and self.policy.metrics is not None:
                 self.policy.metrics.rpc_seconds.labels(self.name, code.name).observe(time.monotonic() - started)
 
     def log_failure(self, work: asyncio.Future[Any]) -> None:
         """Log the error of work whose caller has hung up, and so gets no status."""
         if not work.cancelled() and isinstance(error := work.exception(), Exception):
-            log_error(self.name, error, logged=bool(self.role))
+            log_error(self.name, error, logged=not self.is_public)
 
 
 def _wrap_stream_unary(call: _Call, inner: Handler) -> Handler:
     async def wrapped(requests: Any, context: Context) -> Any:
         async with call.answered(context):
-            with call.enter(context) as open_call, open_call.refusals_block(), call.while_valid():
+            with await call.enter(context) as open_call, open_call.refusals_block(), call.while_valid():
                 return await inner(requests, context)
 
     return wrapped
@@ -196,7 +209,7 @@ def _wrap_unary_unary(call: _Call, inner: Handler) -> Handler:
 
     async def wrapped(_: Any, context: Context) -> Any:
         async with call.answered(context):
-            open_call = call.enter(context)
+            open_call = await call.enter(context)
             try:
                 work = asyncio.ensure_future(inner(await call.read(open_call, context), context))
             except BaseException:  # a cancelled call too must be closed
@@ -215,7 +228,7 @@ def _wrap_unary_unary(call: _Call, inner: Handler) -> Handler:
 def _wrap_unary_stream(call: _Call, inner: Handler) -> Handler:
     async def wrapped(_: Any, context: Context) -> AsyncIterator[Any]:
         async with call.answered(context):
-            with call.enter(context) as open_call, call.while_valid():
+            with await call.enter(context) as open_call, call.while_valid():
                 async for response in inner(await call.read(open_call, context), context):
                     yield response
 
@@ -225,7 +238,7 @@ def _wrap_unary_stream(call: _Call, inner: Handler) -> Handler:
 def _wrap_stream_stream(call: _Call, inner: Handler) -> Handler:
     async def wrapped(requests: Any, context: Context) -> AsyncIterator[Any]:
         async with call.answered(context):
-            with call.enter(context), call.while_valid():
+            with await call.enter(context), call.while_valid():
                 async for response in inner(requests, context):
                     yield response
 

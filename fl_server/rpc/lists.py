@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import nsmallest
 
-from fl_server.coordinator.coordinator import Coordinator
 from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import InvalidInput
-from fl_server.rpc.pages import MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
+from fl_server.rpc.access.owners import HIDDEN, OwnedRuns
+from fl_server.rpc.pages import ENTRIES_AT_ONCE, MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
 from fl_server.rpc.views import (
     client_evaluation,
     client_status,
@@ -22,6 +22,7 @@ from fl_server.rpc.views import (
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.run import Run
 from fl_server.services import Services
+from fl_server.store.records import ClientRecord
 from protos.fl.v1 import admin_pb2 as pb
 
 HISTORY_DEFAULT, HISTORY_MOST = 1000, 10_000
@@ -33,13 +34,13 @@ _SUBJECT_CHARS = 256
 class Lists:
     """Answers the calls that list something."""
 
-    def __init__(self, services: Services, coordinator: Coordinator) -> None:
-        self._services, self._coordinator = services, coordinator
+    def __init__(self, services: Services, runs: OwnedRuns) -> None:
+        self._services, self._runs = services, runs
 
     async def runs(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
         """All runs, the oldest first. A run that cannot be shown is listed with the reason."""
         cursor = Cursor.of_request(request, (float, str), "runs")
-        runs, not_loaded = self._coordinator.runs(), self._coordinator.table.not_loaded.all()
+        runs, not_loaded = self._runs.loaded(), self._runs.not_loaded()
         if not cursor.size:
             cursor.require(fits=(listed := runs_listed(runs, not_loaded)))
             return pb.ListRunsResponse(runs=listed)
@@ -72,15 +73,21 @@ class Lists:
             )
             # The ledger has the counters.
             records = await services.ledger.do(services.ledger.store.clients_of, nsmallest(count, wanted))
-            return [((record.client_id,), client_status(fleet, record)) for record in records]
+            return [((record.client_id,), self._client(record)) for record in records]
 
         page = await cursor.page(read)
         return pb.ListClientsResponse(clients=page.entries, next_page_token=page.next_token)
 
+    def _client(self, record: ClientRecord) -> pb.ClientStatus:
+        status = client_status(self._services.fleet, record)
+        if self._runs.hides(status.run_id):
+            status.run_id = HIDDEN
+        return status
+
     async def rounds(self, request: pb.ListRoundsRequest) -> pb.ListRoundsResponse:
         """The committed rounds of a run in order."""
-        first, known = request.first_round, self._coordinator.table.not_loaded.get(request.run_id)
-        run_id = known.record.run_id if known is not None else self._coordinator.run(request.run_id).id
+        first, known = request.first_round, self._runs.problem(request.run_id)
+        run_id = known.record.run_id if known is not None else self._runs.get(request.run_id).id
         cursor = Cursor.of_request(request, (int,), "rounds", run_id, first)
         if not cursor.size:  # this call is not older than pages
             cursor = replace(cursor, size=MOST_ENTRIES)
@@ -107,7 +114,7 @@ class Lists:
 
     async def evaluations(self, request: pb.ListEvaluationsRequest) -> pb.ListEvaluationsResponse:
         """The clients' evaluations of a committed model, in the order of id bytes."""
-        run = self._coordinator.run(request.run_id)
+        run = self._runs.get(request.run_id)
         asked = request.round if request.HasField("round") else None
         cursor = Cursor.of_request(request, (int, str), "evaluations", run.id, asked)
         round_ = cursor.after[0] if cursor.after else run.client_evaluations.newest() if asked is None else asked
@@ -134,6 +141,8 @@ class Lists:
         cursor = Cursor.of_request(request, (int, int), "history", subject, limit)
         if not cursor.size and limit > HISTORY_MOST:
             raise InvalidInput("limit", f"at most {HISTORY_MOST:,} entries in one reply", f"{limit:,}; use page_size")
+        if self._runs.hides(subject):
+            return pb.ListHistoryResponse()  # as for a subject without entries
         ledger = self._services.ledger
         if cursor.after is None:
             begin, last = await ledger.do(ledger.store.history_span, subject, limit)
@@ -141,9 +150,16 @@ class Lists:
             begin, last = cursor.after
 
         async def read(after: Position | None, count: int) -> Entries[pb.HistoryEntry]:
-            span = (after[0] + 1 if after else begin, last)
-            entries = await ledger.do(ledger.store.history_between, subject, span, count)
-            return [((number, last), history_entry(entry)) for number, entry in entries]
+            first, seen = after[0] + 1 if after else begin, list[tuple[Position, pb.HistoryEntry]]()
+            at_once = count if self._runs.all_seen else ENTRIES_AT_ONCE
+            while len(seen) < count:  # entries that the caller may not see are passed over
+                entries = await ledger.do(ledger.store.history_between, subject, (first, last), at_once)
+                shown = ((number, entry) for number, entry in entries if not self._runs.hides_entry(entry))
+                seen += [((number, last), history_entry(entry)) for number, entry in shown]
+                if len(entries) < at_once:
+                    break
+                first = entries[-1][0] + 1
+            return seen[:count]
 
         page = await cursor.page(read)
         return pb.ListHistoryResponse(entries=page.entries, next_page_token=page.next_token)

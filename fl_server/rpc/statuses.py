@@ -19,6 +19,7 @@ log = structlog.get_logger()
 CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownSessionError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.CertificateEnded: grpc.StatusCode.UNAUTHENTICATED,
     errors.Fenced: grpc.StatusCode.ABORTED,
     errors.Contested: grpc.StatusCode.ABORTED,

@@ -38,12 +38,17 @@ class Certificates:
         return self._files.pem
 
     def credentials(
-        self, began: Callable[[], None] = lambda: None, presented: Callable[[], Pem] | None = None
+        self,
+        began: Callable[[], None] = lambda: None,
+        presented: Callable[[], Pem] | None = None,
+        *,
+        asks_callers: bool = True,
     ) -> grpc.ServerCredentials:
         """Credentials of one port. Client certificates are required if a CA for them is set.
 
         began: called at each handshake, in a thread of its own. presented: what the port uses in place of the files;
-        it returns the same object as long as nothing has changed.
+        it returns the same object as long as nothing has changed. asks_callers: False for a port whose callers have no
+        certificates.
         """
         current = presented or (lambda: self.pem)
         used = [current()]
@@ -56,7 +61,7 @@ class Certificates:
             used[0] = pem
             return _configuration(pem)
 
-        needed = used[0].ca is not None
+        needed = asks_callers and used[0].ca is not None
         # grpc documents None; its type stubs do not have it.
         asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
         return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)

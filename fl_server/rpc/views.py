@@ -104,6 +104,7 @@ def not_loaded_status(run: NotLoaded) -> pb.RunStatus:
     """A run that this coordinator could not load: its names and the reason."""
     status = problem_status(run.record, f"not loaded: {run.reason}")
     status.spec.task.name, status.spec.algorithm.name = run.named("task"), run.named("algorithm")
+    status.spec.owner = run.owner or ""
     return status
 
 
@@ -123,7 +124,7 @@ def problem_status(record: RunRecord, reason: str) -> pb.RunStatus:
 
 def shorten(status: pb.RunStatus) -> None:
     """Remove what a list of runs does not need; `GetRun` returns it."""
-    kept = pb.RunSpec(name=status.spec.name)
+    kept = pb.RunSpec(name=status.spec.name, owner=status.spec.owner)
     kept.task.name, kept.algorithm.name = status.spec.task.name, status.spec.algorithm.name
     kept.stop.CopyFrom(status.spec.stop)
     status.spec.CopyFrom(kept)

@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
-from fl_server.config import LimitsConfig
 from fl_server.errors import InvalidInput
+from fl_server.limits_config import LimitsConfig
 from fl_server.timeouts import TimeLimit
 from protos.chunks import ReadChunk
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -186,7 +186,11 @@ def test_schedules_that_a_method_cannot_have(method: str, parameter: str, schedu
 def test_schedules_that_a_method_can_have() -> None:
     """With the parameters that options bring: rho with SAM, eta_g of another server optimizer."""
     built = fl.build("fedcm", gradient="sam", server_optimizer="adam")
-    fl.check_schedules(built, {"rho": COSINE, "alpha": COSINE, "eta_g": STEP}, 10)
+    schedules = {"rho": COSINE, "alpha": COSINE, "eta_g": STEP}
+    fl.check_schedules(built, schedules, 10)
+    first, last = (fl.at_round(built, schedules, round_, 10).parameters for round_ in (0, 9))
+    assert {name for name in first if first[name] != last[name]} <= set(schedules) <= first.keys()
+    assert last["rho"] == last["alpha"] == 0.1
 
 
 def test_a_schedule_of_shares_changes_the_path() -> None:

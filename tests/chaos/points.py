@@ -60,6 +60,8 @@ AT_THE_END = (Write("run's end", f"{STORE}.update_run"), Write("run's spool", f"
 NEW_EPOCH = (Write("new epoch", f"{STORE}.restart_round"),)
 """Passed only when client states are lost."""
 
+TOGETHER = (Write("ledger lines", f"{STORE}.record_updates"),)
+"""Passed only when verdicts are written together: those that come while the ledger is busy with another one."""
 CULPRITS = (Write("culprit's refusal", f"{STORE}.refuse_accepted"),)
 """Passed only when an accepted update makes the result of its round invalid."""
 
@@ -93,7 +95,7 @@ class KillPoints:
 
     def install(self) -> None:
         """Put the points around all writes."""
-        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *CULPRITS):
+        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *TOGETHER, *CULPRITS):
             module, _, path = write.where.partition(":")
             *owners, name = path.split(".")
             owner = functools.reduce(getattr, owners, importlib.import_module(module))

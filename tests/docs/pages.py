@@ -32,11 +32,11 @@ from fl_ops.commands.cli import app
 from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """A page fails after this wait: enough for a busy machine, and no claim about speed."""
 LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")
 """Commands that change nothing. Readers repeat them until the shown output appears, and so does the test."""
-PORTS = ("7070", "7071", "7072")
+PORTS = ("7070", "7071", "7072", "7074")
 
 
 def check_fl_command(arguments: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ def read_page(name: str) -> str:
 
 
 def on_free_ports(text: str) -> tuple[str, dict[str, str]]:
-    """The page with 7070, 7071 and 7072 replaced by ports that are free here, and what became of each."""
+    """The page with its ports replaced by ports that are free here, and what became of each."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
     ports = dict(zip(PORTS, (str(each.getsockname()[1]) for each in sockets), strict=True))
     for each in sockets:

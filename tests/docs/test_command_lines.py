@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from click import ClickException
 
 from fl_client.setup.commands import app as setup_app
 from fl_ops.commands.cli import app
@@ -77,20 +78,25 @@ def check_mention(program: str, arguments: str) -> None:
 def test_commands_of_a_page(page: str) -> None:
     """Lines in blocks are taken with all their arguments; in the text the command and its options exist."""
     text = read_page(page)
-    for program, arguments in blocks(text):
-        CHECKS[program](shlex.split(arguments))
-    for program, arguments in mentions(text):
-        check_mention(program, arguments)
+    wrong = [refusal(CHECKS[program], shlex.split(arguments)) for program, arguments in blocks(text)]
+    wrong += [refusal(check_mention, program, arguments) for program, arguments in mentions(text)]
+    assert [each for each in wrong if each] == []
+
+
+def refusal(check: Callable[..., None], *arguments: Any) -> str:
+    """Why a check refuses a command line; empty if it does not."""
+    try:
+        check(*arguments)
+    except (AssertionError, ClickException, SystemExit) as error:
+        return f"{arguments}: {error}"
+    return ""
 
 
 def test_commands_in_messages() -> None:
     """An error that advises a command advises one that exists."""
     found = [(each, mention) for each in SOURCES for mention in mentions(each.read_text(encoding="utf-8"))]
-    for path, (program, arguments) in found:
-        try:
-            check_mention(program, arguments)
-        except AssertionError as error:
-            pytest.fail(f"{path.relative_to(ROOT)}: {error}")
+    wrong = [(path.relative_to(ROOT), refusal(check_mention, *mention)) for path, mention in found]
+    assert [each for each in wrong if each[1]] == []
     assert len(found) > 60
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from fl_client.storage.pending_updates import PendingUpdates
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
-from tests.fl_client.fake_coordinator import FakeCoordinator
+from tests.fl_client.fake_coordinator import TIMEOUT_S, FakeCoordinator
 from tests.fl_client.fleet import Fleet
 
 # 100 numbers and a count: 408 bytes, seven chunks of 64 bytes up or down.
@@ -109,7 +109,7 @@ async def test_a_late_update_is_dropped(fleet: Fleet, coordinator: FakeCoordinat
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=coordinator.assignment(0))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while not daemon.count("updates_total", result="refused"):
                 await asyncio.sleep(0.001)
         assert PendingUpdates(fleet.folder / "pending").exchange_keys() == []

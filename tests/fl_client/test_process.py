@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes.process import TIMEOUT_S
+
 ROOT = Path(__file__).parents[2]
 
 TASK = """
@@ -87,7 +89,7 @@ def test_a_daemon_without_a_server_retries_until_a_signal(
     process = start()
     line = lines_until(process, "disconnected")[-1]
     process.send_signal(signal.SIGTERM)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=TIMEOUT_S)
     assert line["server"] == f"127.0.0.1:{free_port}"
     assert "the port is closed" in line["reason"]
     assert line["next_try_seconds"] >= 0
@@ -100,11 +102,11 @@ def test_a_second_daemon_on_the_state_directory_is_refused(start: Callable[..., 
     first = start()
     lines_until(first, "disconnected")
     second = start()
-    _, errors = second.communicate(timeout=30)
+    _, errors = second.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 2
     assert f"held by another daemon, process {first.pid}" in errors
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=30)
+    first.communicate(timeout=TIMEOUT_S)
     assert first.returncode == 0
 
 
@@ -112,7 +114,7 @@ def test_a_wrong_configuration_is_one_line(start: Callable[..., subprocess.Popen
     """Exit code 2, one line that names the mistake, no traceback."""
     (tmp_path / "client.toml").write_text('clientid = "x"')
     process = start()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 2
     assert errors.startswith("fl-client: client.toml: ")
     assert "clientid: unknown key, did you mean client_id?" in errors

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import MAX_REQUEST_BYTES, ServerLimits, respond
+from tests.processes.process import TIMEOUT_S
 
 LIMITS = ServerLimits(connections=4, seconds=20.0)
 
@@ -36,7 +37,7 @@ def port(registry: CollectorRegistry) -> Iterator[int]:
 
 def got(port: int, method: str = "GET", headers: dict[str, str] | None = None) -> tuple[int, Message, bytes]:
     """Status, headers and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         connection.request(method, "/metrics", headers=headers or {})
         response = connection.getresponse()
@@ -76,7 +77,7 @@ def test_a_connection_has_its_time(registry: CollectorRegistry) -> None:
     """One that never ends its request is closed."""
     with (
         serve_metrics(registry, "127.0.0.1", 0, ServerLimits(connections=4, seconds=0.1)) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=20) as held,
+        socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as held,
     ):
         held.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert held.recv(100) == b""
@@ -84,7 +85,7 @@ def test_a_connection_has_its_time(registry: CollectorRegistry) -> None:
 
 def test_a_request_without_an_end_is_refused(port: int) -> None:
     """Before it takes memory."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as held:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as held:
         held.sendall(b"GET /" + b"x" * MAX_REQUEST_BYTES)
         assert held.recv(100).startswith(b"HTTP/1.0 431 ")
 

@@ -19,7 +19,9 @@ from tests.fl_server.harness import World
 @asynccontextmanager
 async def admin_channel(world: World) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to the admin port, without TLS."""
-    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000), "admin_listen", audit=world.services.audit)
+    policy = CallPolicy(
+        world.services.metrics, CallLimits(64, 1000), "admin_listen", audit=world.services.audit, trusts_everybody=True
+    )
     server = grpc.aio.server(interceptors=[CallInterceptor(policy)], options=server_options())
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.services, world.coordinator), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,8 +11,10 @@ import grpc
 import grpc.aio
 
 from fl_server.metrics import Metrics
+from fl_server.rpc.access.method_roles import EVERYONE
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
+from tests.fl_server.harness import TIMEOUT_S
 
 Method = Callable[..., Any]
 _Method = Any
@@ -22,6 +24,18 @@ _MAKE = {
     "Up": grpc.stream_unary_rpc_method_handler,
     "Down": grpc.unary_stream_rpc_method_handler,
 }
+_ROLES = {
+    "fl.v1.Coordinator": frozenset({"client"}),
+    "fl.v1.Admin": frozenset({"admin"}),
+    "grpc.health.v1.Health": EVERYONE,
+}
+"""Roles that may call the methods of a service."""
+
+
+def echo_policy(metrics: Metrics, limits: CallLimits | None = None, **settings: Any) -> CallPolicy:
+    """A policy of a port with these methods, which trusts callers without a certificate."""
+    methods = {f"/{service}/{name}": roles for service, roles in _ROLES.items() for name in _MAKE}
+    return CallPolicy(metrics, limits or CallLimits(64, 1000), methods=methods, trusts_everybody=True, **settings)
 
 
 class Caller:
@@ -33,19 +47,19 @@ class Caller:
     def one(self, request: bytes = b"") -> grpc.aio.UnaryUnaryCall[Any, bytes]:
         """One request, one response."""
         method: _Method = self.channel.unary_unary(f"/{self._service}/One")
-        call: grpc.aio.UnaryUnaryCall[Any, bytes] = method(request, timeout=20)
+        call: grpc.aio.UnaryUnaryCall[Any, bytes] = method(request, timeout=TIMEOUT_S)
         return call
 
     def up(self, *requests: bytes) -> grpc.aio.StreamUnaryCall[Any, bytes]:
         """A request stream, one response."""
         method: _Method = self.channel.stream_unary(f"/{self._service}/Up")
-        call: grpc.aio.StreamUnaryCall[Any, bytes] = method(iter(requests), timeout=20)
+        call: grpc.aio.StreamUnaryCall[Any, bytes] = method(iter(requests), timeout=TIMEOUT_S)
         return call
 
     async def down(self, request: bytes = b"") -> list[bytes]:
         """One request, a response stream."""
         method: _Method = self.channel.unary_stream(f"/{self._service}/Down")
-        return [each async for each in method(request, timeout=20)]
+        return [each async for each in method(request, timeout=TIMEOUT_S)]
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ async def calling(
     **methods: Method,
 ) -> AsyncIterator[Caller]:
     """A caller of a server with some of the methods One, Up and Down; without TLS if there are no credentials."""
-    server = grpc.aio.server(interceptors=[CallInterceptor(policy or CallPolicy(metrics, CallLimits(64, 1000)))])
+    server = grpc.aio.server(interceptors=[CallInterceptor(policy or echo_policy(metrics))])
     handlers: dict[str, Any] = {name: _MAKE[name](method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     here = "127.0.0.1:0"

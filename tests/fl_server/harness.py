@@ -19,9 +19,10 @@ from prometheus_client import CollectorRegistry
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
-from fl_server.config import LimitsConfig, QuarantineConfig, ServerConfig, StatesConfig, TransfersConfig
+from fl_server.config import QuarantineConfig, ServerConfig, StatesConfig
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.enrollment.revocations import Revocations
+from fl_server.limits_config import LimitsConfig, TransfersConfig
 from fl_server.metrics import Metrics
 from fl_server.rpc.service import CoordinatorService
 from fl_server.run_config import RunConfig

@@ -19,7 +19,6 @@ from fl_server.identity import (
     caller,
     of_connection,
     require_name,
-    require_role,
 )
 from tests.processes.certificates import Pki
 
@@ -136,12 +135,9 @@ def test_an_address_is_shown_in_its_usual_form(peer: str, shown: str) -> None:
     assert address_of(peer) == shown
 
 
-def test_role_and_name_are_enforced(edge: None) -> None:
-    """The right ones pass; an error for others has the caller and the required identity."""
-    require_role("client")
+def test_the_name_is_enforced(edge: None) -> None:
+    """The right one passes; an error for others has the caller and the required identity."""
     require_name("edge-3")
-    with pytest.raises(Forbidden, match="client:edge-3 is not allowed to do this; needed: .* the role admin"):
-        require_role("admin")
     with pytest.raises(Forbidden, match="needed: a certificate with the name 'edge-4', or client_id = 'edge-3'"):
         require_name("edge-4")
     assert actor() == "client:edge-3"
@@ -150,14 +146,5 @@ def test_role_and_name_are_enforced(edge: None) -> None:
 def test_without_certificates_every_caller_passes() -> None:
     """Plain text has no identities; the history calls an operator admin."""
     assert caller.get() is ANYBODY
-    require_role("admin")
     require_name("anything")
     assert actor() == "admin"
-
-
-def test_a_certificate_cannot_claim_the_anonymous_identity() -> None:
-    """An identity with the texts of ANYBODY is still an identity, and its role is checked."""
-    token = caller.set(Identity("anybody", ""))
-    with pytest.raises(Forbidden):
-        require_role("admin")
-    caller.reset(token)

@@ -166,7 +166,7 @@ def test_defaults() -> None:
         ),
         (
             {"algorithm": {"schedules": {f"p{i}": {"kind": "constant"} for i in range(17)}}},
-            "algorithm.schedules: expected Dictionary should have at most 16 items",
+            "algorithm.schedules: expected at most 16 entries, got ",
         ),
         ({"keep_checkpoints": 0}, "keep_checkpoints: expected greater than or equal to 1, got 0"),
     ],

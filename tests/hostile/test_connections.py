@@ -24,7 +24,7 @@ from tests.hostile.attacks import empty_pending, half_open_metrics, health_names
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import for_seconds, target, under
 from tests.processes.certificates import Pki, credentials
-from tests.processes.process import Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
 from tests.processes.raw_client import RawClient
 
 OPEN_FILES = 256
@@ -90,7 +90,7 @@ def test_refused_handshakes_are_logged(federation: Federation) -> None:
     for _ in range(HANDSHAKES):
         with (
             suppress(OSError),
-            socket.create_connection((host, int(port)), timeout=20) as connection,
+            socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection,
             context.wrap_socket(connection, server_hostname=host) as secure,
         ):
             secure.recv(1)
@@ -123,7 +123,7 @@ def test_half_open_requests_for_metrics_need_no_threads(federation: Federation) 
 def _scraped(federation: Federation) -> str | None:
     address = federation.server.settings["metrics_listen"]
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as page:
             return str(page.read().decode())
     except OSError:
         return None
@@ -138,7 +138,7 @@ def test_invalid_requests_are_refused_in_one_line(federation: Federation, method
     ) as channel:
         for garbage in (b"\xff\xff\xff", b"\x0a\x05ab"):
             with pytest.raises(grpc.RpcError) as caught:
-                list(rpc(channel.stream_stream(method))(iter([garbage]), timeout=20))
+                list(rpc(channel.stream_stream(method))(iter([garbage]), timeout=TIMEOUT_S))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "\n" not in str(caught.value.details())
     assert not federation.server.events("rpc_failed")
@@ -152,7 +152,7 @@ def test_a_request_over_its_methods_size_is_refused(federation: Federation, meth
     size, name = LIMITS[method].size_bytes, f"exceeds-{METHODS.index(method)}"
     with grpc.secure_channel(federation.server.settings[port], credentials(federation.hostile(name, role))) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            list(rpc(channel.stream_stream(method))(iter([b"\x0a" + b"x" * size]), timeout=20))
+            list(rpc(channel.stream_stream(method))(iter([b"\x0a" + b"x" * size]), timeout=TIMEOUT_S))
         if caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             assert "larger than max" in str(caught.value.details())  # the port's own limit came first
         else:
@@ -170,7 +170,7 @@ def test_manifests_of_millions_of_tensors_need_no_memory(federation: Federation,
     before = memory.now()
     with target(federation, "tables").channel() as channel:
         calls = [
-            rpc(channel.stream_unary("/fl.v1.Coordinator/SubmitUpdate")).future(iter([entries]), timeout=20)
+            rpc(channel.stream_unary("/fl.v1.Coordinator/SubmitUpdate")).future(iter([entries]), timeout=TIMEOUT_S)
             for _ in range(20)
         ]
         errors = [call.exception() for call in calls]
@@ -200,7 +200,8 @@ def test_a_caller_with_too_many_calls_gets_a_retry_time(federation: Federation) 
     ) as channel:
         over = threading.Event()
         silent = [
-            rpc(channel.stream_unary("/fl.v1.Admin/ListRuns")).future(_never(over), timeout=60) for _ in range(33)
+            rpc(channel.stream_unary("/fl.v1.Admin/ListRuns")).future(_never(over), timeout=TIMEOUT_S)
+            for _ in range(33)
         ]
         refused = eventually(lambda: [call for call in silent if call.done()], "one is too many")
         assert refused[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -212,12 +213,12 @@ def test_a_caller_with_too_many_calls_gets_a_retry_time(federation: Federation) 
 
 
 def _never(over: threading.Event) -> Iterator[bytes]:
-    over.wait(60)
+    over.wait(TIMEOUT_S)
     yield b""
 
 
 def _sample(federation: Federation, name: str, labels: dict[str, str]) -> float:
-    families = text_string_to_metric_families(_scraped(federation) or "")
+    families = text_string_to_metric_families(eventually(lambda: _scraped(federation), "a scrape is answered"))
     samples = (sample for family in families for sample in family.samples)
     return next(sample.value for sample in samples if (sample.name, sample.labels) == (name, labels))
 
@@ -226,10 +227,10 @@ def test_an_unknown_service_is_not_watched(federation: Federation) -> None:
     """The probe is refused, the stream ends, and the name is not kept."""
     with grpc.insecure_channel(federation.server.settings["health_listen"]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answers = list(stub.Watch(health_pb2.HealthCheckRequest(service="unknown"), timeout=20))
+        answers = list(stub.Watch(health_pb2.HealthCheckRequest(service="unknown"), timeout=TIMEOUT_S))
         assert [answer.status for answer in answers] == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN]
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=20)
+            stub.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -238,7 +239,7 @@ def test_reflection_is_off(federation: Federation) -> None:
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     with target(federation).channel() as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            list(rpc(channel.stream_stream(method))(iter([b""]), timeout=20))
+            list(rpc(channel.stream_stream(method))(iter([b""]), timeout=TIMEOUT_S))
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

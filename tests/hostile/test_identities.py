@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -69,11 +70,14 @@ def until_it_ends(stream: Any) -> Iterator[list[grpc.RpcError]]:
 def test_open_streams_end_with_the_certificate(federation: Federation, undisturbed: list[str]) -> None:
     """Attend and WatchRun end with a message when the certificate expires; afterwards it is refused."""
     run_id = federation.begin_run()
-    ends = datetime.now(UTC) + timedelta(seconds=4)
-    client = federation.pki.forge("brief-client", [URI("fl://client/brief")], ends)
-    admin = federation.pki.forge("brief-admin", [URI("fl://admin/brief")], ends)
     other = federation.server.create("waits-for-ever", labels={"site": "nowhere"})
     operators = str(federation.server.settings["admin_listen"])
+    began = time.monotonic()
+    with federation.raw("rehearses") as rehearses:  # a certificate must be valid for longer than these calls take here
+        rehearses.register(tasks=[pb.TaskOffer(name="none")])
+    ends = datetime.now(UTC) + timedelta(seconds=4 + 5 * (time.monotonic() - began))
+    client = federation.pki.forge("brief-client", [URI("fl://client/brief")], ends)
+    admin = federation.pki.forge("brief-admin", [URI("fl://admin/brief")], ends)
     with (
         RawClient(federation.server.address, "brief", credentials(client)) as brief,
         grpc.secure_channel(operators, credentials(admin)) as channel,
@@ -96,21 +100,21 @@ def test_open_streams_end_with_the_certificate(federation: Federation, undisturb
 
 def test_a_daemon_continues_with_the_renewed_certificate(federation: Federation) -> None:
     """Its first certificate expires on an open connection. The daemon reconnects with the renewed one."""
-    brief = federation.pki.forge(
-        "client-renewed", [URI("fl://client/renewed")], datetime.now(UTC) + timedelta(seconds=8)
-    )
-    daemon = Daemon(
-        federation.workspace,
-        federation.server,
-        "renewed",
-        insecure=False,
-        tls=section(brief),
-        labels={"site": "elsewhere"},
-    ).start()
+    name: list[x509.GeneralName] = [URI("fl://client/renewed")]
+    files = section(federation.pki.forge("client-renewed", name))
+    settings: dict[str, Any] = {"insecure": False, "tls": files, "labels": {"site": "elsewhere"}}
+    daemon = Daemon(federation.workspace, federation.server, "renewed", **settings)
+    began = time.monotonic()  # the certificate must be valid for longer than a start takes here
+    daemon.start()
     federation.server.until_present("renewed")
+    took_s = time.monotonic() - began
+    assert daemon.terminate() == 0
+    federation.pki.forge("client-renewed", name, datetime.now(UTC) + timedelta(seconds=4 + 4 * took_s))
+    daemon.start()
+    daemon.logged("registered", count=2)
     refused = daemon.logged("disconnected")
     assert "the certificate of client:renewed ended on" in refused["reason"]
-    federation.pki.forge("client-renewed", [URI("fl://client/renewed")])
+    federation.pki.forge("client-renewed", name)
     federation.server.until_present("renewed")
     assert daemon.terminate() == 0
 

@@ -13,7 +13,7 @@ from tests.hostile.assigned import begin_run_of
 from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_fetches
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import target, under
-from tests.processes.process import Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
 
 MIB = 1 << 20
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 def metric(federation: Federation, sample: str) -> float:
     """A sample of the coordinator's metrics by name and labels; 0 if it is missing."""
     address = federation.server.settings["metrics_listen"]
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as page:
         found = re.search(rf"^{re.escape(sample)} (\S+)$", page.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
@@ -42,7 +42,7 @@ def refused(federation: Federation, limit: str) -> float:
     [
         (silent_uploads, "uploads", 300, 45),
         (unread_fetches, "downloads", 100, 100),
-        (query_storm, "calls", 200, 40),
+        (query_storm, "calls", 50, 40),
         (refetch, "fetches", 10, 40),
     ],
     ids=["silent uploads", "unread fetches", "query storm", "refetch"],
@@ -78,10 +78,14 @@ def test_repeated_fetches_are_limited(federation: Federation) -> None:
 
 
 def test_honest_clients_retry_after_a_limit_and_lose_nothing(workspace: Workspace, undisturbed: list[str]) -> None:
-    """Each upload is refused at first. Nothing is trained twice, and the models are the same bit for bit."""
-    tight = Federation(workspace, transfers={"calls": 2, "calls_per_s": 5.0})
-    digests = tight.server.digests(tight.begin_run(stop={"rounds": 2}))
-    assert digests == undisturbed[:2]
-    assert refused(tight, "calls") >= 2
+    """Uploads are refused at first. Nothing is trained twice, and the models are the same bit for bit.
+
+    Each assignment grants two calls, and a work of four takes less than the second that the limit wants for the other
+    two. A machine on which it takes longer gets another run.
+    """
+    tight, runs = Federation(workspace, transfers={"calls": 2, "calls_per_s": 2.0}), 0
+    while refused(tight, "calls") < 1:
+        runs += 1
+        assert tight.server.digests(tight.begin_run(stop={"rounds": 2})) == undisturbed[:2]
     trained = [event for daemon in tight.daemons.values() for event in daemon.events("trained")]
-    assert len(trained) == 4
+    assert len(trained) == 4 * runs

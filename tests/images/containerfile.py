@@ -100,10 +100,21 @@ def _about_running(file: Containerfile) -> Iterator[str]:
 def _about_building(file: Containerfile) -> Iterator[str]:
     if any(re.search(r"\bpip3? install|-m pip", each) for each in file.values("RUN")):
         yield "pip installs in the stage that is shipped"
+    commands = [part for stage in file.stages for each in stage if each.word == "RUN" for part in _parts(each.value)]
+    if not any(each.word == "ENV" and "PIP_REQUIRE_HASHES=1" in each.value for each in file.stages[0]):
+        yield "installs without hashes"
+    for part in commands:
+        if re.search(r"-m pip .*\binstall\b", part) and "--requirement" not in part and "--no-index" not in part:
+            yield f"installs what no file names: {part}"
     if any(each.word == "ADD" for stage in file.stages for each in stage):
         yield "ADD fetches and unpacks: COPY does neither"
     if hosts := re.findall(r"https?://[\w.-]+", file.path.read_text()):
         yield f"names a host: {', '.join(hosts)}"
+
+
+def _parts(command: str) -> list[str]:
+    """The single commands of a RUN."""
+    return re.split(r"&&|;", command)
 
 
 def _is_exec_form(value: str) -> bool:

@@ -54,7 +54,9 @@ BAD = {
     "not copied: tasks": ("COPY tasks tasks\n", ""),
     "pip installs in the stage": ("USER", "RUN pip install rich\nUSER"),
     "ADD fetches": ("COPY protos", "ADD protos"),
-    "names a host": ("torch torchvision", "torch --index-url https://mirror.example/cpu torchvision"),
+    "names a host": ("requirements/packages.txt", "requirements/packages.txt --index-url https://mirror.example/"),
+    "installs without hashes": ("PIP_REQUIRE_HASHES=1", "PIP_REQUIRE_HASHES=0"),
+    "installs what no file names": ("--requirement requirements/tools.txt", "cyclonedx-bom"),
 }
 
 

@@ -30,7 +30,7 @@ class EvaluatingFleet(Fleet):
 @pytest.fixture
 def fleet(workspace: Workspace) -> EvaluatingFleet:
     """A coordinator and three daemons that can evaluate; a lost one is given up after 0.5 s."""
-    return EvaluatingFleet(workspace, 3, limits={"reattach_grace_s": 0.5})
+    return EvaluatingFleet(workspace, 3, limits={"reattach_grace_s": 2.0})
 
 
 def asking(server: Coordinator, name: str, every: int = 1, **sections: object) -> str:

@@ -88,7 +88,7 @@ def test_all_uploads_in_flight_are_awaited(site: Site) -> None:
     assert site.server.events("upload_resumed") == []
 
 
-@pytest.mark.parametrize("site", [3.0], indirect=True)
+@pytest.mark.parametrize("site", [10.0], indirect=True)
 def test_uploads_beyond_the_grace_are_resumed_after_the_restart(site: Site) -> None:
     """One update is acknowledged in time and counts. The others resume."""
     site.stopped_during_uploads("cut-off")

@@ -50,7 +50,7 @@ def committed(server: Coordinator, rounds: int) -> None:
 @pytest.mark.parametrize("method", ["scaffold", "scaffold-I", "feddyn"])
 def test_the_exact_optimum_is_reached_despite_faults(workspace: Workspace, method: str) -> None:
     """A clipped update, an abandoned attempt, a crash between upload and outcome, a lost state, a client that joins."""
-    server = Coordinator(workspace, settings={"limits": {"reattach_grace_s": 0.5}}).serve()
+    server = Coordinator(workspace, settings={"limits": {"reattach_grace_s": 2.0}}).serve()
     daemons = [daemon(workspace, server, index) for index in range(SIZE)]
     for each in daemons[:3]:
         each.start()

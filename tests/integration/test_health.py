@@ -12,7 +12,7 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from tests.processes.certificates import Pki
 from tests.processes.federation import Coordinator, SecureCoordinator
-from tests.processes.process import Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
 from tests.processes.raw_client import HaltedUpload, RawClient
 
 READY = {"": "SERVING", "fl.v1.Coordinator": "SERVING", "live": "SERVING"}
@@ -23,7 +23,7 @@ def probed(address: str) -> dict[str, str]:
     """Status of each service, queried like a kubelet: in plain text on a new connection."""
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
-        answers = {name: check(health_pb2.HealthCheckRequest(service=name), timeout=20).status for name in READY}
+        answers = {name: check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S).status for name in READY}
     return {name: health_pb2.HealthCheckResponse.ServingStatus.Name(status) for name, status in answers.items()}
 
 
@@ -87,7 +87,7 @@ def test_the_probes_port_serves_nothing_else(workspace: Workspace) -> None:
     address = server.settings["health_listen"]
     eventually(lambda: probed(address) == READY, "it is ready")
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
-        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=20)
+        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=TIMEOUT_S)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -13,7 +13,7 @@ from tests.processes.process import Workspace
 
 def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(workspace: Workspace) -> None:
     """SIGKILL in mid-round: the round is committed with the other daemon's update, ten minutes before its deadline."""
-    fleet = Fleet(workspace, 2, limits={"reattach_grace_s": 0.3})
+    fleet = Fleet(workspace, 2, limits={"reattach_grace_s": 2.0})
     quick, slow = fleet.half_delivered("lost", round={"min_clients": 2, "quorum": 1}, stop={"rounds": 1})
     slow.kill()
     fleet.server.completed("lost")

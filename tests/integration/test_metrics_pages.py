@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Coordinator, Daemon
-from tests.processes.process import Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
 
 PAGES = ("coordinator", "daemon")
 
@@ -42,7 +42,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
 
 def read(address: str) -> str:
     """The text of the page."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
         return str(answer.read().decode())
 
 

@@ -60,13 +60,13 @@ def test_a_clients_certificate_opens_no_admin_port(server: Coordinator, pki: Pki
     """The wrong role is refused with the name of the caller and the role that is needed."""
     with server.admin(pki.issue("client", "edge-1")) as admin, pytest.raises(NotAllowed) as refused:
         admin.list_runs()
-    assert "client:edge-1 is not allowed to do this; needed: a certificate with the role admin" in str(refused.value)
+    assert "client:edge-1 is not allowed to do this; needed: the role viewer, operator or admin" in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("role", "name", "text"),
     [
-        ("admin", "alice", "admin:alice is not allowed to do this; needed: a certificate with the role client"),
+        ("admin", "alice", "admin:alice is not allowed to do this; needed: the role client"),
         ("client", "edge-2", "client:edge-2 is not allowed to do this; needed: a certificate with the name 'edge-1'"),
     ],
 )

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.processes.federation import Coordinator, Fleet
-from tests.processes.process import Workspace, run_fl
+from tests.processes.process import TIMEOUT_S, Workspace, run_fl
 
 PORTS = {"listen": "fl.v1.Coordinator", "admin_listen": "fl.v1.Admin"}
 
@@ -26,7 +26,7 @@ def test_health_is_serving_on_both_ports(fleet: Fleet, port: str) -> None:
     with grpc.insecure_channel(fleet.server.settings[port]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", PORTS[port]):
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -34,7 +34,7 @@ def test_health_is_not_serving_while_a_coordinator_drains(workspace: Workspace) 
     """A watcher receives NOT_SERVING before the end, also without an upload under way."""
     server = Coordinator(workspace).serve()
     with grpc.insecure_channel(server.settings["admin_listen"]) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         assert server.terminate() == 0
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -59,7 +59,7 @@ def described(server: Coordinator, port: str) -> None:
 
 def samples(server: Coordinator) -> list[Sample]:
     """Every sample of /metrics: name -> labels -> value."""
-    with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=TIMEOUT_S) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return [sample for family in families for sample in family.samples]
 

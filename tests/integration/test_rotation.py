@@ -20,7 +20,7 @@ from fl_ops.admin.client import AdminClient
 from fl_ops.admin.settings import Certificates
 from fl_ops.commands.cli import app
 from tests.processes.federation import Coordinator, Daemon
-from tests.processes.process import Workspace
+from tests.processes.process import TIMEOUT_S, Workspace
 from tests.processes.raw_client import RawClient
 
 NAMES = ("edge-0", "edge-1", "edge-2")
@@ -135,7 +135,7 @@ class Secure(Coordinator):
 
     def samples(self, name: str) -> list[tuple[dict[str, str], float]]:
         """A metric's samples: (labels, value)."""
-        with urllib.request.urlopen(f"http://{self.settings['metrics_listen']}/metrics", timeout=20) as page:
+        with urllib.request.urlopen(f"http://{self.settings['metrics_listen']}/metrics", timeout=TIMEOUT_S) as page:
             families = text_string_to_metric_families(page.read().decode())
             return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
 

@@ -10,7 +10,7 @@ import pytest
 
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.processes.federation import Coordinator, Daemon
-from tests.processes.process import Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
 from tests.processes.raw_client import HALF_BYTES, HaltedUpload, RawClient
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
@@ -103,17 +103,17 @@ def test_a_second_signal_ends_a_coordinator_that_waits_for_a_thread(evaluating: 
     server, _ = evaluating
     server.signal(signal.SIGTERM)
     server.logged("draining")
-    eventually(lambda: not _answers(server.address), "its port for clients is closed")
+    eventually(lambda: not _answers(server.address, 0.5), "its port for clients is closed")
     assert server.exit_code is None
-    assert _answers(server.settings["health_listen"])
+    assert _answers(server.settings["health_listen"], TIMEOUT_S)
     server.signal(signal.SIGTERM)
     assert server.wait() == AT_ONCE
 
 
-def _answers(address: str) -> bool:
+def _answers(address: str, within_s: float) -> bool:
     with grpc.insecure_channel(address) as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=0.5)
+            grpc.channel_ready_future(channel).result(timeout=within_s)
         except grpc.FutureTimeoutError:
             return False
         return True

@@ -16,7 +16,7 @@ from tests.processes.raw_client import RawClient, Update, detail, messages
 
 
 def slowly(update: Update) -> Iterator[pb.SubmitUpdateRequest]:
-    """Send a byte every 10 ms, which takes about ten times the stall timeout in total."""
+    """Send a byte every 10 ms, which takes much longer than the stall timeout in total."""
     for message in messages(update, 1):
         yield message
         time.sleep(0.01)
@@ -24,7 +24,7 @@ def slowly(update: Update) -> Iterator[pb.SubmitUpdateRequest]:
 
 def test_a_stalled_upload_is_ended_and_resumed(workspace: Workspace) -> None:
     """It gets a retry time and resumes from the received bytes. The other client's update is accepted at once."""
-    server = Coordinator(workspace, settings={"limits": {"stall_s": 0.5}}).serve()
+    server = Coordinator(workspace, settings={"limits": {"stall_s": 2.0}}).serve()
     with RawClient(server.address, "slow") as slow, RawClient(server.address, "quick") as quick:
         events = []
         for client in (slow, quick):

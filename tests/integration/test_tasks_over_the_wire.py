@@ -17,7 +17,7 @@ from algorithms.model_state import read_state
 from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Coordinator, Daemon, Fleet
-from tests.processes.process import HERE, Workspace, run_fl
+from tests.processes.process import HERE, TIMEOUT_S, Workspace, run_fl
 from tests.processes.raw_client import Tensors
 from tests.processes.tiny_task import FROZEN_ROWS, Tiny, tied
 
@@ -175,7 +175,7 @@ def shard(index: int) -> dict[str, Any]:
 
 def transferred(server: Coordinator, direction: str, kind: str) -> float:
     """Tensor bytes so far, as /metrics counts them."""
-    with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.settings['metrics_listen']}/metrics", timeout=TIMEOUT_S) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = [sample for family in families for sample in family.samples if sample.name == "fl_transfer_bytes_total"]
     wanted = {"direction": direction, "kind": kind}

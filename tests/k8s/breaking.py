@@ -20,6 +20,7 @@ SERVER, CLIENT = "StatefulSet/fl-server", "DaemonSet/fl-client"
 POD = "spec template spec"
 CONTAINER = f"{POD} containers 0"
 SETTINGS, NODES = "ConfigMap/fl-server-settings-", "ConfigMap/fl-client-nodes-"
+COMMON = "ConfigMap/fl-client-settings-"
 NAME = "app.kubernetes.io/name"
 
 Case = tuple[Callable[..., Any], str, str, Any, str]

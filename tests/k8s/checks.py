@@ -15,6 +15,7 @@ CHECKS: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     reference_checks.volumes_are_there,
     reference_checks.references_are_there,
     reference_checks.files_are_there,
+    reference_checks.keys_are_not_shared,
     reference_checks.certificates_name_roles,
     network_checks.selectors_match,
     network_checks.services_lead_to_ports,

@@ -113,7 +113,7 @@ def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
         rules = list(_rules(objects, pod, "ingress", "from"))
         scraped = any(selects(each["spec"]["selector"], pod.labels) for each in of_kind(objects, "PodMonitor"))
         scraped |= is_server(pod) and bool(of_kind(objects, "ServiceMonitor"))
-        wanted = {"grpc", "admin", "health", "metrics"} if scraped else {"grpc", "admin", "health"}
+        wanted = {"grpc", "admin", "health", "enroll", *(["metrics"] if scraped else [])}
         for port in sorted(wanted & pod.ports.keys() - {port for _, port in rules}):
             yield f"{pod.title}: no policy lets anybody reach its port {port}"
         for peers, opened in rules:
@@ -136,6 +136,6 @@ def _rules(objects: Sequence[Object], pod: Pod, direction: str, peers: str) -> I
 def _calls(pod: Pod) -> set[int]:
     """Ports to which a pod's program connects: DNS and the coordinator, or the database."""
     if not is_server(pod):
-        return {53, 7070}
+        return {53, 7070, 7074}
     environment = {each["name"] for container in pod.containers for each in container.get("env", [])}
     return {53, 5432} if "PGPASSWORD" in environment else set()

@@ -182,7 +182,7 @@ def gpus_come_with_all_they_need(objects: Sequence[Object]) -> Problems:
 
 
 def shards_are_distinct(objects: Sequence[Object]) -> Problems:
-    """No two nodes of a set have the same shard or client id, and every index is in the partition."""
+    """No two nodes of a set have the same shard, and every index is in the partition."""
     for pod in pods(objects):
         configs = [each for each in settings(objects, pod) if "shard" in each]
         indices = [each["shard"]["index"] for each in configs if "index" in each["shard"]]
@@ -193,6 +193,3 @@ def shards_are_distinct(objects: Sequence[Object]) -> Problems:
             for each in configs
             if "partition" in each["shard"] and each["shard"]["index"] >= each["shard"]["partition"]["clients"]
         )
-        certificates = [each["tls"]["cert"] for each in configs]
-        if len(set(certificates)) < len(certificates):
-            yield f"{pod.title}: two nodes have the same certificate, of {certificates}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from tests.k8s.objects import Object, Pod, config_files, find, namespace, of_kind, pods, settings, title
 
@@ -82,13 +83,39 @@ def _in_the_environment(pod: Pod) -> Iterator[tuple[str, set[str]]]:
 def files_are_there(objects: Sequence[Object]) -> Problems:
     """Files that a program reads are mounted at their paths; paths that it writes are persistent."""
     for pod in pods(objects):
-        files = _files(objects, pod)
-        paths = [path for path in pod.containers[0]["args"] if path.startswith("/") and "$" not in path]
+        files, lasting = _files(objects, pod), _lasting(pod)
+        arguments = [each for container in pod.containers for each in container["args"]]
+        paths = [path for path in arguments if path.startswith("/") and "$" not in path and path not in lasting]
         for config in settings(objects, pod):
-            paths += config.get("tls", {}).values()
-            if (state := config.get("state_dir")) not in _lasting(pod):
+            tls, state = config.get("tls", {}), config.get("state_dir")
+            own = [value for key, value in tls.items() if key in {"ca", "cert", "key", "client_ca"}]
+            paths += [path for path in own if not (tls.get("renew") and path.startswith(f"{state}/tls/current/"))]
+            paths += [value for key, value in config.get("enrollment", {}).items() if key in {"ca_cert", "ca_key"}]
+            if state not in lasting:
                 yield f"{pod.title}: state_dir {state} does not outlive the pod"
+            if tls.get("renew") and not any(_enrolls(each, state) for each in pod.spec.get("initContainers", [])):
+                yield f"{pod.title}: no init container gets a certificate into {state}"
         yield from (f"{pod.title}: {path} is not mounted" for path in sorted({*paths} - files))
+
+
+def _enrolls(container: Object, state_dir: str) -> bool:
+    """Whether the container gets this node's certificate into the state directory."""
+    given = dict(pairwise(container["args"]))
+    return given.get("--state-dir") == state_dir and given.get("--client-id") == "$(NODE_NAME)"
+
+
+def keys_are_not_shared(objects: Sequence[Object]) -> Problems:
+    """Pods of one workload on several nodes get no private key, and only an init container sees their token."""
+    for pod in pods(objects):
+        if pod.owner["kind"] != "DaemonSet":
+            continue
+        yield from (f"{pod.title}: each pod can read {key} of the Secret {name}, which is for one holder"
+                    for name, keys in _mounted(pod) for key in sorted(keys) if key.endswith(".key"))  # fmt: skip
+        tokens = {name for name, volume in pod.volumes.items() if "token" in str(volume.get("secret", {}))}
+        for container in pod.spec["containers"]:
+            for mount in container.get("volumeMounts", []):
+                if mount["name"] in tokens:
+                    yield f"{pod.title}: the container {container['name']} can read the token"
 
 
 def _files(objects: Sequence[Object], pod: Pod) -> set[str]:

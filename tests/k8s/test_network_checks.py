@@ -70,7 +70,8 @@ BAD = [
             "y",
             f"no policy lets anybody reach its port {port}",
         )
-        for name, port in {"clients": "grpc", "admin": "admin", "probes": "health", "metrics": "metrics"}.items()
+        for name, port in {"clients": "grpc", "admin": "admin", "probes": "health", "metrics": "metrics",
+            "enrollment": "enroll"}.items()
     ),
     (
         checks.policies_open_what_is_needed, "NetworkPolicy/fl-server-admin", "spec ingress 0 from", GONE,

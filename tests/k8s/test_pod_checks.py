@@ -124,7 +124,6 @@ BAD = [
         "two nodes have the same shard",
     ),
     (checks.shards_are_distinct, NODES, "data gpu-1.toml", swap("index = 1", "index = 2"), "the shard 2 is none of 2"),
-    (checks.shards_are_distinct, NODES, "data gpu-1.toml", swap("/gpu-1/", "/gpu-0/"), "the same certificate"),
 ]  # fmt: skip
 
 

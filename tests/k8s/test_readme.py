@@ -89,7 +89,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The Secrets that kubectl creates from certificates of the page's commands."""
     folder = tmp_path_factory.mktemp("typed")
     (folder / "ledger.toml").write_text(FILES["ledger.toml"])
-    for name in ("postgres-ca.crt", "postgres-password"):
+    for name in ("postgres-ca.crt", "postgres-password", "token"):
         (folder / name).write_text(name)
     with chdir(folder):
         for call in (call for command in COMMANDS for call in words(command, "fl") if call[0] == "ca"):
@@ -123,6 +123,9 @@ def test_the_authoritys_key_is_in_no_namespace_of_daemons(typed: Any) -> None:
     assert daemons == {"impetus-clients"}
     made = {(secret["metadata"]["namespace"], secret["metadata"]["name"]) for secret in typed}
     assert {where for where, name in made if name == "impetus-ca"} == {"impetus"}
+    keys = [secret["metadata"]["name"] for secret in typed if "tls.key" in secret["data"]
+            and secret["metadata"]["namespace"] in daemons]  # fmt: skip
+    assert keys == []
     issuers = [each for each in objects if each["kind"].endswith("Issuer")]
     assert [(each["kind"], each["metadata"]["namespace"]) for each in issuers] == [("Issuer", "impetus")]
 

@@ -9,9 +9,9 @@ import pytest
 from tests.k8s import reference_checks as checks
 from tests.k8s.breaking import (
     CLIENT,
+    COMMON,
     CONTAINER,
     GONE,
-    NODES,
     POD,
     SERVER,
     SETTINGS,
@@ -57,22 +57,38 @@ BAD = [
         "/etc/impetus.toml is not mounted",
     ),
     (
-        checks.files_are_there, NODES, "data gpu-1.toml", swap("tls/gpu-1", "tls/gpu-7"),
-        "/etc/impetus/tls/gpu-7/tls.crt is not mounted",
+        checks.files_are_there, COMMON, "data client.toml", swap("impetus/tls/current/tls.crt", "tls.crt"),
+        "/var/lib/tls.crt is not mounted",
     ),
     (
-        checks.files_are_there, CLIENT, f"{POD} volumes =tls projected sources 0 secret items 2 path", "gpu-0.key",
-        "/etc/impetus/tls/gpu-0/tls.key is not mounted",
+        checks.files_are_there, CLIENT, f"{POD} volumes =enrollment secret items 0 path", "tokens",
+        "/etc/impetus/enrollment/token is not mounted",
+    ),
+    (
+        checks.files_are_there, CLIENT, f"{POD} initContainers 0 args 7", "gpu-0",
+        "no init container gets a certificate into /var/lib/impetus",
+    ),
+    (
+        checks.files_are_there, SETTINGS, "data enrollment.toml", swap("authority/tls.key", "authority/ca.key"),
+        "/etc/impetus/authority/ca.key is not mounted",
+    ),
+    (
+        checks.keys_are_not_shared, CLIENT, f"{POD} volumes =enrollment secret items 1 key", "tls.key",
+        "each pod can read tls.key of the Secret fl-client-enrollment",
+    ),
+    (
+        checks.keys_are_not_shared, CLIENT, f"{CONTAINER} volumeMounts =tmp name", "enrollment",
+        "the container fl-client can read the token",
     ),
     (
         checks.files_are_there, SETTINGS, "data server.toml", swap('"/var/lib/impetus"', '"/tmp"'),
         "state_dir /tmp does not outlive the pod",
     ),
     (
-        checks.certificates_name_roles, "Certificate/fl-client-gpu-0", "spec uris 0", "spiffe://impetus/gpu-0",
+        checks.certificates_name_roles, "Certificate/fl-server", "spec uris 0", "spiffe://impetus/fl-server",
         "expected one URI fl://ROLE/NAME",
     ),
-    (checks.certificates_name_roles, "Certificate/fl-client-gpu-0", "spec usages 1", "server auth", "the use of"),
+    (checks.certificates_name_roles, "Certificate/fl-server", "spec usages 1", "client auth", "the use of"),
     (checks.certificates_name_roles, "Certificate/fl-server", "spec dnsNames", GONE, "a server without a name"),
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from tests.k8s.manifests import ROOT
 
 BASE = ROOT / "k8s/base/server.toml"
 PRODUCTION = ROOT / "k8s/overlays/production/production.toml"
+ENROLLMENT = ROOT / "k8s/components/enrollment/enrollment.toml"
 CLIENTS = ROOT / "k8s/components/gpu-clients"
 NODES = sorted((CLIENTS / "nodes").glob("*.toml"))
 
@@ -53,12 +54,22 @@ def test_an_overlay_with_postgresql_builds_on_all_others(tmp_path: Path) -> None
     assert config.durability == "power"
 
 
+def test_enrollment_builds_on_all_others() -> None:
+    """The port is the one that daemons use, and the authority's key is that of the mounted Secret."""
+    config = read_settings(BASE, ServerConfig, [PRODUCTION, ENROLLMENT])
+    assert config.enroll_listen == "0.0.0.0:7074"
+    assert config.enrollment is not None
+    assert config.enrollment.ca_key == Path("/etc/impetus/authority/tls.key")
+
+
 @pytest.mark.parametrize("node", NODES, ids=lambda path: path.stem)
 def test_a_node_of_the_fleet_is_read_by_the_daemon(node: Any) -> None:
-    """Its own file on top of the common one: its certificate, and one part of a partition that can be made."""
+    """Its own file on top of the common one: a certificate that it renews, and one part of a partition."""
     config = load_config(CLIENTS / "client.toml", [node])
     assert config.tls is not None
-    assert config.tls.cert == Path(f"/etc/impetus/tls/{node.stem}/tls.crt")
+    assert config.tls.renew
+    assert config.tls.folder == config.state_dir / "tls"
+    assert config.tls.enroll_server == "fl-server.impetus.svc.cluster.local:7074"
     assert config.shard.partition is not None
     assert config.shard.index in range(_partition_spec(config.shard.partition).clients)
     assert len(NODES) == _partition_spec(config.shard.partition).clients

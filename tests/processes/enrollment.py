@@ -18,7 +18,8 @@ from protos.fl.v1 import admin_pb2, enrollment_pb2_grpc
 from protos.fl.v1 import enrollment_pb2 as pb
 from tests.processes.certificates import Pki
 from tests.processes.federation import SecureCoordinator
-from tests.processes.process import TIMEOUT_S, Workspace
+from tests.processes.planted import plant
+from tests.processes.process import TIMEOUT_S, Workspace, write_toml
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
@@ -76,8 +77,11 @@ class RawDevice:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Credentials with the certificate."""
-        key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        return grpc.ssl_channel_credentials(self.issued.authority, key, self.issued.chain)
+        return grpc.ssl_channel_credentials(self.issued.authority, self.key_pem, self.issued.chain)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @property
     def leaf(self) -> x509.Certificate:
@@ -88,14 +92,23 @@ class EnrollingCoordinator(SecureCoordinator):
     """A coordinator with an authority and a port for enrollment."""
 
     def __init__(
-        self, workspace: Workspace, pki: Pki, settings: Mapping[str, Any] | None = None, **enrollment: Any
+        self,
+        workspace: Workspace,
+        pki: Pki,
+        settings: Mapping[str, Any] | None = None,
+        name: str = "server",
+        **enrollment: Any,
     ) -> None:
         """enrollment: keys of the section [enrollment]."""
         self.pki = pki
         ca_key = write_key(pki)
         section = {"ca_cert": str(pki.ca), "ca_key": str(ca_key), **enrollment}
         listen = {"enroll_listen": "127.0.0.1:0", "enroll_address": "fl.example.org:7074"}
-        super().__init__(workspace, pki, {**listen, "enrollment": section, **(settings or {})})
+        super().__init__(workspace, pki, {**listen, "enrollment": section, **(settings or {})}, name)
+
+    def configure(self) -> None:
+        """Write the settings again, for the next start."""
+        write_toml(self.config, self.settings)
 
     def enrolling(self) -> grpc.Channel:
         """A channel to the port for enrollment, as a device opens it once it knows the authority."""
@@ -106,7 +119,7 @@ class EnrollingCoordinator(SecureCoordinator):
         """A token for one device; returns its text."""
         with self.admin() as admin:
             specs = [admin_pb2.EnrollmentSpec(name=name, **spec)]
-            return str(admin.create_enrollments(specs, ttl_s).created[0].token)
+            return plant(admin.create_enrollments(specs, ttl_s).created[0].token, "an enrollment token")
 
     def enrolled(self, name: str) -> RawDevice:
         """A new device with a certificate of this name."""

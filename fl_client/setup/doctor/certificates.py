@@ -9,6 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from fl_client.enrollment.folder import CertificateFolder
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.settings.identity import identity_of
@@ -20,6 +21,7 @@ from fl_common.settings import SettingsError
 
 SOON = timedelta(days=14)
 """A certificate that ends within this time gives a warning."""
+ENROLL = "`fl-client init` with a new token, which the operator makes with `fl enroll create --name NAME`"
 RENEW = "`fl ca issue client NAME --force` at the authority, then copy certificate and key here"
 
 
@@ -42,7 +44,7 @@ def check(config: ClientConfig) -> list[Finding]:
         if not config.insecure_remote:
             return [ok("identity", message)]
         return [warn("identity", message, "everyone on the network can read and change what is sent: add [tls]")]
-    faults = _files(config.tls) or _dates(config.tls.cert) + _use(config.tls.cert)
+    faults = _files(config.tls) or _dates(config.tls) + _use(config.tls.cert)
     return [ok("identity", f"{name}, by {config.tls.cert}"), *faults]
 
 
@@ -66,21 +68,34 @@ def _files(tls: TlsConfig) -> list[Finding]:
         check_private_key(tls.key, "tls.key")
     except SettingsError as error:
         message = str(error).removeprefix("tls.key: ")
-        return [fail("tls.key", message, f"chmod 600 {tls.key}"), *_dates(tls.cert), *_use(tls.cert)]
+        return [fail("tls.key", message, f"chmod 600 {tls.key}"), *_dates(tls), *_use(tls.cert)]
     return []
 
 
-def _dates(path: Path) -> list[Finding]:
-    certificate = read(path)
+def _dates(tls: TlsConfig) -> list[Finding]:
+    certificate = read(tls.cert)
     if certificate is None:
         return []
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
+    renewal = ENROLL if tls.renew else RENEW
     if invalid := invalid_now(certificate, now):
-        fix = RENEW if now >= end else "set the clock: timedatectl shows whether it is synchronized"
+        fix = renewal if now >= end else "set the clock: timedatectl shows whether it is synchronized"
         return [fail("tls.cert", f"expected a certificate that is valid now, got one that {invalid}", fix)]
+    if tls.renew:
+        return [_renewed_in_time(tls, now, end)]
     if end < now + SOON:
-        return [warn("tls.cert", f"expected more than {SOON.days} days, got an end on {end:%Y-%m-%d}", RENEW)]
+        return [warn("tls.cert", f"expected more than {SOON.days} days, got an end on {end:%Y-%m-%d}", renewal)]
     return [ok("tls.cert", f"valid until {end:%Y-%m-%d}")]
+
+
+def _renewed_in_time(tls: TlsConfig, now: datetime, end: datetime) -> Finding:
+    """A certificate that the daemon renews is late when half of the time between renewal and end is over."""
+    due = datetime.fromtimestamp(CertificateFolder(tls.folder).renew_after(), UTC)
+    until = f"valid until {end:%Y-%m-%d %H:%M} UTC"
+    if now > due + (end - due) / 2:
+        message = f"expected a renewal on {due:%Y-%m-%d %H:%M} UTC, got none: {until}"
+        return warn("tls.cert", message, "start the daemon, or read renewal_failed in its log")
+    return ok("tls.cert", f"{until}; the daemon renews it from {due:%Y-%m-%d %H:%M} UTC on")
 
 
 def _use(path: Path) -> list[Finding]:

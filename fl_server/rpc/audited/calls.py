@@ -15,7 +15,7 @@ from typing import Any
 
 from fl_server import identity
 from fl_server.audit.record import Auditor, AuditRecord
-from fl_server.errors import CertificateEnded, Forbidden
+from fl_server.errors import CertificateEnded, Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, caller
 from fl_server.rpc.audited.methods import METHODS, Recorded
 from fl_server.rpc.statuses import code_of
@@ -24,7 +24,7 @@ from fl_server.timeouts import TimeLimit
 ADMIN = "/fl.v1.Admin/"
 ANSWER_S = 5.0
 """The answer waits this long for the row of a result. Then it is sent, and the row is written when the ledger can."""
-_IDENTITY = (Forbidden, CertificateEnded)
+_IDENTITY = (Forbidden, CertificateEnded, Unauthenticated)
 """Errors that are recorded for every service."""
 Handler = Callable[[Any, Any], Any]
 

@@ -1,4 +1,4 @@
-"""Ends open calls within about a second after their caller's certificate has expired, and at once when it is revoked.
+"""Ends open calls soon after their caller's certificate or token has expired, and at once when it is revoked.
 
 The transport checks a certificate only in the handshake, and a stream may be open for months. Expiry is a time of the
 wall clock, which may be set, so the clock is read periodically instead of being waited for once.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fl_server.errors import CertificateEnded, Revoked, ServerError
+from fl_server.errors import Revoked, ServerError
 from fl_server.identity import Identity
 
 CHECK_S = 1.0
@@ -75,7 +75,7 @@ class ExpiringCalls:
         self._timer, now = None, time.time()
         for ends in [each for each in self._by_end if each <= now]:
             for task, who in self._by_end.pop(ends).items():
-                self._end(task, CertificateEnded(str(who), ends))
+                self._end(task, who.ended())
         self._check_later()
 
     def _end(self, task: asyncio.Task[object], why: ServerError) -> None:

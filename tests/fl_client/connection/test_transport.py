@@ -8,7 +8,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fl_client.connection.transport import GrpcTransport, _error_of
+from fl_client.connection.transport import GrpcTransport
+from fl_client.connection.transport_errors import error_of
 from fl_client.errors import Unreachable
 from fl_common.pem import Pem, PemFiles
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -35,7 +36,7 @@ def test_a_retry_window_is_kept_whatever_the_code(code: grpc.StatusCode) -> None
     """After RESOURCE_EXHAUSTED or UNAVAILABLE the call is repeated after the wait, and nothing is given up."""
     detail = errors_pb2.RetryLater(wait={"seconds": 7})
     trailing = grpc.aio.Metadata(*status_metadata(code.value[0], "later", detail))
-    error = _error_of(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, "later"))
+    error = error_of(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, "later"))
     assert (type(error), error.wait) == (Unreachable, 7.0)
 
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.admin.settings import Certificates, Connection, Layer, file_path, from_environment, from_file, resolve
+from fl_ops.admin.settings import (
+    Certificates,
+    Connection,
+    Layer,
+    Token,
+    file_path,
+    from_environment,
+    from_file,
+    resolve,
+)
 from fl_ops.errors import UsageError
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
@@ -34,13 +43,13 @@ def test_stronger_plain_text_beats_weaker_certificates() -> None:
 
 def test_stronger_certificates_beat_weaker_plain_text() -> None:
     """Certificates on the command line set aside the environment's FL_INSECURE."""
-    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).certificates == Certificates(CA, CERT, KEY)
+    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), PLAIN]).security == Certificates(CA, CERT, KEY)
 
 
 @pytest.mark.parametrize("server", ["localhost:1", "127.0.0.9:1", "[::1]:1"])
 def test_plain_text_on_this_machine(server: str) -> None:
     """Plain text is allowed to loopback addresses."""
-    assert resolve([PLAIN, Layer(server=server)]).certificates is None
+    assert resolve([PLAIN, Layer(server=server)]).security is None
 
 
 @pytest.mark.parametrize("server", ["10.0.0.1:1", "fl.example.org:1", "localhost.example.org:1", "[::]:1"])
@@ -48,7 +57,7 @@ def test_plain_text_elsewhere(server: str) -> None:
     """Plain text to another machine is refused unless it is asked for by its second name too."""
     with pytest.raises(UsageError, match="--insecure-remote"):
         resolve([PLAIN, Layer(server=server)])
-    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).certificates is None
+    assert resolve([Layer(insecure=True, insecure_remote=True, server=server)]).security is None
 
 
 def test_remote_alone_is_not_plain_text() -> None:
@@ -62,7 +71,7 @@ def test_remote_alone_is_not_plain_text() -> None:
     [
         ([Layer()], "missing: --ca, --cert, --key"),
         ([Layer(ca=CA)], "missing: --cert, --key"),
-        ([Layer(ca=CA, insecure=True)], "--insecure means no certificates, but --ca"),
+        ([Layer(ca=CA, insecure=True)], "--insecure means no certificates and no token, but --ca"),
         ([Layer(server="host"), PLAIN], "HOST:PORT"),
         ([Layer(server="host:99999"), PLAIN], "HOST:PORT"),
         ([Layer(server=":7071"), PLAIN], "HOST:PORT"),
@@ -118,3 +127,54 @@ def test_place_of_the_file(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyP
     path.write_text("ca = 3")
     assert "fl.toml: ca: expected text, got 3" in fl("run", "list").stderr
     assert admin.requests == []
+
+
+def test_a_token_in_place_of_a_certificate() -> None:
+    """From a file or from the environment, with the authority of the coordinator's certificate."""
+    file, variable = Layer(token_file=Path("t")), from_environment({"FL_TOKEN": "abc", "FL_CA": "ca.crt"})
+    assert resolve([file, Layer(ca=CA)]) == Connection("127.0.0.1:7071", Token(CA, Path("t")))
+    assert resolve([variable]).security == Token(CA, text="abc")
+    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), variable]).security == Certificates(CA, CERT, KEY)
+    assert resolve([file, Layer(ca=CA, cert=CERT, key=KEY)]).security == Token(CA, Path("t"))
+    assert resolve([PLAIN, variable]).security is None  # never sent in plain text
+    assert isinstance(from_environment({"FL_TOKEN_FILE": "t"}).token_file, Path)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Layer(ca=CA, token="secret", token_file=Path("t")), "got --token-file, FL_TOKEN: remove all but one"),
+        (Layer(ca=CA, token="secret", cert=CERT), "expected a certificate or one token, got --cert, FL_TOKEN"),
+        (Layer(token="secret"), "--ca: expected the authority of the coordinator's certificate with a token"),
+        (Layer(token="secret", insecure=True), "--insecure means no certificates and no token, but FL_TOKEN is set"),
+    ],
+)
+def test_a_token_and_something_else(layer: Layer, message: str) -> None:
+    """The message names the options and never has the token."""
+    with pytest.raises(UsageError, match=message) as refused:
+        resolve([layer])
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "two words", "a\nb", "x" * 8001, "\u00e9"])
+def test_a_file_without_a_token(tmp_path: Path, text: str) -> None:
+    """The message names the file, and never has its content."""
+    file = tmp_path / "token"
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match=f"--token-file {file}: expected a token") as refused:
+        Token(CA, file).read()
+    assert text.strip() not in str(refused.value).replace(str(file), "") or not text.strip()
+
+
+def test_a_token_is_not_in_a_repr() -> None:
+    """Layers, connections and tokens can be logged."""
+    shown = repr((Layer(token="secret"), Connection("a:1", Token(CA, text="secret"))))
+    assert "secret" not in shown
+
+
+def test_a_token_is_no_key_of_the_file(tmp_path: Path) -> None:
+    """A settings file is not for secrets."""
+    (tmp_path / "fl.toml").write_text('token = "secret"')
+    with pytest.raises(UsageError, match="unknown key 'token'; known: .*token_file"):
+        from_file(tmp_path / "fl.toml")

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from fl_client.settings.config import load_config
 from fl_client.settings.identity import identity_of
+from fl_common.certificate_names import OPERATOR_ROLES, holder_of
 from fl_common.settings import read_settings
 from fl_ops.admin import settings
 from fl_ops.certificates import ca
@@ -283,16 +284,20 @@ def test_the_section_for_a_device_is_loaded(fl: Fl, tmp_path: Path) -> None:
     assert identity_of(config) == "edge-3"
 
 
-def test_the_lines_for_an_admin_are_loaded(fl: Fl, tmp_path: Path) -> None:
-    """The printed command has the options of `fl`, and the printed lines are a settings file of it."""
+@pytest.mark.parametrize("role", OPERATOR_ROLES)
+def test_the_lines_for_an_operator_are_loaded(fl: Fl, tmp_path: Path, role: str) -> None:
+    """Every operator's role: the printed command has the options of `fl`, and the printed lines are its settings."""
     fl("ca", "init")
-    text = fl("ca", "issue", "admin", "alice").stdout
-    command = next(line for line in text.splitlines() if line.startswith("fl run list"))
+    text = fl("ca", "issue", role, "alice").stdout
+    command = next(line for line in text.splitlines() if line.startswith("fl whoami"))
     check_fl_command(command.split()[1:])
     path = tmp_path / "fl.toml"
     path.write_text(printed_section(text))
-    certificates = settings.resolve([settings.from_file(path)]).certificates
+    certificates = settings.resolve([settings.from_file(path)]).security
+    stem = tmp_path / "pki" / f"{role}-alice"
     assert certificates == settings.Certificates(
-        tmp_path / "pki/ca.crt", tmp_path / "pki/admin-alice.crt", tmp_path / "pki/admin-alice.key"
+        tmp_path / "pki/ca.crt", stem.with_suffix(".crt"), stem.with_suffix(".key")
     )
+    holder = holder_of(x509.load_pem_x509_certificate(stem.with_suffix(".crt").read_bytes()))
+    assert (holder.role, holder.name) == (role, "alice")
     assert f"in {tmp_path / 'config/impetus/fl.toml'}:" in text

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from fl_ops.demo.processes import Child, ChildEnded, Processes
+from tests.processes.process import TIMEOUT_S, eventually
 
 ROOT = Path(__file__).parents[3]
 MakeProgram = Callable[[str], str]
@@ -32,8 +33,12 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProgram:
 
 def wait_for(child: Child, text: str) -> None:
     """Until the child has printed it."""
-    while text not in child.log.read_text():
-        assert child.process.poll() is None, child.log.read_text()
+
+    def printed() -> bool:
+        assert text in child.log.read_text() or child.process.poll() is None, child.log.read_text()
+        return text in child.log.read_text()
+
+    eventually(printed, f"the child prints {text}")
 
 
 def test_none_is_left_when_the_block_ends(program: MakeProgram, tmp_path: Path) -> None:
@@ -62,7 +67,7 @@ def test_a_child_ends_when_its_stdin_is_closed(program: MakeProgram, tmp_path: P
         assert child.stdout.readline() == b"up\n"
         assert child.stdin is not None
         child.stdin.close()
-        assert child.wait(timeout=60) == 1
+        assert child.wait(TIMEOUT_S) == 1
 
 
 def test_a_child_gets_its_own_arguments(program: MakeProgram, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from fl_server.clients import transfer_limits as module
 from fl_server.clients.transfer_limits import Allowance, Kind, TransferLimits
-from fl_server.config import TransfersConfig
 from fl_server.errors import LimitExceeded
+from fl_server.limits_config import TransfersConfig
 from fl_server.metrics import Metrics
 from tests.fl_server.harness import until
 

@@ -17,7 +17,7 @@ from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel
 from tests.fl_server.devices import Device
 from tests.fl_server.extreme_values import changed
-from tests.fl_server.harness import World, run_config
+from tests.fl_server.harness import TIMEOUT_S, World, run_config
 
 METHODS = pb.DESCRIPTOR.services_by_name["Admin"].methods_by_name
 OUR_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
@@ -53,7 +53,7 @@ async def answer(channel: grpc.aio.Channel, method: str, request: Any) -> tuple[
     described = METHODS[method]
     stub = getattr(admin_pb2_grpc.AdminStub(channel), method)
     try:
-        call = stub(request, timeout=20)
+        call = stub(request, timeout=TIMEOUT_S)
         if described.server_streaming:
             await call.read()
             call.cancel()

@@ -17,7 +17,7 @@ from protos.chunks import make_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey, UpdateHeader
 from tests.fl_server.devices import NO_CONTEXT, Device, stream
-from tests.fl_server.harness import World, until
+from tests.fl_server.harness import TIMEOUT_S, World, until
 from tests.fl_server.random_messages import MessageGenerator
 
 SCAFFOLD = {
@@ -100,7 +100,7 @@ async def test_no_message_is_an_error_of_the_coordinator(
                 seed = maker._chance.randrange(1 << 30)
                 maker = MessageGenerator(seed, known_values(bad, header, bad.pushed("assignment")[-1]))
             request = maker.fill(CALLS[method]())
-            await asyncio.wait_for(called(world, method, request, maker), 30)
+            await asyncio.wait_for(called(world, method, request, maker), TIMEOUT_S)
             client_status(world.fleet, world.fleet.record("a")).SerializeToString()
             run_status(run).SerializeToString()
         assert run.ended is False

@@ -24,7 +24,7 @@ from fl_server.rpc.limits.requests import NESTED
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import World
+from tests.fl_server.harness import TIMEOUT_S, World
 
 MALFORMED = (b"\xff" * 8, b"\x0a\x7f", b"\x0b" * 9, b"\x08" + b"\xff" * 11)
 """An unknown wire type, a truncated field, a group without an end, a number that is too long."""
@@ -37,7 +37,7 @@ NO_ROLE = ("/grpc.health", "/grpc.reflection", "/fl.v1.Enrollment")
 @asynccontextmanager
 async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to one port with all services."""
-    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000))
+    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000), trusts_everybody=True)
     server = grpc.aio.server(interceptors=[CallInterceptor(policy)])
     server.add_generic_rpc_handlers((service.handlers(world.service),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.services, world.coordinator), server)
@@ -61,7 +61,7 @@ async def status_of(channel: grpc.aio.Channel, method: str, messages: Sequence[b
         for message in messages:
             yield message
 
-    call: Any = channel.stream_stream(method)(requests(), timeout=30)
+    call: Any = channel.stream_stream(method)(requests(), timeout=TIMEOUT_S)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass

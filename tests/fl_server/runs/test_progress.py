@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fl_server.rounds.stop_rules import Best, best_round
 from fl_server.runs.progress import Progress, Watchers
 from fl_server.runs.round_log import RoundLog
+from tests.fl_server.harness import TIMEOUT_S
 from tests.fl_server.store.records import a_commit
 
 
@@ -52,7 +53,7 @@ async def test_a_slow_watcher_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         for event in "abcd":
             watchers.publish(Progress(event))
             received.append((await anext(quick)).event)
-        assert await asyncio.wait_for(names(slow), 5) == ["a", "b"]
+        assert await asyncio.wait_for(names(slow), TIMEOUT_S) == ["a", "b"]
         assert (received, len(watchers._queues)) == (["a", "b", "c", "d"], 1)
 
 
@@ -74,7 +75,7 @@ async def test_the_latest_event_of_a_client_is_sent_when_nothing_follows() -> No
     with watchers.watch() as events:
         for client in "abc":
             watchers.publish(Progress("client_out", client))
-        received = [(await asyncio.wait_for(anext(events), 30)).detail for _ in range(2)]
+        received = [(await asyncio.wait_for(anext(events), TIMEOUT_S)).detail for _ in range(2)]
     assert received == ["a", "c; 1 more before"]
 
 

@@ -34,9 +34,7 @@ def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> b
 
 def literal(headers: Headers) -> bytes:
     """A block of headers; names and values are at most 126 bytes long."""
-    return b"".join(
-        b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in headers
-    )
+    return b"".join(b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in headers)
 
 
 def message(raw: bytes, compressed: int = 0) -> bytes:
@@ -117,7 +115,17 @@ _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"connection", b"close"), (b"grpc-status", b"0"), (b"traceparent", b"00-" + b"z" * 52), (b"", b""),
     (b"grpc-accept-encoding", b"gzip"), (b"grpc-previous-rpc-attempts", b"x"), (b"user-agent", b"\xff" * 50),
 )  # fmt: skip
-_PATHS = (b"", b"/", b"//", b"/fl.v1.Coordinator/", b"/fl.v1.Coordinator/Nothing", b"/x/y", b"*", b"\xff/\x00", b"x" * 120)
+_PATHS = (
+    b"",
+    b"/",
+    b"//",
+    b"/fl.v1.Coordinator/",
+    b"/fl.v1.Coordinator/Nothing",
+    b"/x/y",
+    b"*",
+    b"\xff/\x00",
+    b"x" * 120,
+)
 _TYPES = (b"", b"text/html", b"application/grpc+json", b"application/grpc;x=1", b"application/json", b"\xff")
 
 

@@ -15,6 +15,7 @@ from protos.wire import client_options
 from tests.hostile.target import Target, Until
 from tests.processes.certificates import credentials
 from tests.processes.federation import TASK, run_spec
+from tests.processes.process import TIMEOUT_S
 
 MARKER = "hostile-marker"
 """A file in the coordinator's working directory that none of the programs below may create."""
@@ -88,7 +89,7 @@ def call(channel: grpc.Channel, method: str, request: Message) -> grpc.StatusCod
     """The status of one call; a stream is read to its end."""
     stub: Callable[..., Any] = getattr(admin_pb2_grpc.AdminStub(channel), method)
     try:
-        answer = stub(request, timeout=30)
+        answer = stub(request, timeout=TIMEOUT_S)
         if not isinstance(answer, Message):
             for _ in answer:
                 pass
@@ -117,7 +118,7 @@ def attack(target: Target, until: Until) -> None:
 
 def _runs(channel: grpc.Channel) -> list[str]:
     try:
-        listed = admin_pb2_grpc.AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=30)
+        listed = admin_pb2_grpc.AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=TIMEOUT_S)
     except grpc.RpcError:
         return []
     return [run.run_id for run in listed.runs if run.spec.task.name == TASK]

@@ -11,10 +11,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fl_server.config import ConnectionsConfig, ServerConfig
+from fl_server.config import ServerConfig
+from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.limits.listeners import METADATA_BYTES, Port, ports
 from fl_server.rpc.limits.open_files import Connections, share
 from protos.wire import MAX_MESSAGE_BYTES
+from tests.fl_server.harness import TIMEOUT_S
 
 WANTED = ConnectionsConfig()
 PORT = Port(1024, connections=3, streams=4, calls=8, handshake_s=0.2, idle_s=60.0)
@@ -38,9 +40,15 @@ def test_open_files_are_distributed_among_the_ports(limit: int, clients: int, ex
 @pytest.mark.parametrize(("limit", "expected"), [(1 << 20, 1024), (4096, 256), (64, 4)])
 def test_a_port_for_enrollment_takes_its_part_of_the_open_files(limit: int, expected: int) -> None:
     """Only if there is one; the clients' port has as many fewer."""
-    without, shared = share(limit, 1 << 20, WANTED), share(limit, 1 << 20, WANTED, enrolls=True)
+    without, shared = share(limit, 1 << 20, WANTED), share(limit, 1 << 20, WANTED, ["enroll_listen"])
     assert (without.enrollment, shared.enrollment) == (0, expected)
     assert shared.clients == max(4, without.clients - expected)
+
+
+def test_a_port_for_tokens_takes_as_many_as_that_for_certificates() -> None:
+    """Operators have two ports then; the clients' port has as many fewer."""
+    without, shared = share(4096, 1 << 20, WANTED), share(4096, 1 << 20, WANTED, ["token_listen"])
+    assert shared.clients == without.clients - without.admin
 
 
 def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
@@ -49,9 +57,10 @@ def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
     options = {setting: dict(port.options()) for setting, port in made.items()}
     sizes = {setting: each["grpc.max_receive_message_length"] for setting, each in options.items()}
     assert sizes == {
-        "listen": MAX_MESSAGE_BYTES, "admin_listen": 1 << 20, "enroll_listen": 16 << 10, "health_listen": 1 << 10,
+        "listen": MAX_MESSAGE_BYTES, "admin_listen": 1 << 20, "token_listen": 1 << 20, "enroll_listen": 16 << 10,
+        "health_listen": 1 << 10,
     }  # fmt: skip
-    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 7, 10]
+    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 20, 7, 10]
     assert "grpc.max_connection_age_ms" in options["health_listen"]
     assert "grpc.max_connection_age_ms" not in options["listen"]
 
@@ -74,7 +83,7 @@ async def address() -> AsyncIterator[tuple[str, int]]:
 
 def closed(connection: socket.socket) -> bool:
     """Wait until the other side has closed the connection."""
-    connection.settimeout(20)
+    connection.settimeout(TIMEOUT_S)
     try:
         while connection.recv(1000):
             pass
@@ -93,7 +102,7 @@ async def test_connections_over_the_limit_and_silent_ones_are_closed(address: tu
             each.close()
     async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as channel:
         call: Any = channel.unary_unary("/t.T/One")
-        assert await call(b"x", wait_for_ready=True, timeout=20) == b"x"
+        assert await call(b"x", wait_for_ready=True, timeout=TIMEOUT_S) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -108,5 +117,5 @@ async def test_the_transport_refuses_larger_messages(
     async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as channel:
         call: Any = channel.unary_unary("/t.T/One")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(request_, metadata=metadata, timeout=20)
+            await call(request_, metadata=metadata, timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -7,7 +7,7 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from fl_server.config import ConnectionsConfig
+from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.limits import open_files
 
 

@@ -101,8 +101,12 @@ async def test_a_sample_of_the_clients_is_asked(world: World) -> None:
     for name in ("one", "two"):
         await world.create(name=name, **sections)
         await world.completed(name)
-    asked = [sorted(each.key.run_id for each in device.pushed("evaluation")) for device in devices]
-    assert sorted(asked) == [[], [], [], ["one", "two"], ["one", "two"]]
+
+    def asked() -> list[list[str]]:
+        return sorted(sorted(each.key.run_id for each in device.pushed("evaluation")) for device in devices)
+
+    await until(lambda: sum(map(len, asked())) == 4, "all have their messages")
+    assert asked() == [[], [], [], ["one", "two"], ["one", "two"]]
 
 
 async def test_an_evaluation_does_not_delay_the_next_round(world: World) -> None:

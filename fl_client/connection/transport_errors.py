@@ -1,0 +1,120 @@
+"""The daemon's error for each failed call, and words for the failures whose cause grpc's own message hides."""
+
+from __future__ import annotations
+
+import re
+
+import grpc
+import grpc.aio
+
+from fl_client.connection.messages import log_text, seconds_of
+from fl_client.errors import (
+    BrokenTransfer,
+    Contested,
+    FailedCall,
+    Fenced,
+    NotAllowed,
+    ProtocolMismatch,
+    Refused,
+    ResourceGone,
+    SessionLost,
+    TransportError,
+    Unreachable,
+)
+from protos.fl.v1 import errors_pb2
+from protos.status import detail_of
+
+
+def error_of(error: grpc.aio.AioRpcError) -> TransportError:
+    """The daemon's error for a failed call: by its detail, else by its status code."""
+    message = log_text(error.details() or error.code().name)
+    detail = detail_of(error.trailing_metadata())
+    if isinstance(detail, errors_pb2.SessionFenced):
+        return Fenced(message, detail.by_other_instance)
+    if isinstance(detail, errors_pb2.ProtocolMismatch):
+        return ProtocolMismatch(message, (detail.server.min, detail.server.max))
+    if isinstance(detail, errors_pb2.RetryLater):
+        later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
+        return later(message, seconds_of(detail.wait))
+    if (kind := _BY_DETAIL.get(type(detail))) is not None:
+        return kind(message)
+    if error.code() in _PERMANENT:
+        return Refused(f"{error.code().name}: {message}")
+    explained = _explained(message)
+    return FailedCall(f"{error.code().name}: {explained}") if error.code() in _FAULTS else Unreachable(explained)
+
+
+_BY_DETAIL: dict[type, type[TransportError]] = {
+    errors_pb2.UnknownSession: SessionLost,
+    errors_pb2.NotAllowed: NotAllowed,
+    errors_pb2.UnknownResource: ResourceGone,
+    errors_pb2.BrokenUpload: BrokenTransfer,
+}
+
+_PERMANENT = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
+
+_FAULTS = frozenset(
+    {
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DATA_LOSS,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Answers of a server that runs and fails in this call. A retry helps only where the cause was temporary."""
+
+_CLOSED_IN_HANDSHAKE = (
+    "the connection was closed in the TLS handshake, before a certificate was checked: the coordinator is starting or"
+    " ending, a proxy or port-forward in between has lost it, or another program listens there"
+)
+_EXPIRED = (
+    "the coordinator's certificate, or that of its authority, has ended: its operator renews it with `fl ca renew`, or"
+    " the clock of this device is wrong"
+)
+_NOT_YET = (
+    "the coordinator's certificate, or that of its authority, is not valid yet: is the clock of this device right, and"
+    " that of the authority?"
+)
+_OTHER_HOST = (
+    "the coordinator's certificate is for another host name: set server to a name of the certificate (`fl-client"
+    " doctor` lists them), or issue it for this name too, `fl ca issue server --host NAME`"
+)
+
+_EXPLANATIONS = (
+    ("Connection refused", "the port is closed; is the coordinator running?"),
+    ("CERTIFICATE_VERIFY_FAILED: certificate has expired", _EXPIRED),
+    ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", _NOT_YET),
+    ("CERTIFICATE_VERIFY_FAILED", "the coordinator's certificate is not signed by tls.ca"),
+    ("Hostname Verification Check failed", _OTHER_HOST),
+    ("WRONG_VERSION_NUMBER", "the coordinator uses plain text, this daemon TLS: remove [tls] here or add it there"),
+    ("not match", _OTHER_HOST),
+    ("SSLV3_ALERT_HANDSHAKE_FAILURE", "no TLS 1.3 at the server or a proxy: see tls.min_version in the configuration"),
+    ("CERTIFICATE_REQUIRED", "the coordinator requires a client certificate that its CA signed"),
+    ("UNKNOWN_CA", "the coordinator does not know the CA that signed tls.cert"),
+    ("Invalid cert chain file", "tls.cert is not a certificate in PEM"),
+    ("Invalid private key", "tls.key is not the private key of tls.cert"),
+    ("Handshake (read|write) failed", _CLOSED_IN_HANDSHAKE),
+    ("DNS resolution failed", "the host name is not known"),
+    ("Domain name not found", "the host name is not known"),
+    ("Method not found|unimplemented", "the server is not a coordinator"),
+    (
+        "failed to connect.*Socket closed",
+        "the server closes the connection; does it use TLS, and know this device's CA?",
+    ),
+    ("Expected SETTINGS frame as the first frame", "the server is not a coordinator"),
+    ("Trying to connect an http1.x server", "the server is not a coordinator, or it accepts TLS only"),
+)
+
+
+def _explained(message: str) -> str:
+    """grpc's message, with an explanation in front where there is one. The text decides nothing else."""
+    return next((f"{words} ({message})" for pattern, words in _EXPLANATIONS if re.search(pattern, message)), message)

@@ -1,0 +1,195 @@
+"""`fl-client init` with a token: the token's source, the certificate, and settings that use it.
+
+Everything that can be wrong in the flags is found before the token is spent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fl_client.enrollment.authority_pin import parse_fingerprint
+from fl_client.enrollment.enroll import Enrollment, name_in
+from fl_client.enrollment.folder import CertificateFolder
+from fl_client.enrollment.requests import Issued
+from fl_client.errors import ConfigError, UsageError
+from fl_client.settings.config import load_config
+from fl_client.setup.questions import default_state_dir
+from fl_client.setup.settings_file import check_text, save, settings_text
+from fl_common.names import check_id
+from fl_common.pem import invalid_now
+from fl_common.settings import split_address
+
+VARIABLE = "FL_ENROLL_TOKEN"
+"""Environment variable with the token."""
+CLIENT_PORT, ENROLL_PORT = 7070, 7074
+"""Ports of a coordinator where an address has none."""
+_LONGEST_TOKEN = 4096
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EnrollFlags:
+    """The flags of `fl-client init` for an enrollment."""
+
+    token: str | None = None
+    token_file: Path | None = None
+    fingerprint: str | None = None
+    ca: Path | None = None
+    server: str | None = None
+    """Address of the coordinator for clients."""
+    enroll_server: str | None = None
+    name: str | None = None
+    state_dir: Path | None = None
+    force: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a certificate is to be got."""
+        given = (self.token, self.token_file, self.fingerprint, self.enroll_server)
+        return any(each is not None for each in given)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the device enrolls, and where its files go."""
+
+    folder: CertificateFolder
+    server: str
+    """host:port for clients."""
+    enroll_server: str
+    authority: Path | None
+    """Of the trusted authority, where no fingerprint is given."""
+
+
+def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Target:
+    """From existing settings, or from the flags. Raises UsageError."""
+    if not only_certificate and config.exists() and not flags.force:
+        return _target_in(config, flags)
+    if flags.server is None:
+        raise UsageError("--server is needed with a token: the coordinator's host, or host:port for clients")
+    server = _address(flags.server, CLIENT_PORT, "--server")
+    place = flags.enroll_server or split_address(server)[0]
+    folder = CertificateFolder.in_state(flags.state_dir or default_state_dir(config))
+    return Target(folder, server, _address(place, ENROLL_PORT, "--enroll-server"), flags.ca)
+
+
+def _target_in(config: Path, flags: EnrollFlags) -> Target:
+    try:
+        settings = load_config(config)
+    except ConfigError as error:
+        raise UsageError(f"{error}; --force writes new settings") from None
+    if settings.tls is None or not settings.tls.renew:
+        raise UsageError(
+            f"{config} exists already, and its certificate is not from a token: --force writes new settings"
+        )
+    place = flags.enroll_server or settings.tls.enroll_server or split_address(settings.server)[0]
+    folder = CertificateFolder(settings.tls.folder, CertificateFolder.in_state(settings.state_dir).owner)
+    return Target(folder, settings.server, _address(place, ENROLL_PORT, "--enroll-server"), flags.ca or settings.tls.ca)
+
+
+def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
+    """Get the certificate. None if the device has a valid one. Raises UsageError."""
+    if not flags.force and not target.folder.is_pending() and (name := _valid(target.folder)):
+        print(f"{name} has a valid certificate in {target.folder.current}: nothing to do; --force gets a new one")
+        return None
+    if flags.name:
+        _checked(lambda: check_id("--client-id", flags.name or ""))
+    pin = None if flags.fingerprint is None else _checked(lambda: parse_fingerprint(flags.fingerprint or ""))
+    authority = b"" if pin is not None else _authority(target.authority)
+    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, flags.name or "")
+    issued = enrollment.into(target.folder)
+    end = target.folder.certificate()
+    until = "" if end is None else f", valid until {end.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    print(f"enrolled {issued.name}: certificate and key are in {target.folder.current}{until}")
+    return issued
+
+
+def write_settings(config: Path, values: dict[str, Any], flags: EnrollFlags, target: Target) -> None:
+    """Enroll, then write the settings with the labels of the token. Raises UsageError."""
+    tls = {**target.folder.files(), "renew": True, "enroll_server": target.enroll_server}
+    values = values | {"server": target.server, "tls": tls}
+    check_text(config, settings_text(values))
+    issued = enroll(flags, target)
+    if issued is not None and issued.labels:
+        values["labels"] = {**values.get("labels", {}), **issued.labels}
+    save(config, settings_text(values))
+    print(f"wrote {config}")
+    target.folder.end_pending()
+
+
+def token_of(flags: EnrollFlags) -> str:
+    """The token from a flag, a file, standard input ("-") or the environment. Raises UsageError."""
+    if flags.token is not None and flags.token_file is not None:
+        raise UsageError("--token excludes --token-file: leave out one of them")
+    token = flags.token
+    if flags.token_file is not None:
+        token = _token_in(_read_token(flags.token_file), flags.name)
+    token = (os.environ.get(VARIABLE, "") if token is None else token).strip()
+    if not token:
+        raise UsageError(
+            f"expected a token in --token-file, in {VARIABLE} or in --token, got none: the operator makes it with"
+            " `fl enroll create --name NAME`"
+        )
+    if len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("expected a token of the form id.secret on one line, got other text; it is not shown here")
+    return token
+
+
+def _token_in(text: str, name: str | None) -> str:
+    """The token in a text: the text itself, or the one of this device in lines of `fl enroll create --out`."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and line.strip() != "name,token"]
+    pairs = [line.rpartition(",") for line in lines]
+    if len(pairs) > 1 or name is not None:
+        pairs = [pair for pair in pairs if pair[0] in {"", name} or name is None]
+    if len(pairs) > 1:
+        raise UsageError("--token-file: expected one token, got several: --client-id NAME selects a line NAME,TOKEN")
+    return pairs[0][2] if pairs else ""
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return sys.stdin.read(_LONGEST_TOKEN + 2) if str(path) == "-" else path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--token-file: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _authority(path: Path | None) -> bytes:
+    if path is None:
+        raise UsageError(
+            "--ca-fingerprint is needed with a token: `fl enroll create` prints it with the token; or --ca FILE with"
+            " the authority's certificate"
+        )
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--ca-fingerprint is needed: {path} cannot be read: {error.strerror}") from None
+
+
+def _valid(folder: CertificateFolder) -> str | None:
+    """The name of the certificate in use, if it is valid now."""
+    leaf = folder.certificate()
+    return None if leaf is None or invalid_now(leaf, datetime.now(UTC)) else name_in(folder)
+
+
+def _address(text: str, port: int, flag: str) -> str:
+    """host:port, with the usual port where there is none. Raises UsageError."""
+    if re.fullmatch(r"(\[.*\]|[^:]*):\d+", text) is None:
+        text = f"[{text}]:{port}" if text.count(":") > 1 and not text.startswith("[") else f"{text}:{port}"
+    if _checked(lambda: split_address(text))[1] == 0:
+        raise UsageError(f"{flag}: expected a port above 0, got {text!r}")
+    return text
+
+
+def _checked(check: Callable[[], T]) -> T:
+    try:
+        return check()
+    except ValueError as error:
+        raise UsageError(str(error)) from None

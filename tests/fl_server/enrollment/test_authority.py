@@ -1,0 +1,201 @@
+"""The coordinator's authority: the certificates it signs, the files it accepts, and what devices check."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fl_common.certificate_names import Holder
+from fl_common.certificates.leaf import Authority as Signer
+from fl_common.pem import Pem, PemFiles
+from fl_common.settings import SettingsError
+from fl_ops.certificates import ca
+from fl_server.enrollment.authority import Authority, Validity
+from fl_server.errors import NotConfigured
+from tests.fl_server.enrollment.site import authority_of, config_of
+from tests.processes.certificates import Pki
+from tests.processes.enrollment import new_key
+
+EDGE = Holder("client", "edge-7")
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    """An authority in a folder."""
+    return Pki(tmp_path / "pki")
+
+
+def signed(authority: Authority, span: Validity | None = None) -> x509.Certificate:
+    """A certificate of edge-7, by default for an hour from now."""
+    content = authority.sign(EDGE, new_key().public_key(), span or Validity(time.time(), 3600.0))
+    return x509.load_der_x509_certificate(content)
+
+
+def test_a_certificate_is_for_a_client_only(pki: Pki) -> None:
+    """One URI, client authentication and nothing else, signed by the authority, with a random serial number."""
+    authority = authority_of(pki)
+    leaf, other = signed(authority), signed(authority)
+    leaf.verify_directly_issued_by(pki.authority.certificate)
+    assert ca.identity_of(leaf) == ca.Identity("client", "edge-7")
+    extension: Any = leaf.extensions.get_extension_for_class
+    assert list(extension(x509.ExtendedKeyUsage).value) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert not extension(x509.BasicConstraints).value.ca
+    assert not extension(x509.KeyUsage).value.key_cert_sign
+    assert leaf.serial_number != other.serial_number
+    assert min(leaf.serial_number, other.serial_number).bit_length() > 100
+
+
+def test_the_times_of_a_certificate(pki: Pki) -> None:
+    """Some minutes before now, for slow clocks, but not before the given begin; and no longer than the authority."""
+    now, authority = int(time.time()), authority_of(pki)
+    leaf = signed(authority, Validity(now + 0.9, 20.0))
+    assert leaf.not_valid_before_utc.timestamp() == now - 300
+    assert leaf.not_valid_after_utc.timestamp() == now + 20
+    assert signed(authority, Validity(now, 20.0, now + 1.0)).not_valid_before_utc.timestamp() == now + 1
+    end = pki.authority.certificate.not_valid_after_utc
+    assert signed(authority, Validity(now, 1e8)).not_valid_after_utc == end
+    with pytest.raises(NotConfigured, match="its authority has ended"):
+        signed(authority, Validity(end.timestamp(), 20.0))
+
+
+def test_devices_get_the_authority_of_the_coordinator(pki: Pki) -> None:
+    """In the handshake behind the coordinator's certificate, in the answer, and as a digest."""
+    authority = authority_of(pki)
+    root = pki.authority.certificate
+    chain = x509.load_pem_x509_certificates(authority.presented().cert)
+    assert [chain[0].issuer, chain[1:]] == [root.subject, [root]]
+    assert authority.presented() is authority.presented()
+    assert authority.presented().ca is None
+    assert x509.load_pem_x509_certificates(authority.server_authorities()) == [root]
+    assert authority.fingerprint() == hashlib.sha256(root.public_bytes(Encoding.DER)).hexdigest()
+    assert x509.load_pem_x509_certificates(authority.chain(signed(authority).public_bytes(Encoding.DER)))[1:] == []
+
+
+def intermediate(pki: Pki, folder: Path) -> Pki:
+    """An authority for devices that another one signed."""
+    below = Pki(folder, "Devices")
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Devices")]))
+        .issuer_name(pki.authority.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=7))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    )
+    below.authority = Signer(builder.sign(pki.authority.key, hashes.SHA256()), key)
+    below.ca.write_bytes(ca.certificate_pem(below.authority.certificate))
+    return below
+
+
+def test_an_intermediate_authority_signs_for_devices(pki: Pki, tmp_path: Path) -> None:
+    """Its certificate is part of the chain, and the coordinator's own authority is named by server_ca."""
+    devices = intermediate(pki, tmp_path / "devices")
+    server = pki.issue("server", "coordinator")
+    pem = PemFiles(server.cert, server.key, server.ca).read()
+    authority = Authority(config_of(devices, server_ca=pki.ca), lambda: pem)
+    chain = x509.load_pem_x509_certificates(authority.chain(signed(authority).public_bytes(Encoding.DER)))
+    assert chain[1:] == [devices.authority.certificate]
+    chain[0].verify_directly_issued_by(devices.authority.certificate)
+    assert x509.load_pem_x509_certificates(authority.server_authorities()) == [pki.authority.certificate]
+
+
+def rsa_authority(pki: Pki) -> None:
+    """Put an RSA key and its certificate into the authority's files."""
+    key, now = rsa.generate_private_key(65537, 2048), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "RSA")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(9))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    pki.ca.write_bytes(ca.certificate_pem(builder.sign(key, hashes.SHA256())))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (pki.folder / "ca.key").write_bytes(pem)
+
+
+def a_leaf(pki: Pki) -> None:
+    """Put a client's certificate and key into the authority's files."""
+    files = pki.issue("client", "eve")
+    pki.ca.write_bytes(files.cert.read_bytes())
+    (pki.folder / "ca.key").write_bytes(files.key.read_bytes())
+
+
+def another_key(pki: Pki) -> None:
+    """Put another authority's key into the file of the key."""
+    (pki.folder / "ca.key").write_bytes(ca.key_pem(new_key()))
+
+
+def ended(pki: Pki) -> None:
+    """Put an authority that has ended into the files."""
+    old = ca.make_authority("Old", ca.Validity(datetime.now(UTC) - timedelta(days=9), 2))
+    pki.ca.write_bytes(ca.certificate_pem(old.certificate))
+    (pki.folder / "ca.key").write_bytes(ca.key_pem(old.key))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda pki: (pki.folder / "ca.key").chmod(0o644), "enrollment.ca_key: expected a private key that only"),
+        (lambda pki: (pki.folder / "ca.key").unlink(), "enrollment.ca_key: .*/ca.key cannot be read"),
+        (lambda pki: pki.ca.write_text("x"), "enrollment.ca_cert: expected a PEM file"),
+        (another_key, "enrollment.ca_key: expected the private key of"),
+        (a_leaf, "enrollment.ca_cert: expected the certificate of an authority"),
+        (rsa_authority, "enrollment.ca_key: expected an elliptic-curve key"),
+        (ended, "enrollment.ca_cert: expected a certificate that is valid now, got one that ended on"),
+    ],
+    ids=["open mode", "missing", "no pem", "another key", "no authority", "rsa", "ended"],
+)  # fmt: skip
+def test_unusable_files_are_named(pki: Pki, spoil: Callable[[Pki], Any], text: str) -> None:
+    """The message has the setting, at the start."""
+    server = pki.issue("server", "coordinator")
+    pem = PemFiles(server.cert, server.key, server.ca).read()
+    config = config_of(pki)
+    spoil(pki)
+    with pytest.raises(SettingsError, match=text):
+        Authority(config, lambda: pem)
+
+
+@pytest.mark.parametrize(
+    ("client_ca", "text"), [("other", "ca_cert: expected an authority of tls.client_ca"), ("own", "server_ca")]
+)
+def test_an_authority_of_others_is_refused(pki: Pki, tmp_path: Path, client_ca: str, text: str) -> None:
+    """Its certificates would be refused at `listen`; or devices could not check the coordinator."""
+    other = Pki(tmp_path / "other")
+    server = other.issue("server", "coordinator")
+    bundle = other.ca.read_bytes() if client_ca == "other" else pki.ca.read_bytes()
+    pem = Pem(server.cert.read_bytes(), server.key.read_bytes(), bundle)
+    with pytest.raises(SettingsError, match=text):
+        Authority(config_of(pki), lambda: pem)
+
+
+def test_a_renewed_authority_is_used_without_a_restart(pki: Pki) -> None:
+    """After the second poll that finds it; files that do not fit together are logged and not used."""
+    authority = authority_of(pki)
+    another_key(pki)
+    with structlog.testing.capture_logs() as logs:
+        authority.poll()
+        authority.poll()
+    assert [(line["event"], "enrollment.ca_key" in line["reason"]) for line in logs] == [("authority_not_used", True)]
+    signed(authority).verify_directly_issued_by(pki.authority.certificate)
+    renewed = ca.make_authority("Tests", ca.Validity(datetime.now(UTC) - timedelta(days=1), 30))
+    pki.ca.write_bytes(ca.certificate_pem(renewed.certificate))
+    (pki.folder / "ca.key").write_bytes(ca.key_pem(renewed.key))
+    before = authority.presented()
+    for _ in range(2):
+        authority.poll()
+    signed(authority).verify_directly_issued_by(renewed.certificate)
+    assert authority.presented() is not before
+    assert authority.ends == renewed.certificate.not_valid_after_utc.timestamp()

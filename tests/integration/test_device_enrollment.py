@@ -1,0 +1,154 @@
+"""A real `fl-client init` and real daemons against a real coordinator: tokens, refusals, expiry, revocation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fl_client.enrollment import folder as folders
+from fl_client.enrollment.folder import CertificateFolder
+from fl_client.settings.config import load_config
+from protos.fl.v1 import admin_pb2, admin_pb2_grpc
+from tests.processes.certificates import Pki, credentials
+from tests.processes.enrolling import EnrollingCoordinator, enrolled_daemon
+from tests.processes.federation import Daemon
+from tests.processes.process import TIMEOUT_S, Process, Workspace, eventually
+
+TASK = ["--task", "tiny_task:Tiny", "--yes", "--no-doctor"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnrollingCoordinator]:
+    """A coordinator whose certificates live for a quarter of a minute, and prove a name for an hour after that."""
+    with Workspace(tmp_path_factory.mktemp("enrolling")) as workspace:
+        pki = Pki(workspace.folder / "pki")
+        section = {"lifetime_s": 15.0, "expired_grace_s": 3600.0, "renewals_per_min": 600.0}
+        yield EnrollingCoordinator(workspace, pki, **section).serve()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A device's state directory."""
+    return tmp_path / "state"
+
+
+def serial(state: Path) -> int | None:
+    """Of the certificate in use."""
+    leaf = CertificateFolder(state / "tls").certificate()
+    return None if leaf is None else leaf.serial_number
+
+
+def revoke(server: EnrollingCoordinator, name: str) -> None:
+    """Deny every certificate of a client."""
+    request = admin_pb2.RevokeCertificatesRequest(name=name, reason="stolen")
+    with grpc.secure_channel(str(server.settings["admin_listen"]), credentials(server._alice)) as channel:
+        admin_pb2_grpc.AdminStub(channel).RevokeCertificates(request, timeout=TIMEOUT_S)
+
+
+def test_a_daemon_works_with_what_init_wrote(server: EnrollingCoordinator, workspace: Workspace) -> None:
+    """Settings from one command with a token: the daemon attends, with the token's labels."""
+    config = workspace.folder / "edge-1.toml"
+    spec = admin_pb2.EnrollmentSpec(name="edge-1", uses=1, labels={"site": "north"})
+    (token,) = server.tokens(spec)
+    assert server.init(token, "--config", str(config), "--state-dir", str(workspace.folder / "state"), *TASK) == 0
+    tls = load_config(config).tls
+    assert tls is not None
+    assert tls.renew
+    Process(workspace, "edge-1", "fl_client").start()
+    server.until_present("edge-1")
+    assert server.client("edge-1").labels == {"site": "north"}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_repeat_gets_the_same_certificate(
+    server: EnrollingCoordinator, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends after the answer and before the files: its token is used, and still works for this device."""
+
+    def killed(*_: object) -> Any:
+        raise Killed
+
+    token = server.token("edge-2")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.CertificateFolder, "prepare", killed)
+        with pytest.raises(Killed):
+            server.enroll("edge-2", token, state)
+    issued = server.logged("certificate_issued", client="edge-2")["serial"]
+    assert server.enroll("edge-2", token, state) == 0
+    assert f"{serial(state):x}" == issued
+
+
+@pytest.mark.parametrize("case", ["used", "other name", "unknown", "expired", "wrong fingerprint"])
+def test_a_token_that_does_not_fit_gives_nothing(
+    case: str, server: EnrollingCoordinator, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each refusal has its reason and what to do, and no certificate is written. The secret is in no output."""
+    name = f"edge-{case.replace(' ', '-')}"
+    token, more, words = server.token(name), (), {
+        "used": "a token with a use left", "other name": f"the token's name '{name}'", "unknown": "a token of this",
+        "expired": "a token that has not expired", "wrong fingerprint": "Nothing was sent to it",
+    }[case]  # fmt: skip
+    if case == "used":
+        assert server.enroll(name, token, state.with_name("first")) == 0
+    if case == "unknown":
+        token = f"{'0' * 16}.{token.partition('.')[2]}"
+    if case == "expired":
+        token = server.tokens(admin_pb2.EnrollmentSpec(name=name, uses=1), ttl_s=0.001)[0]
+    if case == "wrong fingerprint":
+        more = ("--ca-fingerprint", "ab" * 32)
+    capsys.readouterr()
+    assert server.enroll("edge-x" if case == "other name" else name, token, state, *more) == 2
+    output = capsys.readouterr()
+    assert words in output.err
+    assert token.partition(".")[2] not in output.out + output.err
+    assert serial(state) is None
+
+
+def test_a_daemon_that_was_off_for_too_long_comes_back_by_itself(
+    server: EnrollingCoordinator, workspace: Workspace
+) -> None:
+    """It proves that it has the expired certificate's key, and attends with a new certificate."""
+    daemon = enrolled_daemon(server, workspace, "edge-3")
+    leaf = CertificateFolder(Path(daemon.settings["state_dir"]) / "tls").certificate()
+    assert leaf is not None
+    eventually(lambda: time.time() > leaf.not_valid_after_utc.timestamp(), "the certificate has ended")
+    daemon.start()
+    server.until_present("edge-3")
+    issued = [line["rpc"] for line in server.events("certificate_issued", client="edge-3")]
+    assert issued[:2] == ["Enroll", "Reenroll"]
+
+
+def test_a_revoked_device_stops_asking_until_it_has_a_new_token(
+    server: EnrollingCoordinator, workspace: Workspace
+) -> None:
+    """Its connection ends, and its renewal is refused once. A new token and key bring it back without a restart."""
+    daemon = enrolled_daemon(server, workspace, "edge-4").start()
+    server.until_present("edge-4")
+    revoke(server, "edge-4")
+    daemon.logged("refused")
+    state = Path(daemon.settings["state_dir"])
+    key = (state / "tls" / "current" / "tls.key").read_bytes()
+    assert server.enroll("edge-4", server.token("edge-4"), state, "--force") == 0
+    assert (state / "tls" / "current" / "tls.key").read_bytes() != key
+    daemon.logged("registered", 2)
+    assert len(daemon.events("starting")) == 1
+
+
+def test_a_daemon_with_files_of_its_owner_changes_none(server: EnrollingCoordinator, workspace: Workspace) -> None:
+    """Without `renew` the files stay as they are, although the coordinator would renew them."""
+    files = server.pki.issue("client", "edge-5")
+    tls = {"ca": str(files.ca), "cert": str(files.cert), "key": str(files.key)}
+    before = [path.read_bytes() for path in (files.cert, files.key)]
+    daemon = Daemon(workspace, server, "edge-5", insecure=False, tls=tls).start()
+    server.until_present("edge-5")
+    assert daemon.terminate() == 0
+    assert [path.read_bytes() for path in (files.cert, files.key)] == before
+    assert server.events("certificate_issued", client="edge-5") == []
