@@ -1,6 +1,6 @@
 """Cost of the audit log: admin calls a second of a real coordinator, and rows a second alone.
 
-    python -m benchmarks.audit_rows [--calls 1000]
+    python -m benchmarks.security.audit_rows [--calls 1000]
 
 A coordinator with a ledger in SQLite on this disk, gRPC on loopback without TLS, one operator with 1 and 8 calls at
 once. `--no-audit` leaves the recording of calls out, for comparison. Prints JSON.
