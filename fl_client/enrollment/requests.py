@@ -99,7 +99,7 @@ def checked(issued: IssuedCertificate, key_pem: bytes, name: str = "") -> Issued
         x509.load_pem_x509_certificates(issued.authority)
         own = load_pem_private_key(key_pem, password=None).public_key() == leaf.public_key()
         holder = holder_of(leaf)
-    except (ValueError, UnsupportedAlgorithm) as error:  # NoHolder is a ValueError
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:  # NoHolder is a ValueError
         what = str(error) if isinstance(error, NoHolder) else f"one that cannot be parsed ({error})"
         raise UnusableCertificate(f"expected a client's certificate and its authority, got {what}") from None
     if not own:

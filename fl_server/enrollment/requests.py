@@ -47,7 +47,7 @@ def read_request(csr: bytes, holder: Holder) -> RequestedKey:
         request = x509.load_der_x509_csr(csr)
         key = request.public_key()
         digest, signed = request.signature_hash_algorithm, request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise InvalidInput("csr", f"a certificate request in DER (PKCS#10) for {_KEY}", error) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _CURVES):
         raise InvalidInput("csr", _KEY, _kind_of(key))

@@ -31,7 +31,7 @@ MOST_STATE_BYTES = 16 << 20
 MOST_GROWTH_MIB = 128.0
 LIMITS = {"max_wait_s": 1.0, "max_runs": 3, "max_assignments": 4, "max_steps": 50, "max_seconds": 5.0}
 _METHODS = ("Register", "SubmitUpdate", "QueryUpload", "ReportStatus", "ReportEvaluation")
-_ANSWERS = {
+_ANSWERS: dict[str, type[Message]] = {
     "Register": pb.RegisterResponse, "SubmitUpdate": pb.SubmitUpdateResponse, "QueryUpload": pb.QueryUploadResponse,
     "ReportStatus": pb.ReportStatusResponse, "ReportEvaluation": pb.ReportEvaluationResponse,
 }  # fmt: skip

@@ -22,7 +22,7 @@ CHECK = b"".join(RawCall(b"/grpc.health.v1.Health/Check", message(b"")).frames()
 @pytest.fixture(scope="module")
 def parsers() -> Iterator[list[Parser]]:
     """All parsers but the handlers, which no file of the corpus needs yet."""
-    with all_parsers("requests", "daemon", "files", "certificates") as parsers:
+    with all_parsers("requests", "daemon", "files", "certificates", "security") as parsers:
         yield parsers
 
 

@@ -9,7 +9,7 @@ in the old one. Callers of new calls connect again, as after any cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -43,9 +43,10 @@ class LastingServer(grpc.aio.Server):
         self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """As grpc.aio.Server."""
-        self._add(lambda server: server.add_generic_rpc_handlers(generic_rpc_handlers))
+        handlers = tuple(generic_rpc_handlers)
+        self._add(lambda server: server.add_generic_rpc_handlers(handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
         """Nothing: generated code adds the same handlers as generic ones too, which the interceptor wraps."""

@@ -7,6 +7,7 @@ So the answers are counted. What fails is a coordinator that does not answer a c
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from fl_ops.admin.settings import Certificates
 from tests.fuzz.live.frames import RawCall, changed_call, exchange, message
@@ -54,7 +55,7 @@ class FrameCaller:
     def _check(self) -> None:
         for setting, (address, certificates) in self._ports.items():
             try:
-                eventually(lambda at=address, files=certificates: _answers(at, files), f"{setting} answers")
+                eventually(partial(_answers, address, certificates), f"{setting} answers")
             except AssertionError as error:
                 self.failures.append(f"frames, call {self.answers.total()}: {error}")
 
