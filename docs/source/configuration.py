@@ -120,8 +120,10 @@ FL = {
     "key": ("path", "Its private key."),
     "token_file": (
         "path",
-        "A file with a token (OIDC), in place of `cert` and `key`; it is read before each call. `server` is then the "
-        "coordinator's `token_listen`.",
+        (
+            "A file with a token (OIDC), in place of `cert` and `key`; it is read before each call. `server` is then "
+            "the coordinator's `token_listen`."
+        ),
     ),
     "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
     "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),

@@ -49,11 +49,11 @@ class Listeners:
         port, metrics = self._ports[setting], self._services.metrics
         checks = CallInterceptor(self._policy(setting, callers))
         self._services.revocations.on_change.append(checks.end_denied)
-        # More calls than the interceptor accepts: its message is better than grpc's.
         make = partial(
             grpc.aio.server,
             interceptors=[*self._services.traces.server_interceptors(), checks],
             options=port.options(),
+            # More calls than the interceptor accepts: its message is better than grpc's.
             maximum_concurrent_rpcs=port.calls + EXTRA_CALLS,
         )
         credentials = None

@@ -173,3 +173,32 @@ def test_a_second_file_overrides_the_first(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "site.toml").write_text("[limits]\nstall_s = 0\n")
     assert main(["--config", f"{tmp_path}/server.toml", "--config", f"{tmp_path}/site.toml"]) == EXIT_UNUSABLE
     assert "site.toml: limits.stall_s: expected greater than 0, got 0" in capsys.readouterr().err
+
+
+ENROLLMENT = '[enrollment]\nca_cert = "ca.crt"\nca_key = "ca.key"\n'
+
+
+def test_enrollment_has_safe_defaults(tmp_path: Path) -> None:
+    """Certificates live for a day, tokens for an hour, and an expired certificate proves nothing."""
+    text = 'state_dir = "state"\nenroll_listen = "127.0.0.1:0"\n' + CA + ENROLLMENT
+    config = load(tmp_path, text)
+    assert config.enrollment is not None
+    assert (config.enrollment.lifetime_s, config.enrollment.token_ttl_s) == (86_400, 3_600)
+    assert config.enrollment.expired_grace_s == 0
+    assert load(tmp_path, 'state_dir = "state"\nenroll_listen = ""\n' + CA).enroll_listen is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('enroll_listen = "127.0.0.1:0"\n' + CA, "expected \\[enrollment\\] with ca_cert and ca_key"),
+        ("insecure = true\n" + ENROLLMENT, "expected \\[tls\\] with client_ca"),
+        (NO_CA + ENROLLMENT, "expected \\[tls\\] with client_ca"),
+        (CA + ENROLLMENT + "lifetime_s = 5\n", "enrollment.lifetime_s"),
+        (CA + '[enrollment]\nca_cert = "ca.crt"\n', "enrollment.ca_key: expected a value, found none"),
+    ],
+)
+def test_enrollment_needs_all_its_parts(tmp_path: Path, text: str, message: str) -> None:
+    """A port without an authority, an authority without TLS, and certificates that end at once."""
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path, 'state_dir = "state"\n' + text)

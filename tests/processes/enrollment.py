@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from fl_client.__main__ import main
 from fl_ops.certificates import ca
 from protos.fl.v1 import admin_pb2, enrollment_pb2_grpc
 from protos.fl.v1 import enrollment_pb2 as pb
@@ -115,11 +116,30 @@ class EnrollingCoordinator(SecureCoordinator):
         root = grpc.ssl_channel_credentials(self.pki.ca.read_bytes())
         return grpc.secure_channel(str(self.settings["enroll_listen"]), root)
 
+    @property
+    def enroll_address(self) -> str:
+        """host:port for devices without a certificate."""
+        return str(self.settings["enroll_listen"])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the authority."""
+        return self.pki.authority.certificate.fingerprint(hashes.SHA256()).hex()
+
     def create_token(self, name: str = "", ttl_s: float = 0, **spec: Any) -> str:
-        """A token for one device; returns its text."""
+        """A token for one device; returns its text. ttl_s: its validity; 0: the coordinator's default."""
         with self.admin() as admin:
             specs = [admin_pb2.EnrollmentSpec(name=name, **spec)]
             return plant(admin.create_enrollments(specs, ttl_s).created[0].token, "an enrollment token")
+
+    def enroll(self, name: str, token: str, state_dir: Path, *more: str) -> int:
+        """Run `fl-client init` for a certificate alone; gives the exit code."""
+        return self.init(token, "--only-certificate", "--client-id", name, "--state-dir", str(state_dir), *more)
+
+    def init(self, token: str, *more: str) -> int:
+        """Run `fl-client init` with these flags; gives the exit code."""
+        where = ["--server", self.address, "--enroll-server", self.enroll_address]
+        return main(["init", *where, "--ca-fingerprint", self.fingerprint, "--token", token, *more])
 
     def enrolled(self, name: str) -> RawDevice:
         """A new device with a certificate of this name."""

@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_client.enrollment.authority_pin import parse_fingerprint
-from fl_client.enrollment.requests import UnusableCertificate, checked, new_request
-from fl_client.errors import ConfigError
+from fl_client.enrollment.requests import checked, new_request
+from fl_client.errors import ConfigError, UnusableCertificate
 from fl_client.policy.config import read_policy
 from fl_common.certificate_names import Holder
 from fl_server.enrollment.authority import _is_issuer
