@@ -18,11 +18,13 @@ import pytest
 from fl_common.certificates.tls_version import VARIABLE
 from fl_ops.admin.settings import Certificates
 from tests.processes.certificates import Pki, section, server_section
+from tests.processes.enrollment import EnrollingCoordinator
 from tests.processes.federation import Daemon, SecureCoordinator
-from tests.processes.process import Workspace, eventually, run_fl
+from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks
+from tests.processes.process import Process, Workspace, eventually, run_fl
 
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
-PORTS = ("listen", "admin_listen")
+PORTS = ("listen", "admin_listen", "enroll_listen", "token_listen")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ class Started(SecureCoordinator):
     forks = False
 
     def environment(self) -> dict[str, str]:
-        return {name: value for name, value in super().environment().items() if name != VARIABLE}
+        return {name: value for name, value in Process.environment(self).items() if name != VARIABLE}
 
 
 class StartedDaemon(Daemon):
@@ -59,10 +61,23 @@ class StartedDaemon(Daemon):
     forks = False
 
 
+class StartedWithAllPorts(EnrollingCoordinator):
+    """A coordinator with every port that has TLS."""
+
+    forks = False
+    environment = Started.environment
+
+    def __init__(self, workspace: Workspace, pki: Pki) -> None:
+        keys = workspace.folder / "keys.json"
+        keys.write_bytes(jwks(Key("k1").public()))
+        oidc = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_file": str(keys), "roles": {"fl": "viewer"}}
+        super().__init__(workspace, pki, {"token_listen": "127.0.0.1:0", "oidc": oidc})
+
+
 @pytest.fixture(scope="module")
 def server(workspace: Workspace, pki: Pki) -> SecureCoordinator:
     """A coordinator with the default version."""
-    return Started(workspace, pki).serve()
+    return StartedWithAllPorts(workspace, pki).serve()
 
 
 class OneVersion:

@@ -16,6 +16,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from tests.processes.planted import plant
+
 ISSUER, AUDIENCE = "https://id.example.org/realms/fl", "impetus"
 _MAKE: Mapping[str, Any] = {
     "RS256": (lambda: rsa.generate_private_key(public_exponent=65537, key_size=2048), RSAAlgorithm),
@@ -43,7 +45,8 @@ class Key:
             "iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "iat": now, "exp": now + 60, "groups": ["fl-ops"], **claims,
         }  # fmt: skip
         payload = {name: value for name, value in both.items() if value is not None}
-        return jwt.encode(payload, self.private, self.algorithm, headers={"kid": self.kid, **(headers or {})})
+        made = jwt.encode(payload, self.private, self.algorithm, headers={"kid": self.kid, **(headers or {})})
+        return plant(made, "an operator's token")
 
 
 def jwks(*entries: Mapping[str, Any]) -> bytes:

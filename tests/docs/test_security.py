@@ -1,0 +1,45 @@
+"""docs/security.md: every test that the page names exists, and every row of its tables has one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=[name for _, name in NAMED])
+def test_a_named_test_exists(path: str, name: str) -> None:
+    """A test that is renamed or removed is noticed."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in found
+
+
+@pytest.mark.parametrize("section", ["Threat model", "Attacks that were tried"])
+def test_every_row_has_a_test(section: str) -> None:
+    """The last column names one, or a case of the test in a row above."""
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 10
+    cells = [row.strip("| ").split(" | ")[-1] for row in rows]
+    assert [cell for cell in cells if not re.search(r"`tests/[\w/]+\.py::|^the same \(", cell)] == []
+
+
+def test_named_cases_exist() -> None:
+    """The cases in parentheses are functions of the test of attacks on tokens."""
+    code = (ROOT / "tests" / "integration" / "test_enrollment.py").read_text(encoding="utf-8")
+    table = PAGE.partition("\n## Attacks that were tried\n")[2].partition("\n## ")[0]
+    cases = {case for cell in re.findall(r"\((`[\w`, ]+)\) \|", table) for case in re.findall(r"\w+", cell)}
+    assert len(cases) == 7
+    assert [case for case in cases if f"\ndef {case}(" not in code] == []
+
+
+def test_the_report_page_is_where_it_is_looked_for() -> None:
+    """The hosting site shows SECURITY.md of the root."""
+    assert "Report a vulnerability" in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
