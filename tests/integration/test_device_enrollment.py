@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnrollingCoordi
     """A coordinator whose certificates live for a quarter of a minute, and prove a name for an hour after that."""
     with Workspace(tmp_path_factory.mktemp("enrolling")) as workspace:
         pki = Pki(workspace.folder / "pki")
-        section = {"lifetime_s": 15.0, "expired_grace_s": 3600.0, "renewals_per_min": 600.0}
+        section: dict[str, Any] = {"lifetime_s": 15.0, "expired_grace_s": 3600.0, "renewals_per_min": 600.0}
         yield EnrollingCoordinator(workspace, pki, **section).serve()
 
 
@@ -92,7 +92,8 @@ def test_a_token_that_does_not_fit_gives_nothing(
 ) -> None:
     """Each refusal has its reason and what to do, and no certificate is written. The secret is in no output."""
     name = f"edge-{case.replace(' ', '-')}"
-    token, more, words = server.token(name), (), {
+    more: tuple[str, ...] = ()
+    token, words = server.token(name), {
         "used": "a token with a use left", "other name": f"the token's name '{name}'", "unknown": "a token of this",
         "expired": "a token that has not expired", "wrong fingerprint": "Nothing was sent to it",
     }[case]  # fmt: skip

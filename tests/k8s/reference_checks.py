@@ -98,7 +98,7 @@ def files_are_there(objects: Sequence[Object]) -> Problems:
         yield from (f"{pod.title}: {path} is not mounted" for path in sorted({*paths} - files))
 
 
-def _enrolls(container: Object, state_dir: str) -> bool:
+def _enrolls(container: Object, state_dir: str | None) -> bool:
     """Whether the container gets this node's certificate into the state directory."""
     given = dict(pairwise(container["args"]))
     return given.get("--state-dir") == state_dir and given.get("--client-id") == "$(NODE_NAME)"
