@@ -14,7 +14,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := $(wildcard protos fl_common algorithms tasks fl_server fl_client fl_ops benchmarks k8s)
 
-.PHONY: install demo test test-all tools chaos hostile soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench clean
+.PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench clean
 
 install: .venv/installed
 
@@ -55,6 +55,10 @@ chaos: .venv/installed
 # All hostile programs at once and honest clients: measures the coordinator's memory and the time and bits of honest runs.
 hostile: .venv/installed
 	$(BIN)/python -m tests.hostile --seconds $(SECONDS)
+
+# Changed inputs for every parser of received bytes, a live coordinator and a daemon: MINUTES in all. SEED=17 repeats one.
+fuzz: .venv/installed
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: lint-style lint-types lint-protos
 

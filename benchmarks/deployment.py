@@ -41,8 +41,21 @@ class Deployment:
         """Whether every connection needs a certificate."""
         return self._authority is not None
 
-    def serve(self, ports: tuple[int, int] = (0, 0), extra: str = "") -> Server:
-        """Start the coordinator. ports: for clients and for admins; 0 is a free port. extra: more TOML."""
+    def enrollment(self) -> tuple[str, str]:
+        """TOML for a coordinator that enrolls devices: `first` and `extra` of `serve`. Writes the authority's key."""
+        if self._authority is None:
+            raise RuntimeError("expected a deployment with TLS")
+        key = self.folder / "ca.key"
+        key.touch(0o600)
+        key.write_bytes(ca.key_pem(self._authority.key))
+        section = f'[enrollment]\nca_cert = "{self.folder / "ca.pem"}"\nca_key = "{key}"\n'
+        return f'enroll_listen = "{_HOST}:0"\n', section
+
+    def serve(self, ports: tuple[int, int] = (0, 0), extra: str = "", first: str = "") -> Server:
+        """Start the coordinator.
+
+        ports: for clients and for admins; 0 is a free port. extra: more sections in TOML. first: more keys.
+        """
         listen, admin = ports
         settings = (
             f'state_dir = "{self.folder / "state"}"\nlisten = "{_HOST}:{listen}"\nadmin_listen = "{_HOST}:{admin}"\n'
@@ -52,10 +65,11 @@ class Deployment:
         if self.tls:
             files = self.certificates("server", "coordinator", (_HOST,))
             security = f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"\nclient_ca = "{files.ca}"\n'
-        child = self.processes.start("server", "fl_server", self._write("server", settings + security + extra))
+        child = self.processes.start("server", "fl_server", self._write("server", first + settings + security + extra))
         addresses = _addresses(child)
         connection = Connection(addresses["admin_listen"], self.certificates("admin", "bench") if self.tls else None)
-        return Server(child, addresses["listen"], addresses["metrics_listen"], connection)
+        enrollment = addresses.get("enroll_listen", "")
+        return Server(child, addresses["listen"], addresses["metrics_listen"], connection, enrollment)
 
     def daemon(self, name: str, server: str, task: str) -> Child:
         """Start a client daemon. task: TOML of the section [task]."""
@@ -75,6 +89,7 @@ class Deployment:
         cert, key = self.folder / f"{role}-{name}.crt", self.folder / f"{role}-{name}.key"
         certificate, private = ca.issue(self._authority, ca.Identity(role, name, hosts), self._validity)
         cert.write_bytes(ca.certificate_pem(certificate))
+        key.touch(0o600)
         key.write_bytes(ca.key_pem(private))
         return Certificates(self.folder / "ca.pem", cert, key)
 
@@ -92,6 +107,8 @@ class Server:
     address: str
     metrics: str
     admin: Connection
+    enrollment: str = ""
+    """host:port for devices without a certificate."""
 
     @contextmanager
     def operator(self) -> Iterator[AdminClient]:

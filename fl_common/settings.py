@@ -13,11 +13,11 @@ import functools
 import ipaddress
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 
@@ -141,7 +141,9 @@ def describe_error(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     if detail["type"] == "value_error":
         text = str(detail["ctx"]["error"])
         return f"{where}: {text}" if where else text
-    return f"{where}: expected {expected_value(detail)}, got {shown(detail['input'])}"
+    value = detail["input"]
+    got = f"a value of type {type(value).__name__}" if _is_secret(detail["loc"], kind) else shown(value)
+    return f"{where}: expected {expected_value(detail)}, got {got}"
 
 
 _SHOWN_CHARS = 300
@@ -185,6 +187,27 @@ def expected_value(detail: ErrorDetails) -> str:
     for words in ("Value error, ", "Input should be ", "Value should be ", "expected "):
         text = text.removeprefix(words)
     return text
+
+
+def _is_secret(where: Sequence[int | str], kind: type[BaseModel]) -> bool:
+    """Whether a value, even a wrong one, must not be shown."""
+    section: Any = kind
+    for part in where:
+        fields = section.model_fields if _is_section(section) else {}
+        if str(part) not in fields:
+            continue
+        parts = list(_parts(fields[str(part)].annotation))
+        if SecretStr in parts:
+            return True
+        section = next((each for each in parts if _is_section(each)), section)
+    return False
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """A type and the types that it is made of."""
+    yield annotation
+    for each in get_args(annotation):
+        yield from _parts(each)
 
 
 def _suggestion(detail: ErrorDetails, kind: type[BaseModel]) -> str:

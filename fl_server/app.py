@@ -211,8 +211,12 @@ class Server:
     async def watch_certificates(self) -> None:
         """Use renewed certificates."""
         if self._certificates is not None:
-            issuer = self._services.issuer
-            await self._certificates.watch(*([] if issuer is None else [issuer.authority.poll]))
+            await self._certificates.watch(self._poll_authority)
+
+    def _poll_authority(self) -> None:
+        if (issuer := self._services.issuer) is not None:
+            issuer.authority.poll()
+            self._services.metrics.certificate_expiry.labels("authority").set(issuer.authority.ends)
 
     async def watch_connections(self) -> None:
         """Watch the connections, and log when a port has no more of them."""

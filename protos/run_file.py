@@ -83,8 +83,16 @@ def _expectation(field: FieldDescriptor, value: Any) -> tuple[str, bool]:
         limit = _WHOLE[field.type]
         return f"a whole number from 0 to {limit}", number and isinstance(value, int) and 0 <= value <= limit
     if field.type == FieldDescriptor.TYPE_DOUBLE:
-        return "a finite number", number and math.isfinite(value)
+        return "a finite number", number and _is_finite(value)
     return "text", isinstance(value, str)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a double can hold the number; a whole number of TOML may be larger than any."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _check_struct_value(value: Any, path: tuple[str, ...]) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes.planted import LEDGER_PASSWORD
+
 TIMEOUT_S = 60.0
 UNTIL_WE_ARE_GONE = 'postgres "$@" & server=$!; read -r never; kill -INT $server; wait $server'
 """The server ends when its stdin does, so also when the tests are killed. INT is PostgreSQL's fast shutdown."""
@@ -32,10 +34,10 @@ class PostgresServer:
         self._names = (f"ledger_{number}" for number in count())
 
     def new_ledger(self) -> str:
-        """URL of a new, empty schema."""
+        """URL of a new, empty schema. The server ignores the password; no output of a program may have it."""
         name = next(self._names)
         self.execute(f"CREATE SCHEMA {name}")
-        return f"postgresql://postgres@/postgres?{self._at}&options=-csearch_path%3D{name}"
+        return f"postgresql://postgres:{LEDGER_PASSWORD}@/postgres?{self._at}&options=-csearch_path%3D{name}"
 
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
         """Run a statement; its rows."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 import algorithms as fl
+import fl_client.policy.config as policy
 import fl_client.settings.config as client
 import fl_ops.compare.table as comparison
 import fl_server.config as server
@@ -115,9 +116,16 @@ PARTITION = {
 FL = {
     "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
     "ca": ("path", "Certificate of the authority that signed the coordinator's."),
-    "cert": ("path", "Your certificate, with the role admin."),
+    "cert": ("path", "Your certificate."),
     "key": ("path", "Its private key."),
-    "insecure": ("true or false", "Plain text, on this machine only; in place of the three files."),
+    "token_file": (
+        "path",
+        (
+            "A file with a token (OIDC), in place of `cert` and `key`; it is read before each call. `server` is then "
+            "the coordinator's `token_listen`."
+        ),
+    ),
+    "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
     "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
 }
 
@@ -160,6 +168,11 @@ Identity and shard are written there on the first start and never change."""
 _SHARD = """At most one of `partition`, `file` and `folder`; without any of them the device trains on all data.
 Each device computes the partition from a seed, by these keys:"""
 
+_POLICY = """## The site's policy: policy.toml
+
+The file that `policy` of client.toml names. [policy.md](policy.md) explains it.
+A key that is absent allows everything; an empty list allows nothing. `-` means no limit."""
+
 _RUN = """## A run: the file of `fl run create`
 
 The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, with the same names.
@@ -182,7 +195,10 @@ _FL = """## The operator's command: fl.toml
 
 `~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
 A command-line flag has priority over the environment, and the environment over the file.
-The source with the highest priority that sets certificates or plain text decides between the two.
+The source with the highest priority that sets a certificate, a token or plain text decides between them.
+
+`FL_TOKEN` has a token itself, in place of `FL_TOKEN_FILE`. There is no option and no key for it: other users of a
+machine can see a command line, and a settings file is not for secrets.
 
 `FL_TLS_MIN_VERSION=1.2` allows TLS 1.2, for a proxy in front of the coordinator that has no newer version.
 Otherwise TLS 1.3 is required."""
@@ -190,7 +206,8 @@ Otherwise TLS 1.3 is required."""
 
 def page() -> str:
     """The whole page."""
-    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _RUN, *_run(), _COMPARE, *_compare(), _FL, _fl()]
+    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _POLICY, *_policy(), _RUN, *_run()]
+    parts += [_COMPARE, *_compare(), _FL, _fl()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -208,6 +225,13 @@ def _client() -> list[str]:
         parts += [_heading(name), table(model_rows(section))]
         if name == "shard":
             parts += [_SHARD, table(_partition_rows())]
+    return parts
+
+
+def _policy() -> list[str]:
+    parts = [table(model_rows(policy.Policy))]
+    for name, section in sections(policy.Policy).items():
+        parts += [_heading(name), table(model_rows(section))]
     return parts
 
 
@@ -327,9 +351,8 @@ def _compare() -> list[str]:
 
 def _fl() -> str:
     lines = ["| key | environment | flag | value | meaning |", "| --- | --- | --- | --- | --- |"]
-    for key, variable in ENVIRONMENT.items():
-        values, meaning = FL[key]
-        lines.append(f"| `{key}` | `{variable}` | `--{key.replace('_', '-')}` | {values} | {meaning} |")
+    for key, (values, meaning) in FL.items():
+        lines.append(f"| `{key}` | `{ENVIRONMENT[key]}` | `--{key.replace('_', '-')}` | {values} | {meaning} |")
     return "\n".join(lines)
 
 

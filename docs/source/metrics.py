@@ -68,6 +68,9 @@ WORRY = {
     "fl_connections": "At `fl_connections_limit`: strangers, or more clients than `limits.max_clients`.",
     "fl_tls_handshakes_failed_total": "It rises: FlHandshakesFailing. Expired certificates, or those of another CA.",
     "fl_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
+    "fl_enrollments_total": "`token` grows: somebody guesses, or uses old tokens; the log has the address."
+    " `limited`: more devices at once than `enrollment.requests_per_s` allows.",
+    "fl_revoked_calls_total": "It grows for long: a device with a revoked certificate calls; the log has its name.",
     "process_start_time_seconds": "It changes often: FlCoordinatorRestarting.",
     "process_open_fds": "Near `process_max_fds`.",
     "process_resident_memory_bytes": "It only grows, over many rounds.",

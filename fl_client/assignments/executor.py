@@ -105,7 +105,6 @@ class AssignmentExecutor:
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
-                await services.policy.begin_training(assignment, services.trainer.examples)
                 result = await self._train(assignment)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
@@ -121,6 +120,7 @@ class AssignmentExecutor:
         state = await services.state.required(services.storage.state_for, assignment)
         if payloads.method_of(assignment.training).keeps_client_state:
             await services.state.required(services.storage.check_limits, key[0])
+        await services.policy.begin_training(assignment, services.trainer.examples)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(assignment.resources, await self._layouts())
 

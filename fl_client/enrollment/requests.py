@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fl_client.errors import UnusableCertificate
-from fl_common.certificate_names import Holder, NoHolder, holder_of
+from fl_common.certificates.names import Holder, NoHolder, holder_of
 from protos.fl.v1.enrollment_pb2 import IssuedCertificate
 
 _SHARE = 2 / 3
@@ -99,7 +99,7 @@ def checked(issued: IssuedCertificate, key_pem: bytes, name: str = "") -> Issued
         x509.load_pem_x509_certificates(issued.authority)
         own = load_pem_private_key(key_pem, password=None).public_key() == leaf.public_key()
         holder = holder_of(leaf)
-    except (ValueError, UnsupportedAlgorithm) as error:  # NoHolder is a ValueError
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:  # NoHolder is a ValueError
         what = str(error) if isinstance(error, NoHolder) else f"one that cannot be parsed ({error})"
         raise UnusableCertificate(f"expected a client's certificate and its authority, got {what}") from None
     if not own:

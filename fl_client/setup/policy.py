@@ -54,9 +54,7 @@ def check(
     config: _ConfigFile = Path(CONFIG),
     local_examples: Annotated[
         int | None,
-        typer.Option(
-            "--examples", min=1, help="Examples of this device. Default: those of its shard.", show_default=False
-        ),
+        typer.Option("--examples", min=1, metavar="N", help="Examples of this device, in place of its shard's."),
     ] = None,
 ) -> None:
     """Say rule by rule whether this device accepts a run. Exit code 0: it does; 1: it refuses it; 2: no valid file."""

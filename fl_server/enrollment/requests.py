@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fl_common.certificate_names import Holder
+from fl_common.certificates.names import Holder
 from fl_server.errors import InvalidInput, NotEnrolled
 
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
@@ -47,7 +47,7 @@ def read_request(csr: bytes, holder: Holder) -> RequestedKey:
         request = x509.load_der_x509_csr(csr)
         key = request.public_key()
         digest, signed = request.signature_hash_algorithm, request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise InvalidInput("csr", f"a certificate request in DER (PKCS#10) for {_KEY}", error) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _CURVES):
         raise InvalidInput("csr", _KEY, _kind_of(key))

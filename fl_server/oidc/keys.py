@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -150,7 +151,12 @@ def _content(config: OidcConfig) -> bytes:
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
     ends = time.monotonic() + READ_S
     content = b""
-    with opener.open(str(config.jwks_url), timeout=READ_S) as response:
+    try:
+        opened = opener.open(str(config.jwks_url), timeout=READ_S)
+    except HTTPError as error:
+        error.close()
+        raise ValueError(f"expected the status 200, got {error.code}") from None
+    with opened as response:
         while part := response.read1(_MOST_BYTES):
             content += part
             if len(content) > _MOST_BYTES:

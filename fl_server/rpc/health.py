@@ -15,6 +15,7 @@ from fl_common.settings import SettingsError
 from fl_server.metrics import Metrics
 from fl_server.rpc.health_service import Probes
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.limits.lasting_server import LastingServer
 from fl_server.rpc.limits.listeners import Port
 from fl_server.rpc.limits.open_calls import CallLimits
 
@@ -42,7 +43,8 @@ class Health:
         if address is None:
             return
         self._policy = CallPolicy(None, CallLimits(port.streams, port.calls), "health_listen", stall_s=port.handshake_s)
-        self._server = grpc.aio.server(interceptors=[CallInterceptor(self._policy)], options=port.options())
+        checks, options = CallInterceptor(self._policy), port.options()
+        self._server = LastingServer(lambda: grpc.aio.server(interceptors=[checks], options=options))
         self.serve_on(self._server)
         number = add_port(self._server, address, "health_listen")
         await self._server.start()

@@ -21,7 +21,7 @@ from fl_server.audit.record import Auditor
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.access.bearer import Tokens, token_holder
-from fl_server.rpc.access.method_roles import METHOD_ROLES, require_role
+from fl_server.rpc.access.method_roles import EVERYONE, METHOD_ROLES, require_role
 from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
@@ -29,8 +29,6 @@ from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
 from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
 from fl_server.timeouts import TimeLimit
 
-_OURS = "/fl.v1."
-"""Prefix of the methods that are logged and measured; health and reflection are not."""
 _STALL_S, _RETRY_S = 60.0, 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -102,7 +100,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             wrap(call, call.audited.recording(getattr(handler, inner), streams=kind[1])),
             # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
             # checks every message.
-            request_deserializer=None if not kind[0] else handler.request_deserializer if call.is_ours else call.parsed,
+            request_deserializer=None
+            if not kind[0]
+            else call.parsed
+            if call.is_public
+            else handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
@@ -114,7 +116,9 @@ class _Call:
         self, method: str, policy: CallPolicy, open_calls: ExpiringCalls, parser: Callable[[bytes], Any] | None
     ) -> None:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
-        self.is_ours, self._roles = method.startswith(_OURS), policy.methods.get(method)
+        self._roles = policy.methods.get(method)
+        self.is_public = self._roles == EVERYONE
+        """Calls that strangers may make are neither logged nor measured: they could fill the log."""
         self.policy, self._open, self._parser = policy, open_calls, parser
         self.audited = AuditedMethod(method, policy.audit)
         self._at_once = LIMITS.get(method, DEFAULT).at_once
@@ -131,7 +135,7 @@ class _Call:
         who.check_time()
         self._check_revocation(who)
         require_role(who, self._roles, trusts_everybody=self.policy.trusts_everybody)
-        if who is not ANYBODY and self.is_ours:
+        if who is not ANYBODY and not self.is_public:
             self.policy.refuse(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
 
@@ -180,15 +184,15 @@ class _Call:
             self.audited.refused(error)
             if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
-            await abort(context, self.name, error, logged=self.is_ours)
+            await abort(context, self.name, error, logged=not self.is_public)
         finally:
-            if self.is_ours and self.policy.metrics is not None:
+            if not self.is_public and self.policy.metrics is not None:
                 self.policy.metrics.rpc_seconds.labels(self.name, code.name).observe(time.monotonic() - started)
 
     def log_failure(self, work: asyncio.Future[Any]) -> None:
         """Log the error of work whose caller has hung up, and so gets no status."""
         if not work.cancelled() and isinstance(error := work.exception(), Exception):
-            log_error(self.name, error, logged=self.is_ours)
+            log_error(self.name, error, logged=not self.is_public)
 
 
 def _wrap_stream_unary(call: _Call, inner: Handler) -> Handler:

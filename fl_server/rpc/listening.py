@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import grpc.aio
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from fl_common.pem import Pem
+from fl_common.certificates.pem import Pem
 from fl_server.rpc.access.bearer import Tokens
 from fl_server.rpc.health import Health, add_port
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.limits.lasting_server import LastingServer
 from fl_server.rpc.limits.listeners import EXTRA_CALLS, Port
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.tls import Certificates
@@ -47,20 +49,23 @@ class Listeners:
         port, metrics = self._ports[setting], self._services.metrics
         checks = CallInterceptor(self._policy(setting, callers))
         self._services.revocations.on_change.append(checks.end_denied)
-        # More calls than the interceptor accepts: its message is better than grpc's.
-        server = grpc.aio.server(
+        make = partial(
+            grpc.aio.server,
             interceptors=[*self._services.traces.server_interceptors(), checks],
             options=port.options(),
+            # More calls than the interceptor accepts: its message is better than grpc's.
             maximum_concurrent_rpcs=port.calls + EXTRA_CALLS,
         )
         credentials = None
         if self._certificates is not None:
-            credentials = self._certificates.credentials(
+            credentials = partial(
+                self._certificates.credentials,
                 metrics.handshakes.labels(setting).inc,
                 None if callers is None else callers.presented,
                 asks_callers=callers is None,
             )
-        number = add_port(server, address, setting, credentials)
+        server = LastingServer(make, credentials)
+        number = add_port(server, address, setting, None if credentials is None else credentials())
         self.addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
         self._servers.append(server)
         return server

@@ -1,10 +1,11 @@
 """Writes k8s/images/requirements: every package of the images with its version and the hashes of its files.
 
-    python -m k8s.supply_chain.hashes [--cpu-index URL]
+    python -m k8s.supply_chain.hashes [--cpu-index URL] [--all]
 
 pip installs from these files with --require-hashes, so a package index or a proxy that delivers another file makes the
 build fail. pip-compile resolves the versions of constraints.txt with pip's own settings and asks the index for the
-hashes of all files of each version: all platforms, and sources. No file names an index.
+hashes of all files of each version: all platforms, and sources. No file names an index. An entry that is there already
+is kept, unless its version has changed or `--all` is given.
 
 torch for CPUs is not in the public Python package index. Its hash is that of the one file for this platform, from the
 index given by --cpu-index or from pip's settings.
@@ -18,12 +19,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from k8s.supply_chain.closure import EXTRAS, ROOT, closure, wanted
+from k8s.supply_chain.closure import EXTRAS, ROOT, closure, runtime, wanted
 
 FOLDER = ROOT / "k8s" / "images" / "requirements"
 TOOLS = ("cyclonedx-bom",)
@@ -66,27 +67,42 @@ def torch_for_cpus(version: str, index: str | None) -> str:
 
 
 def split(found: Entries) -> dict[str, Entries]:
-    """The files by name: torch for GPUs, the packages of every image, and what each extra adds."""
-    gpu = {name for name in found if _FOR_GPUS.fullmatch(name)}
+    """The files by name: torch for GPUs, the packages of every image, what each extra adds, the tools of the build."""
+    gpu = {name for name in found if _FOR_GPUS.fullmatch(name)} - {"nvidia-ml-py"}
     base = (closure(wanted()) | {"setuptools"}) - gpu
-    names = {"torch-cuda": gpu, "packages": base}
+    names = {"torch-cuda": gpu, "packages": base, "tools": closure(TOOLS) - {"pip"}}
     for extra in EXTRAS:
         names[f"extra-{extra}"] = closure(wanted(extra)) - base
     return {file: {name: found[name] for name in sorted(each)} for file, each in names.items()}
+
+
+def kept(pins: Mapping[str, str]) -> Entries:
+    """The entries of the present files that have the versions of constraints.txt; CUDA's while torch is the same."""
+    files = {path.stem: entries(path.read_text()) for path in FOLDER.glob("*.txt") if path.stem != "torch-cpu"}
+    cuda = files.pop("torch-cuda", {})
+    same = cuda.get("torch", "").startswith(f"torch==={pins['torch']} ")
+    found = {name: lines for each in files.values() for name, lines in each.items()}
+    found = {name: lines for name, lines in found.items() if lines.partition(" ")[0].endswith(f"=={pins[name]}")}
+    return {**found, **(cuda if same else {})}
 
 
 def main() -> None:
     """Write all files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu-index", help="package index with torch's builds for CPUs")
-    index = parser.parse_args().cpu_index
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "#" not in line)
+    parser.add_argument("--all", action="store_true", help="renew the hashes of unchanged versions too")
+    given = parser.parse_args()
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins: dict[str, str] = {
+        canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)
+    }
+    found = {} if given.all else kept(pins)
+    missing = (runtime() | closure(TOOLS) | {"setuptools"}) - {*found, "pip"}
     # "===" excludes local versions such as 2.13.0+cpu.
-    torch = [f"torch==={pins['torch']}"]
-    files = split(compiled([*torch, *wanted(), *(text for extra in EXTRAS for text in wanted(extra))]))
-    vision = files["torch-cuda"]["torchvision"]
-    files["torch-cpu"] = {"torch": torch_for_cpus(pins["torch"], index), "torchvision": vision}
-    files["tools"] = compiled(TOOLS)
+    found |= compiled(f"{name}=={'=' * (name == 'torch')}{pins[name]}" for name in missing) if missing else {}
+    files = split(found)
+    cpu = torch_for_cpus(pins["torch"], given.cpu_index)
+    files["torch-cpu"] = {"torch": cpu, "torchvision": found["torchvision"]}
     FOLDER.mkdir(exist_ok=True)
     for name, packages in files.items():
         (FOLDER / f"{name}.txt").write_text(_HEADER + "\n".join(packages.values()) + "\n")

@@ -98,6 +98,32 @@ def test_errors_name_the_mistake(tmp_path: Path, text: str, message: str) -> Non
 STATE = 'state_dir = "s"\n'
 
 
+OIDC = '\n[oidc]\nissuer = "i"\naudience = "a"\njwks_file = "f"\nroles = {ops = "operator"}\n'
+TOKENS = {
+    'issuer = "i"': ("", "oidc.issuer: expected a value, found none"),
+    'audience = "a"': ('audience = ""', "oidc.audience: expected text of at least 1 characters"),
+    'jwks_file = "f"': ("", "oidc: expected jwks_url or jwks_file, and not both"),
+    'roles = {ops = "operator"}': ('roles = {ops = "client"}', "oidc.roles.ops: expected 'viewer', 'operator', "),
+    "[oidc]": (
+        '[oidc]\nalgorithms = ["HS256"]',
+        "oidc.algorithms.0: expected 'RS256', 'ES256' or 'EdDSA', got 'HS256'",
+    ),
+}
+
+
+@pytest.mark.parametrize("old", TOKENS)
+@pytest.mark.parametrize("url", ["http://id.example.org/keys", "https://u:p@id.example.org/keys", "ftp://x/y", "keys"])
+def test_settings_of_tokens_that_are_not_safe_are_refused(tmp_path: Path, old: str, url: str) -> None:
+    """No secrets as keys, no roles of devices, no plain text to the provider."""
+    new, message = TOKENS[old]
+    text = STATE + 'token_listen = "h:1"\n' + CA
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path, text + OIDC.replace(old, new))
+    assert message in str(error.value)
+    with pytest.raises(SettingsError, match="oidc.jwks_url: expected a URL"):
+        load(tmp_path, text + OIDC.replace('jwks_file = "f"', f'jwks_url = "{url}"'))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -112,6 +138,9 @@ STATE = 'state_dir = "s"\n'
         (STATE + CA + "no_client_certificates = true", "tls.no_client_certificates = true contradict each other"),
         (STATE + 'admin_listen = "0.0.0.0:1"\n' + NO_CA, "admin_listen: expected an address of this machine only"),
         (STATE + '[tls]\ncert = "c"', "tls.key: expected a value, found none"),
+        (STATE + 'token_listen = "h:1"\n' + CA, "token_listen and [oidc]: expected both or none"),
+        (STATE + CA + OIDC, "token_listen and [oidc]: expected both or none"),
+        (STATE + 'insecure = true\ntoken_listen = "127.0.0.1:1"\n' + OIDC, "token_listen: expected [tls] with it"),
     ],
 )
 def test_insecure_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -129,8 +158,9 @@ def test_insecure_settings_are_refused(tmp_path: Path, text: str, message: str) 
         'insecure = true\ninsecure_remote = true\nlisten = "0.0.0.0:1"\nadmin_listen = "10.0.0.1:2"',
         'listen = "0.0.0.0:1"\nadmin_listen = "0.0.0.0:2"\n' + CA,
         'listen = "0.0.0.0:1"\n' + NO_CA,
+        'token_listen = "0.0.0.0:1"\n' + CA + OIDC,
     ],
-    ids=["loopback", "names", "two-settings", "mtls", "tls-and-local-admins"],
+    ids=["loopback", "names", "two-settings", "mtls", "tls-and-local-admins", "tokens"],
 )
 def test_safe_or_explicit_settings_are_accepted(tmp_path: Path, text: str) -> None:
     """Loopback in plain text, certificates on both ports, or plain text with two explicit settings."""
@@ -143,3 +173,32 @@ def test_a_second_file_overrides_the_first(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "site.toml").write_text("[limits]\nstall_s = 0\n")
     assert main(["--config", f"{tmp_path}/server.toml", "--config", f"{tmp_path}/site.toml"]) == EXIT_UNUSABLE
     assert "site.toml: limits.stall_s: expected greater than 0, got 0" in capsys.readouterr().err
+
+
+ENROLLMENT = '[enrollment]\nca_cert = "ca.crt"\nca_key = "ca.key"\n'
+
+
+def test_enrollment_has_safe_defaults(tmp_path: Path) -> None:
+    """Certificates live for a day, tokens for an hour, and an expired certificate proves nothing."""
+    text = 'state_dir = "state"\nenroll_listen = "127.0.0.1:0"\n' + CA + ENROLLMENT
+    config = load(tmp_path, text)
+    assert config.enrollment is not None
+    assert (config.enrollment.lifetime_s, config.enrollment.token_ttl_s) == (86_400, 3_600)
+    assert config.enrollment.expired_grace_s == 0
+    assert load(tmp_path, 'state_dir = "state"\nenroll_listen = ""\n' + CA).enroll_listen is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('enroll_listen = "127.0.0.1:0"\n' + CA, "expected \\[enrollment\\] with ca_cert and ca_key"),
+        ("insecure = true\n" + ENROLLMENT, "expected \\[tls\\] with client_ca"),
+        (NO_CA + ENROLLMENT, "expected \\[tls\\] with client_ca"),
+        (CA + ENROLLMENT + "lifetime_s = 5\n", "enrollment.lifetime_s"),
+        (CA + '[enrollment]\nca_cert = "ca.crt"\n', "enrollment.ca_key: expected a value, found none"),
+    ],
+)
+def test_enrollment_needs_all_its_parts(tmp_path: Path, text: str, message: str) -> None:
+    """A port without an authority, an authority without TLS, and certificates that end at once."""
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path, 'state_dir = "state"\n' + text)

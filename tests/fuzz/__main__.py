@@ -1,90 +1,22 @@
-"""`python -m tests.fuzz --minutes 10`: fuzzes parsers in this process, a live coordinator and a daemon.
+"""`python -m tests.fuzz --minutes 10`: see program.py.
 
-Every input is a function of the seed, which is printed; the same --seed makes the same inputs again. Inputs that fail
-are written to build/fuzz. Exit code 1 if there is one.
+Nothing is imported before `main`: the coordinators that it forks import this module first, and set their oldest TLS
+version before grpc is imported.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import secrets
 import sys
-import tempfile
-import time
-from pathlib import Path
-from typing import Any
-
-from tests.fuzz.all_parsers import GROUPS, all_parsers
-from tests.fuzz.in_process import MOST_GROWTH_MIB, Tally, play
-from tests.fuzz.live import campaign
-from tests.hostile.federation import Federation
-from tests.processes.process import Workspace
-
-FOUND = Path("build/fuzz")
-REPORT_S = 30.0
 
 
 def main() -> int:
-    """Fuzz, and print the counts as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
-    parser.add_argument("--inputs", type=int, help="inputs in this process, in place of a time")
-    parser.add_argument("--calls", type=int, help="live calls, in place of a time")
-    parser.add_argument("--seed", type=int, help="of an earlier run; default: a new one")
-    parser.add_argument("--part", choices=["parsers", "live", "daemon"], action="append", help="default: all")
-    parser.add_argument("--group", choices=list(GROUPS), action="append", help="of parsers; default: all")
-    arguments = parser.parse_args()
-    seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    print(f"seed {seed}: repeat it with SEED={seed}", flush=True)
-    parts = arguments.part or ["parsers", "live", "daemon"]
-    seconds = 60.0 * arguments.minutes / len(parts)
-    results = {}
-    for part in parts:
-        results[part] = _PARTS[part](arguments, seed, seconds)
-        print(json.dumps({part: results[part]}, indent=2), flush=True)
-    return 1 if any(result["failures"] for result in results.values()) else 0
+    """Fuzz. Returns the exit code."""
+    from tests.processes import forks  # sets the oldest TLS version of this process
 
+    forks.context()
+    from tests.fuzz import program
 
-def _parsers(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
-    ends, began, shown = time.monotonic() + seconds, time.monotonic(), [time.monotonic()]
-
-    def over(tally: Tally) -> bool:
-        if time.monotonic() - shown[0] > REPORT_S:
-            shown[0] = time.monotonic()
-            print(f"{tally.total:,} inputs, {len(tally.failures)} failures", file=sys.stderr, flush=True)
-        return time.monotonic() > ends if arguments.inputs is None else tally.total >= arguments.inputs
-
-    with all_parsers(*(arguments.group or ())) as parsers:
-        tally = play(parsers, seed, over)
-    failures = [f"{each.save(FOUND)}, input {each.number}: {each.error}" for each in tally.failures]
-    if tally.growth_mib > MOST_GROWTH_MIB:
-        failures.append(f"memory grew by {tally.growth_mib:.0f} MiB")
-    return {
-        "inputs": tally.total, "seconds": round(time.monotonic() - began), "growth_mib": round(tally.growth_mib, 1),
-        "by_parser": dict(sorted(tally.inputs.items())), "results": dict(sorted(tally.results.items())),
-        "failures": failures,
-    }  # fmt: skip
-
-
-def _live(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
-    ends, began = time.monotonic() + seconds, time.monotonic()
-
-    def over(calls: int) -> bool:
-        print(f"{calls:,} live calls", file=sys.stderr, flush=True)
-        return time.monotonic() > ends if arguments.calls is None else calls >= arguments.calls
-
-    with tempfile.TemporaryDirectory(prefix="fuzz-live-") as folder, Workspace(Path(folder)) as workspace:
-        result = campaign.play(Federation(workspace, **campaign.SETTINGS), seed, over)
-    return {
-        "calls": result.called.calls.total(), "seconds": round(time.monotonic() - began),
-        "honest_runs": result.honest_runs, "growth_mib": round(result.growth_mib, 1),
-        "by_method": dict(sorted(result.called.calls.items())), "codes": dict(sorted(result.called.codes.items())),
-        "failures": result.failures,
-    }  # fmt: skip
-
-
-_PARTS = {"parsers": _parsers, "live": _live}
+    return program.main()
 
 
 if __name__ == "__main__":

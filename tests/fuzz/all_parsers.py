@@ -8,10 +8,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.fuzz.parser import Parser
-from tests.fuzz.parsers import certificates, daemon, files, handlers, requests
+from tests.fuzz.parsers import certificates, daemon, files, handlers, requests, security
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a file system in memory: a million inputs would keep a disk busy
-GROUPS = {"requests": requests, "handlers": handlers, "daemon": daemon, "files": files, "certificates": certificates}
+GROUPS = {
+    "requests": requests,
+    "handlers": handlers,
+    "daemon": daemon,
+    "files": files,
+    "certificates": certificates,
+    "security": security,
+}
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def play(parsers: Sequence[Parser], seed: int, over: Callable[[Tally], bool]) ->
 
 
 def _batch(parser: Parser, seed: int, tally: Tally, faults: FaultLog) -> None:
-    faulthandler.dump_traceback_later(HANG_S, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(HANG_S, exit=True, file=sys.__stderr__ or 2)
     try:
         for _ in range(BATCH):
             number = tally.inputs[parser.name]

@@ -64,7 +64,7 @@ def _change(random: Random, message: Message) -> None:
     if not fields:
         return
     present = message.ListFields()
-    field = random.choice(present)[0] if present and random.random() < 0.7 else random.choice(fields)
+    field: Any = random.choice(present)[0] if present and random.random() < 0.7 else random.choice(fields)
     if field.name in NAMES and random.random() < NAMES_KEPT:
         field = random.choice(fields)
     if _is_map(field):

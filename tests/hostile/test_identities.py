@@ -100,9 +100,9 @@ def test_open_streams_end_with_the_certificate(federation: Federation, undisturb
 
 def test_a_daemon_continues_with_the_renewed_certificate(federation: Federation) -> None:
     """Its first certificate expires on an open connection. The daemon reconnects with the renewed one."""
-    name = [URI("fl://client/renewed")]
+    name: list[x509.GeneralName] = [URI("fl://client/renewed")]
     files = section(federation.pki.forge("client-renewed", name))
-    settings = {"insecure": False, "tls": files, "labels": {"site": "elsewhere"}}
+    settings: dict[str, Any] = {"insecure": False, "tls": files, "labels": {"site": "elsewhere"}}
     daemon = Daemon(federation.workspace, federation.server, "renewed", **settings)
     began = time.monotonic()  # the certificate must be valid for longer than a start takes here
     daemon.start()

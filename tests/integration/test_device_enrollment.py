@@ -15,7 +15,8 @@ from fl_client.enrollment.folder import CertificateFolder
 from fl_client.settings.config import load_config
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from tests.processes.certificates import Pki, credentials
-from tests.processes.enrolling import EnrollingCoordinator, enrolled_daemon
+from tests.processes.enrolling import enrolled_daemon
+from tests.processes.enrollment import EnrollingCoordinator
 from tests.processes.federation import Daemon
 from tests.processes.process import TIMEOUT_S, Process, Workspace, eventually
 
@@ -53,8 +54,7 @@ def revoke(server: EnrollingCoordinator, name: str) -> None:
 def test_a_daemon_works_with_what_init_wrote(server: EnrollingCoordinator, workspace: Workspace) -> None:
     """Settings from one command with a token: the daemon attends, with the token's labels."""
     config = workspace.folder / "edge-1.toml"
-    spec = admin_pb2.EnrollmentSpec(name="edge-1", uses=1, labels={"site": "north"})
-    (token,) = server.tokens(spec)
+    token = server.create_token("edge-1", uses=1, labels={"site": "north"})
     assert server.init(token, "--config", str(config), "--state-dir", str(workspace.folder / "state"), *TASK) == 0
     tls = load_config(config).tls
     assert tls is not None
@@ -76,7 +76,7 @@ def test_a_repeat_gets_the_same_certificate(
     def killed(*_: object) -> Any:
         raise Killed
 
-    token = server.token("edge-2")
+    token = server.create_token("edge-2")
     with monkeypatch.context() as patch:
         patch.setattr(folders.CertificateFolder, "prepare", killed)
         with pytest.raises(Killed):
@@ -93,7 +93,7 @@ def test_a_token_that_does_not_fit_gives_nothing(
     """Each refusal has its reason and what to do, and no certificate is written. The secret is in no output."""
     name = f"edge-{case.replace(' ', '-')}"
     more: tuple[str, ...] = ()
-    token, words = server.token(name), {
+    token, words = server.create_token(name), {
         "used": "a token with a use left", "other name": f"the token's name '{name}'", "unknown": "a token of this",
         "expired": "a token that has not expired", "wrong fingerprint": "Nothing was sent to it",
     }[case]  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_token_that_does_not_fit_gives_nothing(
     if case == "unknown":
         token = f"{'0' * 16}.{token.partition('.')[2]}"
     if case == "expired":
-        token = server.tokens(admin_pb2.EnrollmentSpec(name=name, uses=1), ttl_s=0.001)[0]
+        token = server.create_token(name, ttl_s=0.001)
     if case == "wrong fingerprint":
         more = ("--ca-fingerprint", "ab" * 32)
     capsys.readouterr()
@@ -137,7 +137,7 @@ def test_a_revoked_device_stops_asking_until_it_has_a_new_token(
     daemon.logged("refused")
     state = Path(daemon.settings["state_dir"])
     key = (state / "tls" / "current" / "tls.key").read_bytes()
-    assert server.enroll("edge-4", server.token("edge-4"), state, "--force") == 0
+    assert server.enroll("edge-4", server.create_token("edge-4"), state, "--force") == 0
     assert (state / "tls" / "current" / "tls.key").read_bytes() != key
     daemon.logged("registered", 2)
     assert len(daemon.events("starting")) == 1

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fl_client.enrollment.folder import CertificateFolder
-from fl_common.pem import PemFiles
+from fl_common.certificates.pem import PemFiles
 from tests.processes.certificates import Pki
-from tests.processes.enrolling import EnrollingCoordinator, enrolled_daemon
+from tests.processes.enrolling import enrolled_daemon
+from tests.processes.enrollment import EnrollingCoordinator
 from tests.processes.federation import Daemon
 from tests.processes.process import Workspace, eventually
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.processes.certificates import Pki
-from tests.processes.enrolling import EnrollingCoordinator, enrolled_daemon
+from tests.processes.enrolling import enrolled_daemon
+from tests.processes.enrollment import EnrollingCoordinator
 from tests.processes.federation import TASK, Daemon
 from tests.processes.process import Workspace, eventually
 
@@ -29,7 +30,7 @@ class Site:
     daemons: dict[str, Daemon] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        section = {"lifetime_s": self.lifetime_s, "renewals_per_min": 60.0}
+        section: dict[str, Any] = {"lifetime_s": self.lifetime_s, "renewals_per_min": 60.0}
         settings = {"transfers": self.transfers, "limits": {"chunk_bytes": 64 << 10}}
         pki = Pki(self.workspace.folder / "pki")
         self.server = EnrollingCoordinator(self.workspace, pki, settings, **section).serve()

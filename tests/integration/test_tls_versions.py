@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from fl_common.tls_version import VARIABLE
+from fl_common.certificates.tls_version import VARIABLE
 from fl_ops.admin.settings import Certificates
 from tests.processes.certificates import Pki, section, server_section
 from tests.processes.federation import Daemon, SecureCoordinator
@@ -150,7 +150,7 @@ def test_the_command_connects_to_no_server_with_an_older_version(
 def list_runs(folder: Path, address: str, files: Certificates) -> Any:
     """`fl run list` with certificates."""
     named = ("--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key))
-    return run_fl("run", "list", "--server", address, *named, folder=folder)
+    return run_fl("run", "list", "--server", address, *named, folder=folder, forks=False)
 
 
 @pytest.mark.slow

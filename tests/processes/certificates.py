@@ -13,6 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_ops.admin.settings import Certificates
 from fl_ops.certificates import ca
+from tests.processes.planted import plant
 
 
 class Pki:
@@ -69,7 +70,9 @@ class Pki:
         files = Certificates(self.ca, self.folder / f"{stem}.crt", self.folder / f"{stem}.key")
         files.cert.write_bytes(ca.certificate_pem(certificate))
         files.key.touch(0o600)
-        files.key.write_bytes(ca.key_pem(key))
+        pem = ca.key_pem(key)
+        files.key.write_bytes(pem)
+        plant(pem.decode().splitlines()[1], "a private key")
         return files
 
 

@@ -13,12 +13,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from fl_client.__main__ import main
 from fl_ops.certificates import ca
 from protos.fl.v1 import admin_pb2, enrollment_pb2_grpc
 from protos.fl.v1 import enrollment_pb2 as pb
 from tests.processes.certificates import Pki
 from tests.processes.federation import SecureCoordinator
-from tests.processes.process import TIMEOUT_S, Workspace
+from tests.processes.planted import plant
+from tests.processes.process import TIMEOUT_S, Workspace, write_toml
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
@@ -76,8 +78,11 @@ class RawDevice:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Credentials with the certificate."""
-        key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        return grpc.ssl_channel_credentials(self.issued.authority, key, self.issued.chain)
+        return grpc.ssl_channel_credentials(self.issued.authority, self.key_pem, self.issued.chain)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @property
     def leaf(self) -> x509.Certificate:
@@ -88,25 +93,53 @@ class EnrollingCoordinator(SecureCoordinator):
     """A coordinator with an authority and a port for enrollment."""
 
     def __init__(
-        self, workspace: Workspace, pki: Pki, settings: Mapping[str, Any] | None = None, **enrollment: Any
+        self,
+        workspace: Workspace,
+        pki: Pki,
+        settings: Mapping[str, Any] | None = None,
+        name: str = "server",
+        **enrollment: Any,
     ) -> None:
         """enrollment: keys of the section [enrollment]."""
         self.pki = pki
         ca_key = write_key(pki)
         section = {"ca_cert": str(pki.ca), "ca_key": str(ca_key), **enrollment}
         listen = {"enroll_listen": "127.0.0.1:0", "enroll_address": "fl.example.org:7074"}
-        super().__init__(workspace, pki, {**listen, "enrollment": section, **(settings or {})})
+        super().__init__(workspace, pki, {**listen, "enrollment": section, **(settings or {})}, name)
+
+    def configure(self) -> None:
+        """Write the settings again, for the next start."""
+        write_toml(self.config, self.settings)
 
     def enrolling(self) -> grpc.Channel:
         """A channel to the port for enrollment, as a device opens it once it knows the authority."""
         root = grpc.ssl_channel_credentials(self.pki.ca.read_bytes())
         return grpc.secure_channel(str(self.settings["enroll_listen"]), root)
 
+    @property
+    def enroll_address(self) -> str:
+        """host:port for devices without a certificate."""
+        return str(self.settings["enroll_listen"])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the authority."""
+        return self.pki.authority.certificate.fingerprint(hashes.SHA256()).hex()
+
     def create_token(self, name: str = "", ttl_s: float = 0, **spec: Any) -> str:
-        """A token for one device; returns its text."""
+        """A token for one device; returns its text. ttl_s: its validity; 0: the coordinator's default."""
         with self.admin() as admin:
             specs = [admin_pb2.EnrollmentSpec(name=name, **spec)]
-            return str(admin.create_enrollments(specs, ttl_s).created[0].token)
+            return plant(admin.create_enrollments(specs, ttl_s).created[0].token, "an enrollment token")
+
+    def enroll(self, name: str, token: str, state_dir: Path, *more: str) -> int:
+        """Run `fl-client init` for a certificate alone; gives the exit code."""
+        return self.init(token, "--only-certificate", "--client-id", name, "--state-dir", str(state_dir), *more)
+
+    def init(self, token: str, *more: str) -> int:
+        """Run `fl-client init` with these flags; gives the exit code."""
+        where = ["--server", self.address, "--enroll-server", self.enroll_address]
+        return main(["init", *where, "--ca-fingerprint", self.fingerprint, "--token", token, *more])
 
     def enrolled(self, name: str) -> RawDevice:
         """A new device with a certificate of this name."""

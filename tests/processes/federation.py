@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fl_ops.admin.client import AdminClient
+from google.protobuf.message import Message
+
+from fl_ops.admin.client import AdminClient, Response
 from fl_ops.admin.settings import Certificates, Connection
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run
 from tests.processes.certificates import Pki, server_section
+from tests.processes.planted import check_shown
 from tests.processes.process import Process, Workspace, eventually, write_toml
 
 TASK = "tiny_task:Tiny"
@@ -25,6 +28,15 @@ class Reachable(Protocol):
     def address(self) -> str:
         """host:port."""
         ...
+
+
+class CheckedAdmin(AdminClient):
+    """An operator whose replies are searched for secrets."""
+
+    def _call(self, method: str, request: Message, response: type[Response]) -> Response:
+        reply = super()._call(method, request, response)
+        check_shown(reply.SerializeToString(), f"the reply to {method}")
+        return reply
 
 
 class Coordinator(Process):
@@ -68,7 +80,7 @@ class Coordinator(Process):
 
     def admin(self, certificates: Certificates | None = None) -> AdminClient:
         """A connection to the admin port; a context manager."""
-        return AdminClient(Connection(str(self.settings["admin_listen"]), certificates))
+        return CheckedAdmin(Connection(str(self.settings["admin_listen"]), certificates))
 
     def create(self, name: str, **sections: Any) -> str:
         """Create a run; returns its id."""

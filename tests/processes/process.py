@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self, TypeVar
 
+from tests.processes import planted
 from tests.processes.forks import Forked, Program
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +28,11 @@ T = TypeVar("T")
 
 def eventually(probe: Callable[[], T | None], what: str, within_s: float = TIMEOUT_S) -> T:
     """Poll until `probe` returns a true value, and return it. Fails with `what` after the timeout."""
-    ends = time.monotonic() + within_s
+    began = time.monotonic()
     while not (value := probe()):
-        assert time.monotonic() < ends, f"not within {within_s:g} s: {what}"
-        time.sleep(0.03)
+        waited = time.monotonic() - began
+        assert waited < within_s, f"not within {within_s:g} s: {what}"
+        time.sleep(min(max(0.02, 0.1 * waited), 0.25))  # a probe may cost a connection: fewer of them in a long wait
     return value
 
 
@@ -106,10 +110,18 @@ class Process:
         return self._popen.wait(TIMEOUT_S)
 
     def clean_up(self) -> None:
-        """Kill it if it runs."""
+        """Kill it if it runs. Fails if others could see a secret in the list of processes or in the metrics."""
         if self._popen is not None and self._popen.poll() is None:
+            shown = planted.command_line(self.pid) + self.metrics()
             self._popen.kill()
             self._popen.wait(TIMEOUT_S)
+            planted.check_shown(shown, f"the command line or the metrics of {self.name}")
+
+    def metrics(self) -> bytes:
+        """Its page of metrics, if it has one and answers at once."""
+        serving = self.events("serving")
+        address = serving[-1].get("metrics_listen") if serving else None
+        return planted.metrics_page(address) if address else b""
 
     def errors(self) -> str:
         """Its stderr."""
@@ -118,7 +130,8 @@ class Process:
     def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
         """The log lines of an event with these fields, the oldest first."""
         lines = self._out.read_text().splitlines() if self._out.exists() else []
-        parsed = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        named = (line for line in lines if f'"event": "{event}"' in line)  # few of the many lines are parsed
+        parsed = [json.loads(line) for line in named if line.startswith("{") and line.endswith("}")]
         return [each for each in parsed if each["event"] == event and fields.items() <= each.items()]
 
     def logged(self, event: str, count: int = 1, **fields: object) -> dict[str, Any]:
@@ -146,16 +159,25 @@ class Workspace:
 
     def __post_init__(self) -> None:
         self.processes: list[Process] = []
+        self.secrets = planted.Secrets()
         OPEN_WORKSPACES.append(self)
+        planted.OPEN.append(self.secrets)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all processes."""
-        for process in reversed(self.processes):
-            process.clean_up()
-        OPEN_WORKSPACES.remove(self)
+        """End all processes. Fails if one of them has shown a secret."""
+        with ExitStack() as last:
+            last.callback(OPEN_WORKSPACES.remove, self)
+            last.callback(planted.OPEN.remove, self.secrets)
+            last.callback(self._check_logs)
+            for process in self.processes:
+                last.callback(process.clean_up)
+
+    def _check_logs(self) -> None:
+        for path in planted.log_files(self.folder):
+            self.secrets.check(path.read_bytes(), path.name)
 
 
 OPEN_WORKSPACES: list[Workspace] = []
@@ -173,10 +195,30 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def run_fl(*arguments: str, folder: Path, within_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run `fl` with these arguments as a process."""
+def run_fl(
+    *arguments: str, folder: Path, within_s: float = TIMEOUT_S, forks: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run `fl` with these arguments as a process. forks: as of `Process`; False also if grpc must be imported anew."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    whole = [sys.executable, "-m", "fl_ops", *arguments]
-    return subprocess.run(
-        whole, cwd=folder, env=environment, capture_output=True, text=True, timeout=within_s, check=False
-    )
+    if forks:
+        done = _fl_forked(arguments, folder, environment, within_s)
+    else:
+        whole = [sys.executable, "-m", "fl_ops", *arguments]
+        done = subprocess.run(
+            whole, cwd=folder, env=environment, capture_output=True, text=True, timeout=within_s, check=False
+        )
+    planted.check_shown((done.stdout + done.stderr).encode(), f"the output of fl {' '.join(arguments[:2])}")
+    return done
+
+
+def _fl_forked(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], within_s: float
+) -> subprocess.CompletedProcess[str]:
+    with TemporaryDirectory() as output:
+        out, err = Path(output) / "out", Path(output) / "err"
+        program = Forked(Program("fl_ops", arguments, environment, folder, out, err))
+        try:
+            code = program.wait(within_s)
+        finally:
+            program.kill()
+        return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())

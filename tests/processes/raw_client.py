@@ -20,6 +20,7 @@ from protos.status import detail_of
 from protos.wire import client_options
 from tasks import fingerprint
 from tests.processes.federation import TASK, Coordinator
+from tests.processes.planted import plant
 from tests.processes.process import TIMEOUT_S, eventually
 from tests.processes.tiny_task import Tiny
 
@@ -83,7 +84,7 @@ class RawClient:
     def register(self, **changes: Any) -> pb.RegisterResponse:
         """Open a session."""
         response: pb.RegisterResponse = self.stub.Register(self.hello(**changes), timeout=TIMEOUT_S)
-        self.session_id = response.session_id
+        self.session_id = plant(response.session_id, "a session id")
         return response
 
     def attend(self) -> Iterator[pb.AttendResponse]:

@@ -52,6 +52,8 @@ class Port:
             "grpc.max_connection_idle_ms": _milliseconds(self.idle_s),
             "grpc.max_metadata_size": METADATA_BYTES,
             "grpc.absolute_max_metadata_size": METADATA_BYTES,
+            # No program of ours compresses. A compressed message could be a thousand times larger in memory.
+            "grpc.compression_enabled_algorithms_bitset": 1,
         }
         if self.age_s is not None:
             own["grpc.max_connection_age_ms"] = _milliseconds(self.age_s)

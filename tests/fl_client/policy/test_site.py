@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from fl_client.errors import ConfigError
 from fl_client.policy import usage as usage_file
 from fl_client.policy.trust import fingerprint, trusted_certificates
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import training_pb2
+from protos.fl.v1 import tensor_pb2, training_pb2
 from tests.fl_client.fake_coordinator import FakeCoordinator
 from tests.fl_client.fleet import Fleet
 from tests.processes.certificates import Pki
@@ -128,6 +130,52 @@ async def test_refused_work_is_reported_and_nothing_is_fetched(
     (failure,) = failures(coordinator)
     assert (failure.reason, failure.message) == (pb.FAILURE_REASON_POLICY, message)
     assert coordinator.calls["FetchModel"] == []
+
+
+def _reported(coordinator: FakeCoordinator, count: int) -> bool:
+    return len(failures(coordinator)) == count
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"local_steps": 2**32 - 1},
+    {"task": "x" * 10_000},
+    {"algorithm": "y" * 10_000},
+    {"fingerprint": training_pb2.TaskFingerprint(source="\x00\n" * 5000)},
+    {"resources": [tensor_pb2.Resource(kind=tensor_pb2.RESOURCE_KIND_MODEL, size_bytes=2**64 - 1)]},
+    {"payloads": [training_pb2.PAYLOAD_KIND_DELTA] * 16},
+    {"training": training_pb2.LocalTraining()},
+    {"training": training_pb2.LocalTraining(learning_rate=math.nan, local_epochs=1, batch_size=1)},
+    {"training": training_pb2.LocalTraining(learning_rate=-1.0, local_epochs=2**32 - 1, batch_size=2**32 - 1)},
+    {"training": training_pb2.LocalTraining(learning_rate=0.1, local_steps=2**32 - 1, batch_size=0)},
+]
+
+
+async def test_extreme_values_are_refused_and_counted_nowhere(
+    fleet: Fleet, coordinator: FakeCoordinator, file: PolicyFile
+) -> None:
+    """NaN, negative and huge numbers, and long names, under a policy with all limits. The next work is done."""
+    text = """
+        [tasks]
+        allow = ["tiny"]
+        [algorithms]
+        allow = ["fedavg"]
+        [work]
+        max_epochs = 2
+        max_model_bytes = 1000
+        [day]
+        max_steps = 10
+        max_bytes_up = 100
+    """
+    async with fleet.daemon(policy=file.write(text)) as daemon:
+        await coordinator.until_called("Attend")
+        for number, changes in enumerate(EXTREMES):
+            coordinator.push(assignment=coordinator.assignment(number, **changes))
+            await coordinator.until(partial(_reported, coordinator, number + 1))
+        assert daemon.count("policy_day_used", amount="assignments") == 0
+        coordinator.push(assignment=coordinator.assignment(len(EXTREMES)))
+        await coordinator.until(lambda: coordinator.updates)
+    assert coordinator.calls["FetchModel"][0].digest.value in coordinator.bundles
+    assert max(len(failure.message) for failure in failures(coordinator)) <= 1000
 
 
 async def test_allowed_work_is_done(fleet: Fleet, coordinator: FakeCoordinator, file: PolicyFile) -> None:

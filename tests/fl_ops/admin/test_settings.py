@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.admin.settings import Certificates, Connection, Layer, file_path, from_environment, from_file, resolve
+from fl_ops.admin.settings import (
+    Certificates,
+    Connection,
+    Layer,
+    Token,
+    file_path,
+    from_environment,
+    from_file,
+    resolve,
+)
 from fl_ops.errors import UsageError
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
@@ -118,3 +127,54 @@ def test_place_of_the_file(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyP
     path.write_text("ca = 3")
     assert "fl.toml: ca: expected text, got 3" in fl("run", "list").stderr
     assert admin.requests == []
+
+
+def test_a_token_in_place_of_a_certificate() -> None:
+    """From a file or from the environment, with the authority of the coordinator's certificate."""
+    file, variable = Layer(token_file=Path("t")), from_environment({"FL_TOKEN": "abc", "FL_CA": "ca.crt"})
+    assert resolve([file, Layer(ca=CA)]) == Connection("127.0.0.1:7071", Token(CA, Path("t")))
+    assert resolve([variable]).security == Token(CA, text="abc")
+    assert resolve([Layer(ca=CA, cert=CERT, key=KEY), variable]).security == Certificates(CA, CERT, KEY)
+    assert resolve([file, Layer(ca=CA, cert=CERT, key=KEY)]).security == Token(CA, Path("t"))
+    assert resolve([PLAIN, variable]).security is None  # never sent in plain text
+    assert isinstance(from_environment({"FL_TOKEN_FILE": "t"}).token_file, Path)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Layer(ca=CA, token="secret", token_file=Path("t")), "got --token-file, FL_TOKEN: remove all but one"),
+        (Layer(ca=CA, token="secret", cert=CERT), "expected a certificate or one token, got --cert, FL_TOKEN"),
+        (Layer(token="secret"), "--ca: expected the authority of the coordinator's certificate with a token"),
+        (Layer(token="secret", insecure=True), "--insecure means no certificates and no token, but FL_TOKEN is set"),
+    ],
+)
+def test_a_token_and_something_else(layer: Layer, message: str) -> None:
+    """The message names the options and never has the token."""
+    with pytest.raises(UsageError, match=message) as refused:
+        resolve([layer])
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "two words", "a\nb", "x" * 8001, "\u00e9"])
+def test_a_file_without_a_token(tmp_path: Path, text: str) -> None:
+    """The message names the file, and never has its content."""
+    file = tmp_path / "token"
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match=f"--token-file {file}: expected a token") as refused:
+        Token(CA, file).read()
+    assert text.strip() not in str(refused.value).replace(str(file), "") or not text.strip()
+
+
+def test_a_token_is_not_in_a_repr() -> None:
+    """Layers, connections and tokens can be logged."""
+    shown = repr((Layer(token="secret"), Connection("a:1", Token(CA, text="secret"))))
+    assert "secret" not in shown
+
+
+def test_a_token_is_no_key_of_the_file(tmp_path: Path) -> None:
+    """A settings file is not for secrets."""
+    (tmp_path / "fl.toml").write_text('token = "secret"')
+    with pytest.raises(UsageError, match="unknown key 'token'; known: .*token_file"):
+        from_file(tmp_path / "fl.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -19,11 +20,13 @@ from structlog.testing import capture_logs
 
 from fl_server.errors import Forbidden, ServerError, Unauthenticated
 from fl_server.oidc.keys import SigningKeys
-from fl_server.oidc.settings import OidcConfig
+from fl_server.oidc.settings import OidcConfig, OperatorRole
 from fl_server.oidc.tokens import TokenVerifier
 from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks
 
-ROLES = {"fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"}
+ROLES: dict[str, OperatorRole] = {
+    "fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"
+}  # fmt: skip
 KEYS = {algorithm: Key(f"key-{algorithm}", algorithm) for algorithm in ("RS256", "ES256", "EdDSA")}
 OWN = KEYS["ES256"]
 
@@ -211,6 +214,33 @@ async def test_a_token_is_verified_once_and_ends_in_time(file: Path) -> None:
     late = await verifier(file, lambda: time.time() + 100)
     with pytest.raises(Unauthenticated, match="it has expired"):
         await late.identity(token)
+
+
+async def test_a_token_of_a_removed_key_is_forgotten(tmp_path: Path) -> None:
+    """An identity that was verified before ends with its key, also if nobody uses a new key."""
+    now = [0.0]
+    (tmp_path / "keys").write_bytes(jwks(OWN.public(), KEYS["EdDSA"].public()))
+    config = OidcConfig(issuer=ISSUER, audience=AUDIENCE, jwks_file=tmp_path / "keys", roles=ROLES)
+    made = TokenVerifier(config, SigningKeys(config, lambda: now[0]))
+    await made.start()
+    token = OWN.token()
+    await made.identity(token)
+    (tmp_path / "keys").write_bytes(jwks(KEYS["EdDSA"].public()))
+    now[0] = config.refresh_s
+
+    async def refused() -> bool:
+        try:
+            await made.identity(token)
+        except Unauthenticated:
+            return True
+        return False
+
+    await made.identity(token)  # the keys are read meanwhile
+    for _ in range(1000):
+        if await refused():
+            break
+        await asyncio.sleep(0.01)
+    assert await refused()
 
 
 async def test_no_token_is_logged_or_shown(file: Path) -> None:

@@ -6,18 +6,23 @@ of its memory, its end, or an honest run with other bits than one without the ca
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+from fl_ops.errors import OpsError
 from tests.fuzz.live.caller import Called, Caller
+from tests.fuzz.live.frame_caller import FrameCaller
 from tests.fuzz.live.methods import served
 from tests.hostile.federation import Federation, Memory
 
+T = TypeVar("T")
 CALLERS = 4
 CALLS_OF_A_SESSION = 200
 SETTINGS: dict[str, Any] = {
@@ -40,6 +45,18 @@ class LiveResult:
     failures: list[str] = field(default_factory=list)
     honest_runs: int = 0
     growth_mib: float = 0.0
+    frames: Counter[str] = field(default_factory=Counter)
+    """Calls with wrong frames, by the status of their answers."""
+
+
+def reached(function: Callable[[], T]) -> T:
+    """The function's result. It is called again while the operators' port is being served again."""
+    for _ in range(20):
+        try:
+            return function()
+        except OpsError:
+            time.sleep(0.2)
+    return function()
 
 
 def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> LiveResult:
@@ -48,7 +65,9 @@ def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> Live
     result, memory, stop = LiveResult(), Memory(federation.server.pid), threading.Event()
     with ExitStack() as callers:
         working = [callers.enter_context(Caller(federation, f"fuzzer-{number}", seed)) for number in range(CALLERS)]
+        framer = FrameCaller(federation, seed)
         threads = [threading.Thread(target=_work, args=(caller, seed, stop), daemon=True) for caller in working]
+        threads.append(threading.Thread(target=_send_frames, args=(framer, stop), daemon=True))
         for thread in threads:
             thread.start()
         base, begun = 0.0, 0
@@ -65,6 +84,8 @@ def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> Live
             result.failures.append("a caller hangs")
         for caller in working:
             result.called.add(caller.called)
+        result.frames = framer.answers
+        result.failures += framer.failures
     result.growth_mib = memory.now() - base if base and federation.server.exit_code is None else 0.0
     result.failures += _failures(federation, result)
     return result
@@ -76,9 +97,15 @@ def _work(caller: Caller, seed: int, stop: threading.Event) -> None:
     random, calls = Random(f"{seed}/{caller.name}"), 0
     while not stop.is_set():
         if calls % CALLS_OF_A_SESSION == 0:
-            caller.prepare()
+            with suppress(OpsError):  # the port is being served again: the caller keeps what it has
+                caller.prepare()
         calls += 1
         caller.call(random.choices(methods, weights)[0])
+
+
+def _send_frames(framer: FrameCaller, stop: threading.Event) -> None:
+    while not stop.is_set():
+        framer.call()
 
 
 def _calls(callers: Sequence[Caller]) -> int:
@@ -86,7 +113,8 @@ def _calls(callers: Sequence[Caller]) -> int:
 
 
 def _honest_run(federation: Federation, undisturbed: list[str], result: LiveResult) -> None:
-    digests = federation.server.digests(federation.begin_run())
+    run_id = reached(federation.begin_run)
+    digests = reached(lambda: federation.server.digests(run_id))
     result.honest_runs += 1
     if digests != undisturbed:
         result.failures.append(f"an honest run has other bits: {digests}, expected {undisturbed}")
@@ -102,12 +130,17 @@ def _failures(federation: Federation, result: LiveResult) -> list[str]:
     if server.exit_code is not None:
         found.append(f"the coordinator ended with {server.exit_code}")
     found += [f"{event['event']}: {event.get('error')}" for name in FAULTS for event in server.events(name)[:5]]
-    if errors := server.errors().strip():
+    if errors := _TRANSPORT_NOTE.sub("", server.errors()).strip():
         found.append(f"on stderr: {errors[-2000:]}")
     if result.growth_mib > MOST_GROWTH_MIB:
         found.append(f"the coordinator's memory grew by {result.growth_mib:.0f} MiB")
     return found
 
 
+_TRANSPORT_NOTE = re.compile(
+    r"Task exception was never retrieved\n(?:(?!Task exception).)*?_server_main_loop\nUnicodeDecodeError[^\n]*\n",
+    re.DOTALL,
+)
+"""asyncio's note of the accept loop that a path without UTF-8 has ended; `lasting_server.py` serves the port again."""
 FAULTS = ("rpc_failed", "task_failed", "run_failed")
 """Log lines of faults."""

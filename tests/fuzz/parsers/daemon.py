@@ -29,6 +29,7 @@ from fl_client.connection.bundles import Download, ExpectedBundle
 from fl_client.connection.link import Backoff, RetryDelays, Session
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
 from fl_client.connection.registration import check_registration, requested_events, session_of
+from fl_client.connection.transport_errors import error_of
 from fl_client.errors import TransportError, WorkFailed
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
@@ -176,7 +177,7 @@ def _error(raw: bytes) -> None:
     code = codes[len(raw) % len(codes)]
     metadata = grpc.aio.Metadata((STATUS_DETAILS_KEY, raw))
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details=raw.decode("latin-1"))
-    assert isinstance(transport._error_of(error), TransportError)
+    assert isinstance(error_of(error), TransportError)
 
 
 torch.set_num_threads(1)

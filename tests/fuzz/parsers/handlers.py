@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 import grpc.aio
@@ -89,7 +89,7 @@ class Coordinator:
         world = await self._world.__aenter__()
         collected = _Collected()
         servicer = admin.AdminService(world.services, world.coordinator)
-        admin_pb2_grpc.add_AdminServicer_to_server(servicer, collected)  # type: ignore[no-untyped-call]
+        admin_pb2_grpc.add_AdminServicer_to_server(servicer, collected)
         self._handlers = [service.handlers(world.service), *collected.handlers]
         self._interceptor = CallInterceptor(CallPolicy(world.services.metrics, CallLimits(64, 1000)))
         self._session, self._run, self._calls = "", RUN, 0
@@ -118,7 +118,7 @@ class Coordinator:
         names = {SESSION: self._session, RUN: self._run}
         given = [_renamed(raw, names) for raw in requests]
         context = _Context(given)
-        handler = await self._interceptor.intercept_service(self._continue, _Details(method))
+        handler = await self._interceptor.intercept_service(self._continue, cast(Any, _Details(method)))
         assert handler is not None
         name = method.rpartition("/")[2]
         limit = ENDLESS_S if name in ENDLESS else ENDS_S
@@ -252,6 +252,7 @@ def _parser(coordinator: Coordinator, path: str, method: Any) -> Parser:
 
 def _set_session(message: Any) -> None:
     """The session in a request, or in the header of an upload."""
+    target: Any
     for target in (message, getattr(message, "header", None)):
-        if hasattr(target, "session_id") and target.session_id:
+        if getattr(target, "session_id", ""):
             target.session_id = SESSION

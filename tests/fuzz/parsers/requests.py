@@ -16,7 +16,7 @@ from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from fl_server.clients.registration_request import check_sizes, common_protocol, record_of
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.rpc.limits.requests import parse
-from fl_server.rpc.pages import Cursor
+from fl_server.rpc.pages import Cursor, Page
 from fl_server.rpc.upload_requests import parse_request
 from fl_server.run_spec import from_spec, from_stored, to_spec
 from fl_server.uploads.chunk_stream import chunk_of, part_of, trailer_of
@@ -111,7 +111,7 @@ def _digest(raw: bytes) -> None:
 
 def _tokens() -> list[Seed]:
     """A token, and the text inside it without its encoding."""
-    page = Cursor(("runs",), 3, None)._full([], (1.5, RUN))
+    page: Page[admin_pb2.RunStatus] = Cursor(("runs",), 3, None)._full([], (1.5, RUN))
     return [page.next_token, base64.urlsafe_b64decode(page.next_token).decode()]
 
 

@@ -1,0 +1,349 @@
+"""Enrollment with a real coordinator: tokens, renewals and revocations over the wire, and every attack on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+
+from fl_ops.errors import OpsError
+from protos.fl.v1 import admin_pb2, coordinator_pb2_grpc, enrollment_pb2_grpc
+from protos.fl.v1 import coordinator_pb2 as coordinator_pb
+from protos.fl.v1 import enrollment_pb2 as pb
+from protos.fl.v1.errors_pb2 import RetryLater
+from tests.processes.certificates import Pki, credentials, section
+from tests.processes.enrollment import EnrollingCoordinator, RawDevice, csr_of, new_key
+from tests.processes.federation import Daemon
+from tests.processes.holding_relay import holding_relay
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
+from tests.processes.raw_client import RawClient, detail
+
+DENIED, LIMITED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A folder for all processes of this file."""
+    with Workspace(tmp_path_factory.mktemp("enrollment")) as workspace:
+        yield workspace
+
+
+@pytest.fixture(scope="module")
+def foreign(workspace: Workspace) -> Pki:
+    """An authority of the site, which also signs for clients; its key is not on the coordinator."""
+    return Pki(workspace.folder / "foreign", "Site")
+
+
+@pytest.fixture(scope="module")
+def server(workspace: Workspace, foreign: Pki) -> EnrollingCoordinator:
+    """A coordinator that trusts its own authority and another one."""
+    pki = Pki(workspace.folder / "pki")
+    server = EnrollingCoordinator(workspace, pki, address_failures_per_min=1e6)
+    both = workspace.folder / "both.crt"
+    both.write_bytes(pki.ca.read_bytes() + foreign.ca.read_bytes())
+    server.settings["tls"]["client_ca"] = str(both)
+    server.configure()
+    return server.serve()
+
+
+def error_of(call: Callable[[], Any]) -> grpc.RpcError:
+    """The error of a call that must be refused."""
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    return refused.value
+
+
+def other_name(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """A token of edge-a2 for the name of another device."""
+    token = server.create_token("edge-a2")
+    return lambda: RawDevice(server).enroll(token, name="edge-a1")
+
+
+def other_san(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """A request that names an admin."""
+    device, token = RawDevice(server), server.create_token("edge-a3")
+    csr = csr_of(device.key, names=[x509.UniformResourceIdentifier("fl://admin/alice")])
+    return lambda: device.enroll(token, csr)
+
+
+def used_twice(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """A stolen token, after its device has used it."""
+    token = server.create_token("edge-a4")
+    RawDevice(server).enroll(token)
+    return lambda: RawDevice(server).enroll(token)
+
+
+def expired(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """A token from yesterday."""
+    token = server.create_token("edge-a5", ttl_s=1e-6)
+    return lambda: RawDevice(server).enroll(token)
+
+
+def revoked(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """A token that the operator has revoked."""
+    token = server.create_token("edge-a6")
+    with server.admin() as admin:
+        assert admin.revoke_enrollment(token.partition(".")[0], "lost").state == "revoked"
+    return lambda: RawDevice(server).enroll(token)
+
+
+def guessed(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """The id of an open token with another secret."""
+    token, other = server.create_token("edge-a7"), server.create_token("edge-a8")
+    return lambda: RawDevice(server).enroll(f"{token.partition('.')[0]}.{other.partition('.')[2]}")
+
+
+def name_of_another_pod(server: EnrollingCoordinator) -> Callable[[], Any]:
+    """A bootstrap token for the name of a pod that has a certificate."""
+    token = server.create_token(name_prefix="gpu-", uses=9)
+    RawDevice(server).enroll(token, name="gpu-1")
+    return lambda: RawDevice(server).enroll(token, name="gpu-1")
+
+
+Attack = Callable[[EnrollingCoordinator], Callable[[], Any]]
+ATTACKS: dict[Attack, str] = {
+    other_name: "needed: the token's name 'edge-a2', or none; not 'edge-a1'",
+    other_san: "needed: a request that names nobody or fl://client/edge-a3; it names 'fl://admin/alice'",
+    used_twice: "needed: a token with a use left",
+    expired: "needed: a token that has not expired",
+    revoked: "needed: a token that is not revoked",
+    guessed: "needed: a token of this coordinator",
+    name_of_another_pod: "needed: a free name: this one has a valid certificate with another key",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attack_on_a_token_is_refused(server: EnrollingCoordinator, attack: Attack) -> None:
+    """With the reason, a row in the audit log, and no certificate."""
+    call = attack(server)
+    with server.admin() as admin:
+        before = len(admin.list_certificates())
+        error: Any = error_of(call)
+        assert (error.code(), ATTACKS[attack] in error.details()) == (DENIED, True), error.details()
+        assert len(admin.list_certificates()) == before
+
+
+def test_the_ports_serve_only_their_own_callers(server: EnrollingCoordinator) -> None:
+    """No work without a certificate at `enroll_listen`, and no enrollment at `listen`."""
+    with server.enrolling() as channel:
+        stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+        error: Any = error_of(lambda: stub.Register(coordinator_pb.RegisterRequest(client_id="x"), timeout=TIMEOUT_S))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        renewals: Any = enrollment_pb2_grpc.CertificatesStub(channel)
+        error = error_of(lambda: renewals.Renew(pb.RenewRequest(csr=csr_of(new_key())), timeout=TIMEOUT_S))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    with grpc.secure_channel(server.address, server.enrolled("edge-b1").credentials()) as channel:
+        enrollments: Any = enrollment_pb2_grpc.EnrollmentStub(channel)
+        error = error_of(lambda: enrollments.Enroll(pb.EnrollRequest(token="x"), timeout=TIMEOUT_S))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_an_operator_cannot_renew_as_a_client(server: EnrollingCoordinator) -> None:
+    """A certificate of another role is refused before its request is read."""
+    with grpc.secure_channel(server.address, credentials(server.pki.issue("admin", "alice"))) as channel:
+        stub: Any = enrollment_pb2_grpc.CertificatesStub(channel)
+        error: Any = error_of(lambda: stub.Renew(pb.RenewRequest(csr=csr_of(new_key())), timeout=TIMEOUT_S))
+        assert error.code() is DENIED
+
+
+def test_an_enrolled_device_renews_its_certificate(server: EnrollingCoordinator) -> None:
+    """With a new key; both certificates are listed, the newest first."""
+    device = server.enrolled("edge-b2")
+    key = new_key()
+    renewed = device.renew(csr_of(key))
+    assert renewed.name == "edge-b2"
+    with RawClient(server.address, "edge-b2", replace(device, key=key, issued=renewed).credentials()) as client:
+        client.register()
+    with server.admin() as admin:
+        serials = [each.serial for each in admin.list_certificates("edge-b2")]
+    new, old = x509.load_pem_x509_certificate(renewed.chain), device.leaf
+    assert serials == [f"{new.serial_number:x}", f"{old.serial_number:x}"]
+
+
+def revocation_of(device: RawDevice, kind: str) -> dict[str, str]:
+    """The arguments of a revocation of the device's first certificate."""
+    with device.server.admin() as admin:
+        status = admin.list_certificates(device.issued.name)[-1]
+    return {kind: {"name": status.name, "serial": status.serial, "key": status.key}[kind]}
+
+
+@pytest.mark.parametrize("kind", ["name", "serial", "key"])
+def test_a_revocation_ends_open_streams_and_all_further_calls(server: EnrollingCoordinator, kind: str) -> None:
+    """On the open connection too, and the certificate cannot be renewed."""
+    name = f"edge-c-{kind}"
+    device = server.enrolled(name)
+    with (
+        RawClient(server.address, name, device.credentials()) as client,
+        grpc.secure_channel(server.address, device.credentials()) as channel,
+    ):
+        client.register()
+        stream = client.attend()
+        device.renew(channel=channel)
+        with server.admin() as admin:
+            shown = admin.revoke_certificates("stolen", **revocation_of(device, kind))
+            assert {(each.name, each.reason, each.HasField("revoked")) for each in shown} == {(name, "stolen", True)}
+        ended: Any = error_of(lambda: list(stream))
+        assert ended.code() is DENIED
+        for call in (client.register, lambda: device.renew(channel=channel), device.renew):
+            error: Any = error_of(call)
+            assert (error.code(), "stolen" in error.details()) == (DENIED, True), error.details()
+
+
+def test_a_serial_number_denies_one_certificate(server: EnrollingCoordinator) -> None:
+    """A second certificate of the device, with the same key, keeps working."""
+    device = server.enrolled("edge-c1")
+    second = replace(device, issued=device.renew())
+    with server.admin() as admin:
+        admin.revoke_certificates("copied", serial=f"{device.leaf.serial_number:x}")
+    assert error_of(device.renew).code() is DENIED
+    assert second.renew().name == "edge-c1"
+
+
+@pytest.mark.parametrize("kind", ["name", "serial"])
+def test_a_certificate_of_another_authority_is_revoked(server: EnrollingCoordinator, foreign: Pki, kind: str) -> None:
+    """The coordinator did not issue it and does not know it; it is listed afterwards if it was named by its serial."""
+    name = f"edge-d-{kind}"
+    files = foreign.issue("client", name)
+    leaf = x509.load_pem_x509_certificate(files.cert.read_bytes())
+    own = grpc.ssl_channel_credentials(server.pki.ca.read_bytes(), files.key.read_bytes(), files.cert.read_bytes())
+    with RawClient(server.address, name, own) as client:
+        client.register()
+        stream = client.attend()
+        given = {"name": name} if kind == "name" else {"serial": f"{leaf.serial_number:X}"}
+        with server.admin() as admin:
+            admin.revoke_certificates("stolen", **given)
+            listed = [each.serial for each in admin.list_certificates()]
+        assert (f"{leaf.serial_number:x}" in listed) == (kind == "serial")
+        assert error_of(lambda: list(stream)).code() is DENIED
+        assert error_of(client.register).code() is DENIED
+
+
+def test_a_device_comes_back_after_a_revocation_with_a_new_token_and_key(server: EnrollingCoordinator) -> None:
+    """Its old key gets nothing more, whoever has a token."""
+    device = server.enrolled("edge-c2")
+    with server.admin() as admin:
+        admin.revoke_certificates("lost", name="edge-c2")
+    token = server.create_token("edge-c2")
+    error: Any = error_of(lambda: device.enroll(token))
+    assert "a new key: this one is revoked" in error.details()
+    again = RawDevice(server)
+    again.enroll(token)
+    eventually(lambda: registered(again, "edge-c2"), "it registers")  # its certificate begins in the next second
+
+
+def registered(device: RawDevice, name: str) -> bool:
+    """Whether the device can register now."""
+    with RawClient(device.server.address, name, device.credentials()) as client:
+        try:
+            return bool(client.register().session_id)
+        except grpc.RpcError:
+            return False
+
+
+def test_an_enrolled_daemon_works_until_it_is_revoked(workspace: Workspace, server: EnrollingCoordinator) -> None:
+    """A run completes with it; afterwards it is not waited for."""
+    device = server.enrolled("edge-e1")
+    folder = Pki(workspace.folder / "edge-e1-tls")
+    files = folder.issue("client", "edge-e1")
+    files.key.write_bytes(device.key_pem)
+    files.cert.write_bytes(device.issued.chain)
+    files.ca.write_bytes(device.issued.authority)
+    daemon = Daemon(workspace, server, "edge-e1", insecure=False, tls=section(files)).start()
+    server.until_present("edge-e1")
+    one = {"clients_per_round": 1, "min_clients": 1}
+    server.completed(server.create("enrolled", round=one))
+    with server.admin() as admin:
+        admin.revoke_certificates("stolen", name="edge-e1")
+    eventually(lambda: server.client("edge-e1").state == admin_pb2.CLIENT_STATE_LOST, "it is not waited for")
+    assert "certificates_revoked" in server.history("edge-e1")
+    daemon.kill()
+
+
+def test_a_lost_response_is_repeated_after_a_kill(workspace: Workspace) -> None:
+    """SIGKILL after the token is spent and before the response arrives: the repeat gets the same certificate.
+
+    The revocations of before hold after the restart.
+    """
+    pki = Pki(workspace.folder / "pki-k")
+    server = EnrollingCoordinator(workspace, pki, name="killed").serve()
+    gone, device, token = server.enrolled("edge-k2"), RawDevice(server), server.create_token("edge-k1")
+    with server.admin() as admin:
+        admin.revoke_certificates("stolen", name="edge-k2")
+    port = str(server.settings["enroll_listen"])
+    with holding_relay(port) as relay:
+        root = grpc.ssl_channel_credentials(pki.ca.read_bytes())
+        with grpc.secure_channel(relay.address, root) as channel:
+            grpc.channel_ready_future(channel).result(TIMEOUT_S)
+            relay.hold()
+            stub: Any = enrollment_pb2_grpc.EnrollmentStub(channel)
+            lost = stub.Enroll.future(pb.EnrollRequest(token=token, csr=csr_of(device.key)), timeout=TIMEOUT_S)
+            eventually(lambda: states(server)[token.partition(".")[0]] == "used", "the token is spent")
+            server.kill()
+            assert not lost.done()
+            lost.cancel()
+    server.serve()
+    with server.admin() as admin:
+        issued = [each.serial for each in admin.list_certificates("edge-k1")]
+    device.enroll(token)
+    assert [f"{device.leaf.serial_number:x}"] == issued
+    assert error_of(lambda: RawDevice(server).enroll(token)).code() is DENIED
+    assert error_of(gone.renew).code() is DENIED
+    with RawClient(server.address, "edge-k1", device.credentials()) as client:
+        client.register()
+
+
+def states(server: EnrollingCoordinator) -> dict[str, str]:
+    """The tokens' states by id."""
+    with server.admin() as admin:
+        return {each.id: each.state for each in admin.list_enrollments()}
+
+
+def test_limits_of_requests(workspace: Workspace) -> None:
+    """Renewals of a client, and failures of an address, are refused with a time to wait; others are not affected."""
+    pki = Pki(workspace.folder / "pki-l")
+    server = EnrollingCoordinator(
+        workspace, pki, name="limited", renewals_per_min=2.0, address_failures_per_min=3.0
+    ).serve()
+    first, second = server.enrolled("edge-l1"), server.enrolled("edge-l2")
+    for _ in range(2):
+        first.renew()
+    error: Any = error_of(first.renew)
+    assert error.code() is LIMITED
+    assert "enrollment.renewals_per_min" in error.details()
+    assert isinstance(detail(error), RetryLater)
+    assert second.renew().name == "edge-l2"
+    codes = [error_of(lambda: RawDevice(server).enroll(f"{'0' * 16}.{'x' * 43}")).code() for _ in range(5)]
+    assert codes[:3] == [DENIED] * 3
+    assert codes[-1] is LIMITED
+
+
+def test_tokens_are_nowhere_but_in_their_response(workspace: Workspace, server: EnrollingCoordinator) -> None:
+    """Neither in the coordinator's output, nor in its files, history or audit log."""
+    tokens = [server.create_token("edge-f1"), server.create_token("edge-f1")]
+    RawDevice(server).enroll(tokens[0])
+    error_of(lambda: RawDevice(server).enroll(tokens[0]))
+    error_of(lambda: RawDevice(server).enroll(f"{tokens[1]}x"))
+    secrets = [token.partition(".")[2].encode() for token in tokens]
+    files = [path for path in Path(server.settings["state_dir"]).rglob("*") if path.is_file()]
+    output = [server.folder / f"{server.name}.log", server.folder / f"{server.name}.err"]
+    texts = [path.read_bytes() for path in (*files, *(each for each in output if each.exists()))]
+    with server.admin() as admin:
+        texts.append(str(admin.list_history("", 0)).encode() + str(admin.list_enrollments()).encode())
+    assert len(texts) >= 3
+    assert not any(secret in text for secret in secrets for text in texts)
+
+
+def test_calls_that_cannot_be_carried_out(server: EnrollingCoordinator) -> None:
+    """The message has the expected value."""
+    with server.admin() as admin:
+        with pytest.raises(OpsError, match="exactly one of name, serial and key, got none"):
+            admin.revoke_certificates("x")
+        with pytest.raises(OpsError, match="exactly one of name, serial and key, got name and key"):
+            admin.revoke_certificates("x", name="a", key="b")
+        with pytest.raises(OpsError, match="no enrollment token"):
+            admin.revoke_enrollment("0000", "x")
