@@ -1,6 +1,6 @@
 """Cost of the audit log: admin calls a second of a real coordinator, and rows a second alone.
 
-    python -m benchmarks.audit_rows [--calls 1000]
+    python -m benchmarks.security.audit_rows [--calls 1000]
 
 A coordinator with a ledger in SQLite on this disk, gRPC on loopback without TLS, one operator with 1 and 8 calls at
 once. `--no-audit` leaves the recording of calls out, for comparison. Prints JSON.
@@ -49,7 +49,7 @@ async def measure(folder: Path, calls: int) -> dict[str, Any]:
     server = app.Server(config, Health(()), allow_open_files(config.limits.max_clients, config.connections))
     await server.start()
     found: dict[str, Any] = {}
-    addresses, audit = server._addresses, server._services.audit  # noqa: SLF001 - the parts of a real coordinator
+    addresses, audit = server._listeners.addresses, server._services.audit  # noqa: SLF001 - the parts of a real coordinator
     try:
         async with grpc.aio.insecure_channel(addresses["admin_listen"]) as channel:
             stub: Any = admin_pb2_grpc.AdminStub(channel)
