@@ -4,6 +4,6 @@ Each measurement is a command: `python -m benchmarks.NAME`. A benchmark may impo
 benchmark.
 """
 
-from fl_common.tls_version import set_oldest_tls
+from fl_common.certificates.tls_version import set_oldest_tls
 
 set_oldest_tls("1.3")

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     with quiet_interrupts():  # `app.run` has its own handlers
         if given and given[0] in SETUP:
-            from fl_common.tls_version import set_oldest_tls
+            from fl_common.certificates.tls_version import set_oldest_tls
 
             set_oldest_tls("1.3")
             from fl_client.setup.commands import main as set_up
@@ -82,8 +82,8 @@ def _settings_files(arguments: list[str]) -> list[Path]:
 
 
 def _run(config: ClientConfig) -> int:
+    from fl_common.certificates.tls_version import set_oldest_tls
     from fl_common.file_permissions import set_private_umask
-    from fl_common.tls_version import set_oldest_tls
 
     set_private_umask()
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)

@@ -3,8 +3,8 @@
 import os
 import sys
 
+from fl_common.certificates.tls_version import set_oldest_tls
 from fl_common.program import quiet_interrupts
-from fl_common.tls_version import set_oldest_tls
 from fl_ops.admin.settings import oldest_tls
 from fl_ops.errors import UsageError
 

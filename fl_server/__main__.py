@@ -30,9 +30,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Our own message about a port in use replaces grpc's.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from fl_common.allocator import share_one_heap
+    from fl_common.certificates.tls_version import set_oldest_tls
     from fl_common.file_permissions import set_private_umask
     from fl_common.settings import SettingsError, read_settings
-    from fl_common.tls_version import set_oldest_tls
     from fl_server.config import ServerConfig
 
     first, *on_top = _settings_files(arguments)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from fl_common.certificates.tls_version import TlsVersion
 from fl_common.settings import Section
-from fl_common.tls_version import TlsVersion
 
 _YEAR_S = 31_536_000
 

@@ -15,9 +15,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fl_client.errors import ConfigError
 from fl_client.settings import schedule
+from fl_common.certificates.tls_version import TlsVersion
 from fl_common.names import check_id
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
-from fl_common.tls_version import TlsVersion
 
 Precision = Literal["float32", "bfloat16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]

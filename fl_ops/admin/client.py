@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
+from fl_common.certificates.tls_version import check_oldest_tls
 from fl_common.file_permissions import check_private_key
 from fl_common.settings import SettingsError
-from fl_common.tls_version import check_oldest_tls
 from fl_ops.admin.failures import FailedCall, explain
 from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
 from fl_ops.errors import OpsError, UnknownCall, UsageError

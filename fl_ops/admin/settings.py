@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from fl_common.certificates.tls_version import TlsVersion
 from fl_common.file_permissions import check_secret
 from fl_common.settings import SettingsError, is_loopback, parse_toml
-from fl_common.tls_version import TlsVersion
 from fl_ops.errors import UsageError
 
 DEFAULT_SERVER = "127.0.0.1:7071"

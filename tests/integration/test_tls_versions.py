@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from fl_common.tls_version import VARIABLE
+from fl_common.certificates.tls_version import VARIABLE
 from fl_ops.admin.settings import Certificates
 from tests.processes.certificates import Pki, section, server_section
 from tests.processes.enrollment import EnrollingCoordinator

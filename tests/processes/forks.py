@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-from fl_common.tls_version import set_oldest_tls
+from fl_common.certificates.tls_version import set_oldest_tls
 
 # As a program does it, before grpc is imported: in the tests' own process, and in the forkserver.
 set_oldest_tls("1.3")

@@ -10,7 +10,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.doctor import certificates, clock, handshake, network, policy, state_directory
 from fl_client.setup.doctor.findings import Finding, Level, fail, ok
-from fl_common.tls_version import set_oldest_tls
+from fl_common.certificates.tls_version import set_oldest_tls
 
 
 def run_checks(path: Path) -> Iterator[Finding]:

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from fl_common.tls_version import check_oldest_tls
+from fl_common.certificates.tls_version import check_oldest_tls
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own, without the variable."""
-    start = "from fl_common.tls_version import *; from fl_common.tls_version import VARIABLE; import os\n"
-    command = [sys.executable, "-c", f"import os; os.environ.pop('GRPC_SSL_CIPHER_SUITES', 0); {start}{code}"]
+    start = "import os; os.environ.pop('GRPC_SSL_CIPHER_SUITES', 0); from fl_common.certificates.tls_version import *; "
+    command = [sys.executable, "-c", start + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
