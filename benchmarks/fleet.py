@@ -25,7 +25,7 @@ from benchmarks.crowds.idle_clients import Crowd, live
 from benchmarks.crowds.processes import crowds, raise_file_limit
 from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, resident_mb
 from benchmarks.table import markdown
-from fl_common.pem import Pem, PemFiles
+from fl_common.certificates.pem import Pem, PemFiles
 from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 from tasks import fingerprint, load_task

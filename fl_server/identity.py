@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fl_common.certificate_names import NoHolder, holder_of, read_certificate
+from fl_common.certificates.names import NoHolder, holder_of, read_certificate
 from fl_server.errors import CertificateEnded, Forbidden
 
 _KNOWN = 4096
@@ -30,7 +30,7 @@ class Identity:
     """The content of a verified certificate or token."""
 
     role: str
-    """One of `certificate_names.ROLES`, of several the one that allows most; "anybody" without an identity."""
+    """One of ROLES in `fl_common/certificates/names.py`, of several the one that allows most; "anybody" without one."""
     name: str
     ends: float | None = field(default=None, compare=False)
     """End of the certificate or token in Unix seconds; None: there is none."""

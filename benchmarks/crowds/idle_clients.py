@@ -18,7 +18,7 @@ from fl_client.connection.endpoint import Endpoint
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
-from fl_common.pem import Pem
+from fl_common.certificates.pem import Pem
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN

@@ -15,8 +15,8 @@ from fl_client.errors import ConfigError, InvalidCertificate, TransportError
 from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import TlsConfig
 from fl_client.settings.identity import check_name
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher, invalid_now
 from fl_common.certificates.tls_version import check_oldest_tls
-from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher, invalid_now
 from fl_common.settings import SettingsError
 
 log = structlog.get_logger()

@@ -17,8 +17,8 @@ from fl_client.enrollment.authority_pin import find_authority, fingerprint_of
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.requests import Issued, KeyRequest, checked
 from fl_client.errors import FailedCall, NotAllowed, Refused, TransportError, Unreachable, UsageError
-from fl_common.certificate_names import NoHolder, holder_of
-from fl_common.pem import invalid_now
+from fl_common.certificates.names import NoHolder, holder_of
+from fl_common.certificates.pem import invalid_now
 from protos.fl.v1.enrollment_pb2 import EnrollRequest, IssuedCertificate
 
 TRIES = 5

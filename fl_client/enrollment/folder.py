@@ -24,7 +24,7 @@ from cryptography import x509
 
 from fl_client.enrollment.requests import Issued, KeyRequest, new_request, renew_time, request_of
 from fl_common.atomic_files import fsync_path, make_folders
-from fl_common.pem import invalid_now
+from fl_common.certificates.pem import invalid_now
 
 NAME = "tls"
 """Of the folder in the state directory."""

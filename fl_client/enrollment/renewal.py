@@ -22,8 +22,8 @@ from fl_client.enrollment.requests import Issued, KeyRequest, checked, new_reque
 from fl_client.errors import ClientError, NotAllowed, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
 from fl_client.storage.disk import DiskThread
-from fl_common.certificate_names import holder_of
-from fl_common.pem import Pem
+from fl_common.certificates.names import holder_of
+from fl_common.certificates.pem import Pem
 from protos.fl.v1.enrollment_pb2 import IssuedCertificate, ReenrollRequest, RenewRequest
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fl_client.errors import UnusableCertificate
-from fl_common.certificate_names import Holder, NoHolder, holder_of
+from fl_common.certificates.names import Holder, NoHolder, holder_of
 from protos.fl.v1.enrollment_pb2 import IssuedCertificate
 
 _SHARE = 2 / 3

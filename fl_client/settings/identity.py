@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig
-from fl_common.certificate_names import Holder, NoHolder, holder_of, read_certificate
-from fl_common.pem import Pem
+from fl_common.certificates.names import Holder, NoHolder, holder_of, read_certificate
+from fl_common.certificates.pem import Pem
 from fl_common.settings import SettingsError
 
 

@@ -22,8 +22,8 @@ from fl_client.errors import ConfigError, UsageError
 from fl_client.settings.config import load_config
 from fl_client.setup.questions import default_state_dir
 from fl_client.setup.settings_file import check_text, save, settings_text
+from fl_common.certificates.pem import invalid_now
 from fl_common.names import check_id
-from fl_common.pem import invalid_now
 from fl_common.settings import split_address
 
 VARIABLE = "FL_ENROLL_TOKEN"

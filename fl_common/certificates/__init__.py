@@ -1,4 +1,5 @@
-"""Certificates of holders, as the authorities of this project sign them, and the oldest version of TLS.
+"""Certificates and keys of all programs: reading PEM files, the holder's name and role, the lowest TLS version.
 
-`fl ca` on an operator's machine and the coordinator's authority sign the same profile. Keys are never made here.
+What coordinator, daemon and `fl` share about certificates belongs here. Issuing them does not: the coordinator does
+that in `fl_server/enrollment`, and `fl ca` in `fl_ops/certificates`.
 """

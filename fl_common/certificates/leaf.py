@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fl_common.certificate_names import Holder
+from fl_common.certificates.names import Holder
 
 CLOCK_SKEW = timedelta(minutes=5)
 """Certificates are valid from this long before their issue, because clocks of devices may be slow."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fl_common.certificate_names import OPERATOR_ROLES
+from fl_common.certificates.names import OPERATOR_ROLES
 from fl_ops.admin.settings import Certificates, Token
 from fl_ops.admin.unreachable import why_unreachable
 from fl_ops.errors import NotAllowed, NotFound, OpsError, Refused, UnknownCall, Unreachable, UsageError

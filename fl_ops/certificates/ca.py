@@ -13,7 +13,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fl_common.certificate_names import ROLES, Holder, holder_of
 from fl_common.certificates.leaf import (
     CLOCK_SKEW,
     Authority,
@@ -24,6 +23,7 @@ from fl_common.certificates.leaf import (
     key_usage,
     sign_leaf,
 )
+from fl_common.certificates.names import ROLES, Holder, holder_of
 from fl_common.names import check_id
 
 __all__ = [

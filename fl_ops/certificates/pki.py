@@ -14,7 +14,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fl_common.certificate_names import ROLES
+from fl_common.certificates.names import ROLES
 from fl_ops.certificates import ca
 from fl_ops.errors import UsageError
 from fl_ops.files import PRIVATE, Target, check_free, make_folder, written_whole

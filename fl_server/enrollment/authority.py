@@ -13,10 +13,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from fl_common import certificate_names
 from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, sign_leaf
 from fl_common.certificates.leaf import Authority as Signer
-from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.certificates.names import Holder
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError
 from fl_server.errors import NotConfigured
 from fl_server.security_config import EnrollmentConfig
@@ -72,7 +72,7 @@ class Authority:
         """End of the authority's certificate in Unix seconds."""
         return self._files.pem.leaf.not_valid_after_utc.timestamp()
 
-    def sign(self, holder: certificate_names.Holder, key: ec.EllipticCurvePublicKey, span: Validity) -> bytes:
+    def sign(self, holder: Holder, key: ec.EllipticCurvePublicKey, span: Validity) -> bytes:
         """A certificate in DER. It ends with the authority at the latest. Raises NotConfigured when that has ended."""
         pem = self._files.pem
         signing = load_pem_private_key(pem.key, password=None)

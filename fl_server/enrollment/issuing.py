@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from cryptography import x509
 
-from fl_common.certificate_names import Holder
+from fl_common.certificates.names import Holder
 from fl_common.names import check_id
 from fl_server import identity
 from fl_server.enrollment.authority import Authority, Validity

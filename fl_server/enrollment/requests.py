@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fl_common.certificate_names import Holder
+from fl_common.certificates.names import Holder
 from fl_server.errors import InvalidInput, NotEnrolled
 
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)

@@ -17,7 +17,7 @@ import jwt
 from jwt import PyJWK
 from jwt import exceptions as refusals
 
-from fl_common.certificate_names import OPERATOR_ROLES
+from fl_common.certificates.names import OPERATOR_ROLES
 from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import Identity
 from fl_server.oidc.keys import SigningKeys

@@ -11,7 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from fl_common.pem import Pem
+from fl_common.certificates.pem import Pem
 from fl_server.rpc.access.bearer import Tokens
 from fl_server.rpc.health import Health, add_port
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy

@@ -10,8 +10,8 @@ from typing import cast
 import grpc
 import structlog
 
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.certificates.tls_version import check_oldest_tls
-from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_server.metrics import Metrics
 from fl_server.security_config import TlsConfig
 

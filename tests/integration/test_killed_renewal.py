@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_client.enrollment.folder import CertificateFolder
-from fl_common.pem import PemFiles
+from fl_common.certificates.pem import PemFiles
 from tests.processes.certificates import Pki
 from tests.processes.enrolling import enrolled_daemon
 from tests.processes.enrollment import EnrollingCoordinator

@@ -14,9 +14,9 @@ from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
-from fl_common.certificate_names import read_certificate
+from fl_common.certificates.names import read_certificate
+from fl_common.certificates.pem import invalid_now
 from fl_common.file_permissions import check_private_key
-from fl_common.pem import invalid_now
 from fl_common.settings import SettingsError
 
 SOON = timedelta(days=14)

@@ -11,7 +11,7 @@ from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok
 from fl_client.setup.doctor.handshake import uses_tls
-from fl_common.pem import PemFiles
+from fl_common.certificates.pem import PemFiles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 

@@ -11,7 +11,7 @@ from cryptography import x509
 from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.setup.doctor.network import SECONDS, open_connection
-from fl_common.certificate_names import SCHEME, NoHolder, holder_of, uris_of
+from fl_common.certificates.names import SCHEME, NoHolder, holder_of, uris_of
 from fl_common.settings import split_address
 
 _WRONG_HOST = {62, 64}

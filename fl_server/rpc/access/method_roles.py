@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fl_common.certificate_names import OPERATOR_ROLES, ROLES
+from fl_common.certificates.names import OPERATOR_ROLES, ROLES
 from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, Identity
 

@@ -11,7 +11,7 @@ import pytest
 from fl_client.connection.transport import GrpcTransport
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import Unreachable
-from fl_common.pem import Pem, PemFiles
+from fl_common.certificates.pem import Pem, PemFiles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2
 from protos.status import status_metadata

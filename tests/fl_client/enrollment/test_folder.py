@@ -13,7 +13,7 @@ import pytest
 
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.requests import Issued, checked, new_request
-from fl_common.pem import PemFiles
+from fl_common.certificates.pem import PemFiles
 from tests.fl_client.enrollment.fake_authority import FakeAuthority, files_below
 from tests.processes.certificates import Pki
 from tests.processes.killed_daemon import kill_at

@@ -22,7 +22,7 @@ from fl_client.__main__ import main
 from fl_client.enrollment import folder as folders
 from fl_client.settings.config import load_config
 from fl_client.settings.identity import identity_of
-from fl_common.pem import PemFiles
+from fl_common.certificates.pem import PemFiles
 from tests.fl_client.enrollment.fake_authority import FakeAuthority, files_below, fingerprint
 from tests.processes.certificates import Pki
 

@@ -23,7 +23,7 @@ from fl_client.errors import ConfigError, Unreachable
 from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
-from fl_common.pem import Pem, PemFiles
+from fl_common.certificates.pem import Pem, PemFiles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from tests.fl_client.fake_coordinator import FakeCoordinator

@@ -12,8 +12,9 @@ from fl_common.certificates.tls_version import check_oldest_tls
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own, without the variable."""
-    start = "import os; os.environ.pop('GRPC_SSL_CIPHER_SUITES', 0); from fl_common.certificates.tls_version import *; "
-    command = [sys.executable, "-c", start + code]
+    module = "fl_common.certificates.tls_version"
+    start = f"from {module} import *; from {module} import VARIABLE; import os\n"
+    command = [sys.executable, "-c", f"import os; os.environ.pop('GRPC_SSL_CIPHER_SUITES', 0); {start}{code}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fl_client.settings.config import load_config
 from fl_client.settings.identity import identity_of
-from fl_common.certificate_names import OPERATOR_ROLES, holder_of
+from fl_common.certificates.names import OPERATOR_ROLES, holder_of
 from fl_common.settings import read_settings
 from fl_ops.admin import settings
 from fl_ops.certificates import ca

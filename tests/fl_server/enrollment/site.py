@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_common.pem import PemFiles
+from fl_common.certificates.pem import PemFiles
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fl_common.certificate_names import Holder
 from fl_common.certificates.leaf import Authority as Signer
-from fl_common.pem import Pem, PemFiles
+from fl_common.certificates.names import Holder
+from fl_common.certificates.pem import Pem, PemFiles
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server.enrollment.authority import Authority, Validity

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fl_common.certificate_names import Holder
+from fl_common.certificates.names import Holder
 from fl_server.enrollment.issuing import Issued
 from fl_server.enrollment.requests import digest_of
 from fl_server.enrollment.tokens import parse_token

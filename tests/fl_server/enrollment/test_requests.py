@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fl_common.certificate_names import Holder
+from fl_common.certificates.names import Holder
 from fl_server.enrollment.requests import read_request
 from fl_server.errors import InvalidInput, NotEnrolled
 from tests.processes.enrollment import csr_of, new_key

@@ -24,7 +24,9 @@ from fl_server.oidc.settings import OidcConfig, OperatorRole
 from fl_server.oidc.tokens import TokenVerifier
 from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks
 
-ROLES: dict[str, OperatorRole] = {"fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"}
+ROLES: dict[str, OperatorRole] = {
+    "fl-ops": "operator", "fl-admins": "admin", "fl-eyes": "viewer", "fl-enroll": "enroller"
+}  # fmt: skip
 KEYS = {algorithm: Key(f"key-{algorithm}", algorithm) for algorithm in ("RS256", "ES256", "EdDSA")}
 OWN = KEYS["ES256"]
 
@@ -218,7 +220,7 @@ async def test_a_token_of_a_removed_key_is_forgotten(tmp_path: Path) -> None:
     """An identity that was verified before ends with its key, also if nobody uses a new key."""
     now = [0.0]
     (tmp_path / "keys").write_bytes(jwks(OWN.public(), KEYS["EdDSA"].public()))
-    config = OidcConfig(issuer=ISSUER, audience=AUDIENCE, jwks_file=tmp_path / "keys", roles=ROLES)
+    config = OidcConfig(issuer=ISSUER, audience=AUDIENCE, jwks_file=tmp_path / "keys", roles={"fl-ops": "operator"})
     made = TokenVerifier(config, SigningKeys(config, lambda: now[0]))
     await made.start()
     token = OWN.token()

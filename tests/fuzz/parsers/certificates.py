@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_client.errors import ConfigError
 from fl_client.settings.identity import _certificate_name, check_name
-from fl_common.certificate_names import NoHolder, parse_uri
-from fl_common.pem import PemFiles
+from fl_common.certificates.names import NoHolder, parse_uri
+from fl_common.certificates.pem import PemFiles
 from fl_common.settings import SettingsError
 from fl_server.errors import Forbidden
 from fl_server.identity import address_of, of_connection

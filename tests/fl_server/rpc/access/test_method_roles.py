@@ -8,7 +8,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from fl_common.certificate_names import OPERATOR_ROLES, ROLES
+from fl_common.certificates.names import OPERATOR_ROLES, ROLES
 from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, Identity
 from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES, methods_of, require_role

@@ -1,6 +1,6 @@
 """The enrollment of many devices in one go.
 
-    python -m benchmarks.enrollment --devices 1000 --processes 2
+    python -m benchmarks.security.enrollment --devices 1000 --processes 2
 
 Each device makes its key, opens a TLS connection of its own to `enroll_listen`, sends its token and its request, and
 gets its certificate. A device that is asked to wait calls again. Measures seconds until the last device has its

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_common.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 
