@@ -20,6 +20,7 @@ from tests.processes.certificates import Pki, credentials, section
 from tests.processes.enrollment import EnrollingCoordinator, RawDevice, csr_of, new_key
 from tests.processes.federation import Daemon
 from tests.processes.holding_relay import holding_relay
+from tests.processes.openssl_authority import OpensslAuthority
 from tests.processes.process import TIMEOUT_S, Workspace, eventually
 from tests.processes.raw_client import RawClient, detail
 
@@ -34,13 +35,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
 
 
 @pytest.fixture(scope="module")
-def foreign(workspace: Workspace) -> Pki:
+def foreign(workspace: Workspace) -> OpensslAuthority:
     """An authority of the site, which also signs for clients; its key is not on the coordinator."""
-    return Pki(workspace.folder / "foreign", "Site")
+    return OpensslAuthority(workspace.folder / "foreign")
 
 
 @pytest.fixture(scope="module")
-def server(workspace: Workspace, foreign: Pki) -> EnrollingCoordinator:
+def server(workspace: Workspace, foreign: OpensslAuthority) -> EnrollingCoordinator:
     """A coordinator that trusts its own authority and another one."""
     pki = Pki(workspace.folder / "pki")
     server = EnrollingCoordinator(workspace, pki, address_failures_per_min=1e6)
@@ -205,10 +206,12 @@ def test_a_serial_number_denies_one_certificate(server: EnrollingCoordinator) ->
 
 
 @pytest.mark.parametrize("kind", ["name", "serial"])
-def test_a_certificate_of_another_authority_is_revoked(server: EnrollingCoordinator, foreign: Pki, kind: str) -> None:
+def test_a_certificate_of_another_authority_is_revoked(
+    server: EnrollingCoordinator, foreign: OpensslAuthority, kind: str
+) -> None:
     """The coordinator did not issue it and does not know it; it is listed afterwards if it was named by its serial."""
     name = f"edge-d-{kind}"
-    files = foreign.issue("client", name)
+    files = foreign.issue(name)
     leaf = x509.load_pem_x509_certificate(files.cert.read_bytes())
     own = grpc.ssl_channel_credentials(server.pki.ca.read_bytes(), files.key.read_bytes(), files.cert.read_bytes())
     with RawClient(server.address, name, own) as client:

@@ -220,7 +220,7 @@ async def test_a_token_of_a_removed_key_is_forgotten(tmp_path: Path) -> None:
     """An identity that was verified before ends with its key, also if nobody uses a new key."""
     now = [0.0]
     (tmp_path / "keys").write_bytes(jwks(OWN.public(), KEYS["EdDSA"].public()))
-    config = OidcConfig(issuer=ISSUER, audience=AUDIENCE, jwks_file=tmp_path / "keys", roles=ROLES)
+    config = OidcConfig(issuer=ISSUER, audience=AUDIENCE, jwks_file=tmp_path / "keys", roles={"fl-ops": "operator"})
     made = TokenVerifier(config, SigningKeys(config, lambda: now[0]))
     await made.start()
     token = OWN.token()
