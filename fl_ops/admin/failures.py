@@ -74,10 +74,10 @@ def _remedy(detail: errors_pb2.NotAllowed) -> str:
     role = next((each for each in detail.roles if each in _OPERATORS), "")
     if not role:  # a coordinator that is older than roles, or a right that no role has
         return "`fl whoami` shows your roles" if detail.roles else _ADMIN_CERTIFICATE
-    command = " ".join(("fl ca issue", role, "NAME"))
+    make = "fl ca issue"  # the role is a command of its own
     return (
-        f"`{command}` makes a certificate with the role {role}, or a group of your token gives it; `fl whoami` shows"
-        " your roles"
+        f"`{make} {role} NAME` makes a certificate with the role {role}, or a group of your token gives it; `fl whoami`"
+        " shows your roles"
     )
 
 

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from fl_ops.errors import NotAllowed
 from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES
@@ -169,6 +170,8 @@ def _reflected(channel: grpc.Channel) -> list[str]:
 
 
 def _descriptor(service: str) -> Any:
+    assert health.SERVICE_NAME  # imported, so the pool has the standard services too
+    assert reflection.SERVICE_NAME
     return descriptor_pool.Default().FindServiceByName(service)
 
 
