@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +28,8 @@ from fl_server.store.records import HistoryRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
+AT_ONCE = 8
+"""Requests under way; others wait, so that a fleet that renews at once does not hold up the event loop."""
 RENEW_SHARE = 2 / 3
 """Of its validity: devices renew a certificate from then on."""
 _TAKEN = (
@@ -78,6 +80,8 @@ class Issuer:
     authority: Authority
     checks: Checks
     threads: Executor
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    """A caller of the methods below takes a turn."""
 
     async def enroll(self, token_text: str, csr: bytes, name: str) -> Issued:
         """A certificate for a token. A repeat with the same key gets the same certificate.

@@ -9,6 +9,7 @@ import torch
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from fl_client.enrollment.requests import new_request
 from protos.codec import Layout, digest_message, encode_chunk, pack
 from protos.fl.v1 import admin_pb2, coordinator_pb2, tensor_pb2, training_pb2
 from protos.wire import payload_kind
@@ -34,6 +35,8 @@ def bundle() -> tuple[Layout, bytes]:
 
 
 LAYOUT, DATA = bundle()
+CSR = new_request().csr
+"""A request for a certificate; its key is another one in each process."""
 
 
 def resource() -> tensor_pb2.Resource:
@@ -162,6 +165,8 @@ def _fill_map(values: Any, field: Any, depth: int) -> None:
 
 
 def _value(field: Any) -> Any:
+    if field.name == "csr":
+        return CSR
     if field.type == field.TYPE_STRING:
         return _TEXTS.get(field.name, "site")
     if field.type == field.TYPE_BYTES:

@@ -19,7 +19,6 @@ from tests.fuzz import hostile_answers
 from tests.fuzz.all_parsers import GROUPS, all_parsers
 from tests.fuzz.in_process import MOST_GROWTH_MIB, Tally, play
 from tests.fuzz.live import campaign
-from tests.hostile.federation import Federation
 from tests.processes.process import Workspace
 
 FOUND = Path("build/fuzz")
@@ -81,7 +80,7 @@ def _live(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
         return time.monotonic() > ends if arguments.calls is None else calls >= arguments.calls
 
     with tempfile.TemporaryDirectory(prefix="fuzz-live-") as folder, Workspace(Path(folder)) as workspace:
-        result = campaign.play(Federation(workspace, **campaign.SETTINGS), seed, over)
+        result = campaign.play(campaign.FuzzedFederation(workspace, **campaign.SETTINGS), seed, over)
     return {
         "calls": result.called.calls.total(), "seconds": round(time.monotonic() - began),
         "honest_runs": result.honest_runs, "growth_mib": round(result.growth_mib, 1),

@@ -13,7 +13,6 @@ from tests.fuzz.in_process import Tally, play, quiet, run_one
 from tests.fuzz.live import campaign
 from tests.fuzz.mutation import input_of, random_for, raw_of
 from tests.fuzz.parser import Parser
-from tests.hostile.federation import Federation
 from tests.processes.process import Workspace
 
 INPUTS = 4000
@@ -63,7 +62,7 @@ def test_an_undeclared_exception_is_a_failure() -> None:
 @pytest.mark.timeout(600)
 def test_a_live_coordinator_withstands(workspace: Workspace) -> None:
     """A thousand changed calls of all methods and wrong frames, during honest runs."""
-    result = campaign.play(Federation(workspace, **campaign.SETTINGS), SEED, lambda calls: calls >= 1000)
+    result = campaign.play(campaign.FuzzedFederation(workspace, **campaign.SETTINGS), SEED, lambda calls: calls >= 1000)
     assert result.failures == []
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import grpc.aio
@@ -38,22 +39,23 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
 
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollResponse:
         """A certificate for a token."""
-        enrolling = self._issuer.enroll(request.token, request.csr, request.name)
+        enrolling = partial(self._issuer.enroll, request.token, request.csr, request.name)
         issued = await self._limited(enrolling, "enrolled")
         return pb.EnrollResponse(issued=_message(self._issuer, issued))
 
     async def Reenroll(self, request: pb.ReenrollRequest, context: Context) -> pb.ReenrollResponse:
         """A certificate for one that has expired."""
-        enrolling = self._issuer.reenroll(request.certificate, request.csr, request.signature)
+        enrolling = partial(self._issuer.reenroll, request.certificate, request.csr, request.signature)
         issued = await self._limited(enrolling, "reenrolled")
         return pb.ReenrollResponse(issued=_message(self._issuer, issued))
 
-    async def _limited(self, work: Awaitable[Issued], why: Literal["enrolled", "reenrolled"]) -> Issued:
+    async def _limited(self, work: Callable[[], Awaitable[Issued]], why: Literal["enrolled", "reenrolled"]) -> Issued:
         """Do the work in its turn, and count its result."""
         address = identity.address.get()
         try:
             await asyncio.sleep(self._rates.wait(address, time.monotonic()))
-            issued = await work
+            async with self._issuer.turns:
+                issued = await work()
         except ServerError as error:
             result = _result_of(error)
             self._metrics.enrollments.labels(result).inc()
@@ -86,7 +88,8 @@ class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
             raise Forbidden("", "a client's certificate")
         if wait := self._rate.wait(who.name, time.monotonic()):
             raise LimitExceeded(f"{self._per_min:g} renewals a minute (enrollment.renewals_per_min)", wait)
-        issued = await self._issuer.renew(who, request.csr)
+        async with self._issuer.turns:
+            issued = await self._issuer.renew(who, request.csr)
         self._metrics.certificates_issued.labels("renewed").inc()
         await _record(self._audit, issued, "Renew")
         return pb.RenewResponse(issued=_message(self._issuer, issued))

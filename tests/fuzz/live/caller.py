@@ -22,7 +22,7 @@ from protos.digests import digest_message
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 from protos.wire import client_options
 from tests.fuzz.examples import DATA, LAYOUT
-from tests.fuzz.live.methods import CLIENTS, FIRST_ONLY, OPERATORS, PROBES, Method
+from tests.fuzz.live.methods import CLIENTS, DEVICES, FIRST_ONLY, OPERATORS, PROBES, Method
 from tests.fuzz.mutation import Seed, Stream, changed, parts_of, random_for
 from tests.hostile.federation import Federation
 from tests.processes.certificates import credentials
@@ -77,12 +77,15 @@ class Caller:
         self.name, self._seed, self._federation = name, seed, federation
         self.called = Called()
         settings = federation.server.settings
+        root = grpc.ssl_channel_credentials(federation.pki.ca.read_bytes())
         client, operator = (credentials(federation.hostile(name, role)) for role in ("client", "admin"))
         self._channels = {
             CLIENTS: grpc.secure_channel(str(settings[CLIENTS]), client, list(client_options())),
             OPERATORS: grpc.secure_channel(str(settings[OPERATORS]), operator, list(client_options())),
             PROBES: grpc.insecure_channel(str(settings[PROBES]), list(client_options())),
+            DEVICES: grpc.secure_channel(str(settings[DEVICES]), root, list(client_options())),
         }
+        self._token = ""
         self._client = RawClient(str(settings[CLIENTS]), name, client)
         self._session = ""
         self._run, self._runs, self._wants_session = "", 0, False
@@ -142,6 +145,9 @@ class Caller:
                 if run.spec.labels.get("site") in {self.name, "fuzz"}:
                     self._remove(admin, run)
             with suppress(OpsError):
+                wanted = [admin_pb2.EnrollmentSpec(name=f"{self.name}-{self._runs}")]
+                self._token = admin.create_enrollments(wanted, 0).created[0].token
+            with suppress(OpsError):
                 spec = run_spec(f"{self.name}-{self._runs}", **_RUN, labels={"site": self.name})
                 self._run = admin.create_run(spec).run_id
         self._attend()
@@ -182,7 +188,7 @@ class Caller:
         copy.CopyFrom(message)
         if isinstance(copy, coordinator_pb2.FetchModelRequest):
             copy.digest.CopyFrom(self._model)
-        _rename(copy, {"session_id": session, "client_id": self.name, "run_id": self._run})
+        _rename(copy, {"session_id": session, "client_id": self.name, "run_id": self._run, "token": self._token})
         return copy
 
     def _harmless(self, method: Method, raw: bytes) -> bytes:

@@ -21,6 +21,7 @@ from tests.fuzz.live.caller import Called, Caller
 from tests.fuzz.live.frame_caller import FrameCaller
 from tests.fuzz.live.methods import served
 from tests.hostile.federation import Federation, Memory
+from tests.processes.enrollment import EnrollingCoordinator
 
 T = TypeVar("T")
 CALLERS = 4
@@ -57,6 +58,12 @@ def reached(function: Callable[[], T]) -> T:
         except OpsError:
             time.sleep(0.2)
     return function()
+
+
+class FuzzedFederation(Federation):
+    """With an authority and a port for enrollment."""
+
+    server_class = EnrollingCoordinator
 
 
 def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> LiveResult:
@@ -130,13 +137,19 @@ def _failures(federation: Federation, result: LiveResult) -> list[str]:
     if server.exit_code is not None:
         found.append(f"the coordinator ended with {server.exit_code}")
     found += [f"{event['event']}: {event.get('error')}" for name in FAULTS for event in server.events(name)[:5]]
-    if errors := _TRANSPORT_NOTE.sub("", server.errors()).strip():
+    if errors := _own_errors(server._err.read_bytes().decode(errors="replace")):
         found.append(f"on stderr: {errors[-2000:]}")
     if result.growth_mib > MOST_GROWTH_MIB:
         found.append(f"the coordinator's memory grew by {result.growth_mib:.0f} MiB")
     return found
 
 
+def _own_errors(text: str) -> str:
+    """What is on stderr beside the transport's lines about invalid frames."""
+    return "\n".join(line for line in _TRANSPORT_NOTE.sub("", text).splitlines() if not _TRANSPORT_LINE.match(line))
+
+
+_TRANSPORT_LINE = re.compile(r"[EWI]\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] |.*\{http2_error:\d+\}$|$")
 _TRANSPORT_NOTE = re.compile(
     r"Task exception was never retrieved\n(?:(?!Task exception).)*?_server_main_loop\nUnicodeDecodeError[^\n]*\n",
     re.DOTALL,

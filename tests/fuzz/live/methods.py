@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from protos.fl.v1 import admin_pb2, coordinator_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2
 from tests.fuzz.examples import examples, upload_parts
 from tests.fuzz.mutation import Seed, Stream
 from tests.fuzz.parsers.handlers import is_served
 
-CLIENTS, OPERATORS, PROBES = "listen", "admin_listen", "health_listen"
+CLIENTS, OPERATORS, PROBES, DEVICES = "listen", "admin_listen", "health_listen", "enroll_listen"
 """Ports, by the names of their settings."""
 FIRST_ONLY = frozenset({"Attend", "WatchRun", "Watch"})
 """Streams without an end: the fuzzer takes the first response and hangs up."""
@@ -40,6 +40,7 @@ class Method:
 def served() -> list[Method]:
     """All methods of all services, on each port that serves them."""
     found = [*_of(coordinator_pb2, CLIENTS), *_of(admin_pb2, OPERATORS)]
+    found += [replace(each, port=CLIENTS) if "Renew" in each.path else each for each in _of(enrollment_pb2, DEVICES)]
     for port in (CLIENTS, OPERATORS, PROBES):
         found += _of(health_pb2, port)
     for port in (CLIENTS, OPERATORS):
