@@ -90,8 +90,9 @@ async def test_a_full_disk_keeps_rows_and_counts_further_ones(site: Site, monkey
     assert site.count("left_out")._value.get() == 2
 
 
-async def test_a_flood_of_rows_is_limited(site: Site) -> None:
+async def test_a_flood_of_rows_is_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile coordinator cannot push older rows out of the files within minutes."""
+    monkeypatch.setattr(log_module, "MOST_WAITING", 10_000)
     for _ in range(log_module.ROW_BURST + 500):
         site.log.note("assigned")
     found = await site.rows()

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import tasks
 from fl_client.setup import commands as client_commands
+from fl_client.setup.enrolling import ENROLL_PORT
 from fl_ops.admin import settings
 from fl_ops.commands import completion
 from fl_ops.commands.cli import app
@@ -77,6 +78,7 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl-client", "init"), "ca"): True,  # test_init.py
     (("fl-client", "init"), "cert"): True,
     (("fl-client", "init"), "key"): True,
+    (("fl-client", "init"), "enroll_server"): ENROLL_PORT == 7074,
     (("fl-client", "init"), "yes"): True,  # of no option in particular
 }
 """Options whose help names a default in words -> whether the code has the same."""
