@@ -75,8 +75,8 @@ def _parsers(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
 def _live(arguments: Any, seed: int, seconds: float) -> dict[str, Any]:
     ends, began = time.monotonic() + seconds, time.monotonic()
 
-    def over(calls: int) -> bool:
-        _show(f"{calls:,} live calls", file=sys.stderr)
+    def over(calls: int, failures: int) -> bool:
+        _show(f"{calls:,} live calls, {failures} failures", file=sys.stderr)
         return time.monotonic() > ends if arguments.calls is None else calls >= arguments.calls
 
     with tempfile.TemporaryDirectory(prefix="fuzz-live-") as folder, Workspace(Path(folder)) as workspace:

@@ -62,7 +62,9 @@ def test_an_undeclared_exception_is_a_failure() -> None:
 @pytest.mark.timeout(600)
 def test_a_live_coordinator_withstands(workspace: Workspace) -> None:
     """A thousand changed calls of all methods and wrong frames, during honest runs."""
-    result = campaign.play(campaign.FuzzedFederation(workspace, **campaign.SETTINGS), SEED, lambda calls: calls >= 1000)
+    result = campaign.play(
+        campaign.FuzzedFederation(workspace, **campaign.SETTINGS), SEED, lambda calls, _: calls >= 1000
+    )
     assert result.failures == []
 
 

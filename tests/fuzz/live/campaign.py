@@ -26,6 +26,8 @@ from tests.processes.enrollment import EnrollingCoordinator
 T = TypeVar("T")
 CALLERS = 4
 CALLS_OF_A_SESSION = 200
+SETTLED_CALLS = 1000
+"""Calls after which the coordinator's memory is first measured."""
 SETTINGS: dict[str, Any] = {
     "reflection": True,
     "quarantine": {"after": 0, "failures": 0},
@@ -35,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 WEIGHTS = {"Register": 0.2, "CreateRun": 0.5, "BanClient": 0.3, "ForgetClient": 0.3, "DrainClient": 0.3}
 """Of methods after which the caller has less to call; all others have 1, SubmitUpdate 3."""
 MOST_GROWTH_MIB = 96.0
-"""Of the coordinator's memory, from the first tenth of the calls to the end."""
+"""Of the coordinator's memory, from the first calls to the end."""
 
 
 @dataclass(slots=True)
@@ -66,8 +68,8 @@ class FuzzedFederation(Federation):
     server_class = EnrollingCoordinator
 
 
-def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> LiveResult:
-    """Call until `over(calls)` is true."""
+def play(federation: Federation, seed: int, over: Callable[[int, int], bool]) -> LiveResult:
+    """Call until `over(calls, failures)` is true, or until the program is interrupted."""
     undisturbed = federation.server.digests(federation.begin_run())
     result, memory, stop = LiveResult(), Memory(federation.server.pid), threading.Event()
     with ExitStack() as callers:
@@ -77,12 +79,14 @@ def play(federation: Federation, seed: int, over: Callable[[int], bool]) -> Live
         threads.append(threading.Thread(target=_send_frames, args=(framer, stop), daemon=True))
         for thread in threads:
             thread.start()
-        base, begun = 0.0, 0
+        base = 0.0
         try:
-            while not over(calls := _calls(working)) and federation.server.exit_code is None:
-                if not base and calls > max(1000, begun):
+            while not over(calls := _calls(working), _failed(working, result)) and federation.server.exit_code is None:
+                if not base and calls > SETTLED_CALLS:
                     base = memory.now()
                 _honest_run(federation, undisturbed, result)
+        except KeyboardInterrupt:
+            result.failures.append("interrupted: the counts are those until then")
         finally:
             stop.set()
             for thread in threads:
@@ -117,6 +121,10 @@ def _send_frames(framer: FrameCaller, stop: threading.Event) -> None:
 
 def _calls(callers: Sequence[Caller]) -> int:
     return sum(caller.called.calls.total() for caller in callers)
+
+
+def _failed(callers: Sequence[Caller], result: LiveResult) -> int:
+    return len(result.failures) + sum(len(caller.called.failures) for caller in callers)
 
 
 def _honest_run(federation: Federation, undisturbed: list[str], result: LiveResult) -> None:
