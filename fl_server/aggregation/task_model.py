@@ -101,7 +101,7 @@ def _load_file(module: nn.Module, path: Path) -> None:
     """The values of a safetensors file with the model's own names; of tied weights, any of the names is enough."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe would block, and a device never ends
-            raise OSError(f"{path} is not a file")
+            raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", path)
         module.load_state_dict(_with_tied(load_file(path), tied_names(module)), strict=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error

@@ -360,7 +360,7 @@ async def test_run_ids_are_unique(world: World) -> None:
             "^task: expected .* a model with trainable parameters, got none",
         ),
         ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected a safetensors file"),
-        ({"initial_model": f"/{'x' * 300}"}, "initial_model: expected a safetensors file"),
+        ({"initial_model": "/" + "x" * 300}, "initial_model: expected a safetensors file"),
     ],
 )
 async def test_an_invalid_run_is_refused_at_its_creation(world: World, sections: dict[str, Any], message: str) -> None:

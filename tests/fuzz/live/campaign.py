@@ -153,11 +153,11 @@ def _failures(federation: Federation, result: LiveResult) -> list[str]:
 
 
 def _own_errors(text: str) -> str:
-    """What is on stderr beside the transport's lines about invalid frames."""
-    return "\n".join(line for line in _TRANSPORT_NOTE.sub("", text).splitlines() if not _TRANSPORT_LINE.match(line))
+    """Tracebacks and warnings of Python on stderr; the transport's lines quote what peers send."""
+    own = _TRANSPORT_NOTE.sub("", text)
+    return own if "Traceback (most recent call last)" in own or re.search(r"\.py:\d+: \w*Warning: ", own) else ""
 
 
-_TRANSPORT_LINE = re.compile(r"[EWI]\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] |.*\{http2_error:\d+\}$|$")
 _TRANSPORT_NOTE = re.compile(
     r"Task exception was never retrieved\n(?:(?!Task exception).)*?_server_main_loop\nUnicodeDecodeError[^\n]*\n",
     re.DOTALL,
