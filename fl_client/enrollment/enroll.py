@@ -9,10 +9,10 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from fl_client.connection.enrollment_calls import EnrollmentCalls, GrpcEnrollment
 from fl_client.enrollment.authority_pin import find_authority, fingerprint_of
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.requests import Issued, KeyRequest, checked
@@ -20,6 +20,9 @@ from fl_client.errors import FailedCall, NotAllowed, Refused, TransportError, Un
 from fl_common.certificates.names import NoHolder, holder_of
 from fl_common.certificates.pem import invalid_now
 from protos.fl.v1.enrollment_pb2 import EnrollRequest, IssuedCertificate
+
+if TYPE_CHECKING:
+    from fl_client.connection.enrollment_calls import EnrollmentCalls
 
 TRIES = 5
 """Calls at most, while the coordinator asks for a later call."""
@@ -44,6 +47,9 @@ class Enrollment:
 
     def into(self, folder: CertificateFolder) -> Issued:
         """Get the certificate and put it in use. Raises UsageError, which names the cause and what to do."""
+        # Imported here, so that `fl-client --help` is quick.
+        from fl_client.connection.enrollment_calls import GrpcEnrollment  # noqa: PLC0415
+
         authority = self.authority if self.fingerprint is None else find_authority(self.address, self.fingerprint)
         try:
             issued = self._issued(GrpcEnrollment(self.address, authority), folder)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from fl_ops.admin.settings import Certificates
 from tests.processes.certificates import Pki, credentials, section
+from tests.processes.enrollment import write_key
 from tests.processes.federation import Daemon, SecureCoordinator
 from tests.processes.process import Workspace
 from tests.processes.raw_client import RawClient
@@ -32,7 +33,9 @@ class Federation:
         """settings: keys of server.toml in addition to the defaults; open_files: the coordinator's limit."""
         self.workspace = workspace
         self.pki = Pki(workspace.folder / "pki")
-        self.server = self.server_class(workspace, self.pki, {"health_listen": "127.0.0.1:0", **settings})
+        ports = {"health_listen": "127.0.0.1:0", "enroll_listen": "127.0.0.1:0"}
+        authority = {"ca_cert": str(self.pki.ca), "ca_key": str(write_key(self.pki))}
+        self.server = self.server_class(workspace, self.pki, {**ports, "enrollment": authority, **settings})
         self.server.open_files = open_files
         self.server.serve()
         self.daemons = {f"honest-{index}": self._daemon(index).start() for index in range(SIZE)}

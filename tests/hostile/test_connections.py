@@ -129,10 +129,17 @@ def _scraped(federation: Federation) -> str | None:
         return None
 
 
+def caller_of(method: str) -> tuple[str, str]:
+    """The role of a method's callers, and the setting of its port."""
+    if "Admin" in method:
+        return "admin", "admin_listen"
+    return "client", "enroll_listen" if "Enrollment" in method else "listen"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_invalid_requests_are_refused_in_one_line(federation: Federation, method: str) -> None:
-    """Every method of both services does so, and no reply looks like an internal error."""
-    role, port = ("admin", "admin_listen") if "Admin" in method else ("client", "listen")
+    """Every method of all services does so, and no reply looks like an internal error."""
+    role, port = caller_of(method)
     with grpc.secure_channel(
         federation.server.settings[port], credentials(federation.hostile("garbles", role))
     ) as channel:
@@ -148,7 +155,7 @@ def test_invalid_requests_are_refused_in_one_line(federation: Federation, method
 @pytest.mark.parametrize("method", [method for method in METHODS if "SubmitUpdate" not in method])
 def test_a_request_over_its_methods_size_is_refused(federation: Federation, method: str) -> None:
     """It is refused before parsing, with a message that has the limit."""
-    role, port = ("admin", "admin_listen") if "Admin" in method else ("client", "listen")
+    role, port = caller_of(method)
     size, name = LIMITS[method].size_bytes, f"exceeds-{METHODS.index(method)}"
     with grpc.secure_channel(federation.server.settings[port], credentials(federation.hostile(name, role))) as channel:
         with pytest.raises(grpc.RpcError) as caught:

@@ -16,10 +16,10 @@ from tests.processes.raw_client import RawClient, Update, detail, messages
 
 
 def slowly(update: Update) -> Iterator[pb.SubmitUpdateRequest]:
-    """Send a byte every 10 ms, which takes much longer than the stall timeout in total."""
+    """Send a byte every 50 ms, which takes much longer than the stall timeout in total."""
     for message in messages(update, 1):
         yield message
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def test_a_stalled_upload_is_ended_and_resumed(workspace: Workspace) -> None:
