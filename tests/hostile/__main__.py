@@ -1,28 +1,22 @@
-"""`python -m tests.hostile --seconds 120`: all attacks at once during honest runs; prints one JSON object."""
+"""`python -m tests.hostile --seconds 120`: see program.py.
+
+Nothing is imported before `main`: the coordinators that it forks import this module first, and set their oldest TLS
+version before grpc is imported.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
-from pathlib import Path
-
-from tests.hostile.all_at_once import names, play
-from tests.hostile.federation import Federation
-from tests.processes.process import Workspace
 
 
 def main() -> int:
-    """Run all attacks and print the result; exit code 1 if a promise did not hold."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hostile")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--attack", action="append", choices=names(), help="this one alone; may be repeated")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, Workspace(Path(folder)) as workspace:
-        result = play(Federation(workspace), arguments.seconds, arguments.attack or names())
-    print(json.dumps(result.as_json(), indent=2))
-    return 0 if result.same_bits and not result.failed else 1
+    """Run it. Returns the exit code."""
+    from tests.processes import forks  # sets the oldest TLS version of this process
+
+    forks.context()
+    from tests.hostile import program
+
+    return program.main()
 
 
 if __name__ == "__main__":
