@@ -43,15 +43,17 @@ CLIENT_STATE_SUSPECT: ClientState
 CLIENT_STATE_LOST: ClientState
 
 class TaskSpec(_message.Message):
-    __slots__ = ("name", "options")
+    __slots__ = ("name", "options", "frozen")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     options: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    frozen: str
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., frozen: _Optional[str] = ...) -> None: ...
 
 class LocalSpec(_message.Message):
-    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm", "learning_rate_changes")
+    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm", "learning_rate_changes", "optimizer", "schedule", "round_schedule", "micro_batch_size", "inexact")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_DECAY_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,11 @@ class LocalSpec(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     MAX_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    INEXACT_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     learning_rate_decay: float
     epochs: int
@@ -68,7 +75,12 @@ class LocalSpec(_message.Message):
     weight_decay: float
     max_gradient_norm: float
     learning_rate_changes: _containers.RepeatedCompositeFieldContainer[LearningRateChange]
-    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., learning_rate_changes: _Optional[_Iterable[_Union[LearningRateChange, _Mapping]]] = ...) -> None: ...
+    optimizer: _training_pb2.OptimizerSpec
+    schedule: _training_pb2.RateSchedule
+    round_schedule: _training_pb2.RateSchedule
+    micro_batch_size: int
+    inexact: bool
+    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., learning_rate_changes: _Optional[_Iterable[_Union[LearningRateChange, _Mapping]]] = ..., optimizer: _Optional[_Union[_training_pb2.OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[_training_pb2.RateSchedule, _Mapping]] = ..., round_schedule: _Optional[_Union[_training_pb2.RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ..., inexact: _Optional[bool] = ...) -> None: ...
 
 class LearningRateChange(_message.Message):
     __slots__ = ("round", "learning_rate")
@@ -79,7 +91,7 @@ class LearningRateChange(_message.Message):
     def __init__(self, round: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class RoundSpec(_message.Message):
-    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share")
+    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share", "reducer_parameters")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +110,7 @@ class RoundSpec(_message.Message):
     KRUM_KEEP_FIELD_NUMBER: _ClassVar[int]
     MAX_RELATIVE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     MAX_CLIENT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     sampling: str
     clients_per_round: int
     rate: float
@@ -116,7 +129,8 @@ class RoundSpec(_message.Message):
     krum_keep: int
     max_relative_payload: float
     max_client_share: float
-    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ...) -> None: ...
+    reducer_parameters: _struct_pb2.Struct
+    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ..., reducer_parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class StopSpec(_message.Message):
     __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s")
@@ -147,7 +161,7 @@ class EvaluationSpec(_message.Message):
     def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner")
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +184,7 @@ class RunSpec(_message.Message):
     POPULATION_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     PLANNED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    PERSONAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     task: TaskSpec
     algorithm: _training_pb2.AlgorithmSpec
@@ -185,7 +200,8 @@ class RunSpec(_message.Message):
     population_examples: int
     planned_rounds: int
     owner: str
-    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+    personal: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
     __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed")
@@ -241,7 +257,7 @@ class RoundAccount(_message.Message):
     def __init__(self, norms: _Optional[_Mapping[str, float]] = ..., cosine: _Optional[float] = ..., assignments: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Mapping[int, int]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., quorum_missed: _Optional[int] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
-    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch", "account")
+    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch", "account", "local_epochs")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +278,7 @@ class RoundSummary(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     round: int
     committed: _timestamp_pb2.Timestamp
     seconds: float
@@ -275,7 +292,8 @@ class RoundSummary(_message.Message):
     model_digest: str
     state_epoch: int
     account: RoundAccount
-    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ...) -> None: ...
+    local_epochs: _containers.RepeatedCompositeFieldContainer[_training_pb2.EpochMetrics]
+    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., local_epochs: _Optional[_Iterable[_Union[_training_pb2.EpochMetrics, _Mapping]]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states")

@@ -76,16 +76,28 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class TaskOffer(_message.Message):
-    __slots__ = ("name", "fingerprint", "train_examples", "eval_examples")
+    __slots__ = ("name", "fingerprint", "train_examples", "eval_examples", "train_batches", "frozen")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAIN_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: _training_pb2.TaskFingerprint
     train_examples: int
     eval_examples: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., train_examples: _Optional[int] = ..., eval_examples: _Optional[int] = ...) -> None: ...
+    train_batches: int
+    frozen: _tensor_pb2.Resource
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., train_examples: _Optional[int] = ..., eval_examples: _Optional[int] = ..., train_batches: _Optional[int] = ..., frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ...) -> None: ...
+
+class MethodOffer(_message.Message):
+    __slots__ = ("name", "fingerprint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: _training_pb2.TaskFingerprint
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ...) -> None: ...
 
 class HeldState(_message.Message):
     __slots__ = ("run_id", "state_epoch")
@@ -96,7 +108,7 @@ class HeldState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state_epoch: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability")
+    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability", "methods")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +127,7 @@ class RegisterRequest(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     instance_id: str
     protocol: ProtocolRange
@@ -126,7 +139,8 @@ class RegisterRequest(_message.Message):
     states: _containers.RepeatedCompositeFieldContainer[HeldState]
     encodings: _containers.RepeatedScalarFieldContainer[_tensor_pb2.Encoding]
     availability: Availability
-    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ...) -> None: ...
+    methods: _containers.RepeatedCompositeFieldContainer[MethodOffer]
+    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_chunk_bytes", "chunk_bytes", "keepalive", "reattach_grace")
@@ -321,8 +335,15 @@ class ReportStatusResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportEvaluationRequest(_message.Message):
-    __slots__ = ("session_id", "key", "num_examples", "metrics")
+    __slots__ = ("session_id", "key", "num_examples", "metrics", "without_personal")
     class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WithoutPersonalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -333,11 +354,13 @@ class ReportEvaluationRequest(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_PERSONAL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     key: _training_pb2.ExchangeKey
     num_examples: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[_training_pb2.ExchangeKey, _Mapping]] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    without_personal: _containers.ScalarMap[str, float]
+    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[_training_pb2.ExchangeKey, _Mapping]] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., without_personal: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ReportEvaluationResponse(_message.Message):
     __slots__ = ()

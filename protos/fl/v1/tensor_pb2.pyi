@@ -37,6 +37,7 @@ class ResourceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RESOURCE_KIND_MODEL: _ClassVar[ResourceKind]
     RESOURCE_KIND_DIRECTION: _ClassVar[ResourceKind]
     RESOURCE_KIND_FROZEN: _ClassVar[ResourceKind]
+    RESOURCE_KIND_OPTIMIZER: _ClassVar[ResourceKind]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
@@ -56,6 +57,7 @@ RESOURCE_KIND_UNSPECIFIED: ResourceKind
 RESOURCE_KIND_MODEL: ResourceKind
 RESOURCE_KIND_DIRECTION: ResourceKind
 RESOURCE_KIND_FROZEN: ResourceKind
+RESOURCE_KIND_OPTIMIZER: ResourceKind
 
 class Digest(_message.Message):
     __slots__ = ("algorithm", "value")
@@ -90,16 +92,18 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("kind", "digest", "size_bytes", "encoding")
+    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name")
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     kind: ResourceKind
     digest: Digest
     size_bytes: int
     encoding: Encoding
-    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+    name: str
+    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data", "crc32c")

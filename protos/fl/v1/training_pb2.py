@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from protos.fl.v1 import tensor_pb2 as protos_dot_fl_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/fl/v1/training.proto\x12\x05\x66l.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x19protos/fl/v1/tensor.proto\">\n\x0b\x45xchangeKey\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x65xchange\x18\x03 \x01(\r\"2\n\x0fTaskFingerprint\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xce\x01\n\rAlgorithmSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\nparameters\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\tschedules\x18\x03 \x03(\x0b\x32#.fl.v1.AlgorithmSpec.SchedulesEntry\x1aJ\n\x0eSchedulesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.fl.v1.ParameterSchedule:\x02\x38\x01\"o\n\x11ParameterSchedule\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x03\x65nd\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nmilestones\x18\x03 \x03(\r\x12\x13\n\x06\x66\x61\x63tor\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_endB\t\n\x07_factor\"\x8a\x02\n\rLocalTraining\x12\'\n\talgorithm\x18\x01 \x01(\x0b\x32\x14.fl.v1.AlgorithmSpec\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x16\n\x0clocal_epochs\x18\x03 \x01(\rH\x00\x12\x15\n\x0blocal_steps\x18\x04 \x01(\rH\x00\x12\x12\n\nbatch_size\x18\x05 \x01(\r\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x19\n\x11max_gradient_norm\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x12\n\npopulation\x18\t \x01(\r\x12\x1b\n\x13population_examples\x18\n \x01(\x04\x42\x06\n\x04work\"\xa8\x03\n\nAssignment\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04task\x18\x03 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x12\"\n\tresources\x18\x05 \x03(\x0b\x32\x0f.fl.v1.Resource\x12&\n\x08training\x18\x06 \x01(\x0b\x32\x14.fl.v1.LocalTraining\x12$\n\x08payloads\x18\x07 \x03(\x0e\x32\x12.fl.v1.PayloadKind\x12+\n\x08\x64\x65\x61\x64line\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bstate_epoch\x18\t \x01(\x04\x12)\n\x10upload_encodings\x18\n \x03(\x0e\x32\x0f.fl.v1.Encoding\x12\x18\n\x10max_update_bytes\x18\x0b \x01(\x04\x12\x1f\n\x07\x63ounted\x18\x0c \x01(\x0b\x32\x0e.fl.v1.Outcome\x12\x13\n\x0btraceparent\x18\r \x01(\t\"\xc3\x01\n\x14\x45valuationAssignment\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x0c\n\x04task\x18\x02 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x12\"\n\tresources\x18\x04 \x03(\x0b\x32\x0f.fl.v1.Resource\x12+\n\x08\x64\x65\x61\x64line\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"N\n\x07Payload\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.fl.v1.PayloadKind\x12!\n\x08manifest\x18\x02 \x01(\x0b\x32\x0f.fl.v1.Manifest\"\xc6\x02\n\x0cUpdateHeader\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1f\n\x03key\x18\x02 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12 \n\x08payloads\x18\x04 \x03(\x0b\x32\x0e.fl.v1.Payload\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x1d\n\x06\x64igest\x18\x06 \x01(\x0b\x32\r.fl.v1.Digest\x12\x14\n\x0cnum_examples\x18\x07 \x01(\x04\x12\x11\n\tnum_steps\x18\x08 \x01(\r\x12\x1a\n\rtraining_loss\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10training_seconds\x18\n \x01(\x01\x12\x15\n\rresume_offset\x18\x0b \x01(\x04\x12\x13\n\x0bstate_epoch\x18\x0c \x01(\x04\x42\x10\n\x0e_training_loss\"#\n\rUpdateTrailer\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\"\x91\x01\n\x07Receipt\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x10\n\x08\x61\x64mitted\x18\x03 \x01(\x08\x12$\n\x06reason\x18\x04 \x01(\x0e\x32\x14.fl.v1.RefusalReason\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xaa\x01\n\x07Outcome\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\x08\x12\x13\n\x0b\x63lip_factor\x18\x04 \x01(\x01\x12$\n\x06reason\x18\x05 \x01(\x0e\x32\x14.fl.v1.RefusalReason\x12\x13\n\x0bstate_epoch\x18\x06 \x01(\x04*\xa6\x01\n\x0bPayloadKind\x12\x1c\n\x18PAYLOAD_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PAYLOAD_KIND_DELTA\x10\x01\x12\x1e\n\x1aPAYLOAD_KIND_FULL_GRADIENT\x10\x02\x12\x1f\n\x1bPAYLOAD_KIND_VARIATE_CHANGE\x10\x03\x12 \n\x1cPAYLOAD_KIND_CLIENT_MOMENTUM\x10\x04*\xa0\x03\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13REFUSAL_REASON_LATE\x10\x01\x12\x1f\n\x1bREFUSAL_REASON_NOT_ASSIGNED\x10\x02\x12\x19\n\x15REFUSAL_REASON_LAYOUT\x10\x03\x12\x17\n\x13REFUSAL_REASON_SIZE\x10\x04\x12\x19\n\x15REFUSAL_REASON_DIGEST\x10\x05\x12\x1d\n\x19REFUSAL_REASON_NOT_FINITE\x10\x06\x12\x17\n\x13REFUSAL_REASON_NORM\x10\x07\x12\x1e\n\x1aREFUSAL_REASON_STATE_EPOCH\x10\x08\x12\x19\n\x15REFUSAL_REASON_BANNED\x10\t\x12\x1d\n\x19REFUSAL_REASON_NOT_NEEDED\x10\n\x12\x1c\n\x18REFUSAL_REASON_ABANDONED\x10\x0b\x12\x19\n\x15REFUSAL_REASON_HEADER\x10\x0c\x12\x1b\n\x17REFUSAL_REASON_LEFT_OUT\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/fl/v1/training.proto\x12\x05\x66l.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x19protos/fl/v1/tensor.proto\">\n\x0b\x45xchangeKey\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x65xchange\x18\x03 \x01(\r\"2\n\x0fTaskFingerprint\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xfb\x01\n\rAlgorithmSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\nparameters\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\tschedules\x18\x03 \x03(\x0b\x32#.fl.v1.AlgorithmSpec.SchedulesEntry\x12+\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x1aJ\n\x0eSchedulesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.fl.v1.ParameterSchedule:\x02\x38\x01\"o\n\x11ParameterSchedule\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x03\x65nd\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nmilestones\x18\x03 \x03(\r\x12\x13\n\x06\x66\x61\x63tor\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_endB\t\n\x07_factor\"Y\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\nparameters\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\r\n\x05state\x18\x03 \x01(\t\"V\n\x0cRateSchedule\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x13\n\x06warmup\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03\x65nd\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07_warmupB\x06\n\x04_end\"\xf4\x02\n\rLocalTraining\x12\'\n\talgorithm\x18\x01 \x01(\x0b\x32\x14.fl.v1.AlgorithmSpec\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x16\n\x0clocal_epochs\x18\x03 \x01(\rH\x00\x12\x15\n\x0blocal_steps\x18\x04 \x01(\rH\x00\x12\x12\n\nbatch_size\x18\x05 \x01(\r\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x19\n\x11max_gradient_norm\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x12\n\npopulation\x18\t \x01(\r\x12\x1b\n\x13population_examples\x18\n \x01(\x04\x12\'\n\toptimizer\x18\x0b \x01(\x0b\x32\x14.fl.v1.OptimizerSpec\x12%\n\x08schedule\x18\x0c \x01(\x0b\x32\x13.fl.v1.RateSchedule\x12\x18\n\x10micro_batch_size\x18\r \x01(\rB\x06\n\x04work\"\xf8\x03\n\nAssignment\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04task\x18\x03 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x12\"\n\tresources\x18\x05 \x03(\x0b\x32\x0f.fl.v1.Resource\x12&\n\x08training\x18\x06 \x01(\x0b\x32\x14.fl.v1.LocalTraining\x12$\n\x08payloads\x18\x07 \x03(\x0e\x32\x12.fl.v1.PayloadKind\x12+\n\x08\x64\x65\x61\x64line\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bstate_epoch\x18\t \x01(\x04\x12)\n\x10upload_encodings\x18\n \x03(\x0e\x32\x0f.fl.v1.Encoding\x12\x18\n\x10max_update_bytes\x18\x0b \x01(\x04\x12\x1f\n\x07\x63ounted\x18\x0c \x01(\x0b\x32\x0e.fl.v1.Outcome\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12\x15\n\rpayload_names\x18\x0e \x03(\t\x12\x10\n\x08personal\x18\x0f \x03(\t\x12%\n\x0clocal_frozen\x18\x10 \x01(\x0b\x32\x0f.fl.v1.Resource\"\xfc\x01\n\x14\x45valuationAssignment\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x0c\n\x04task\x18\x02 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x16.fl.v1.TaskFingerprint\x12\"\n\tresources\x18\x04 \x03(\x0b\x32\x0f.fl.v1.Resource\x12+\n\x08\x64\x65\x61\x64line\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08personal\x18\x06 \x03(\t\x12%\n\x0clocal_frozen\x18\x07 \x01(\x0b\x32\x0f.fl.v1.Resource\"\\\n\x07Payload\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.fl.v1.PayloadKind\x12!\n\x08manifest\x18\x02 \x01(\x0b\x32\x0f.fl.v1.Manifest\x12\x0c\n\x04name\x18\x03 \x01(\t\"n\n\x0c\x45pochMetrics\x12/\n\x06values\x18\x01 \x03(\x0b\x32\x1f.fl.v1.EpochMetrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xeb\x02\n\x0cUpdateHeader\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1f\n\x03key\x18\x02 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12 \n\x08payloads\x18\x04 \x03(\x0b\x32\x0e.fl.v1.Payload\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x1d\n\x06\x64igest\x18\x06 \x01(\x0b\x32\r.fl.v1.Digest\x12\x14\n\x0cnum_examples\x18\x07 \x01(\x04\x12\x11\n\tnum_steps\x18\x08 \x01(\r\x12\x1a\n\rtraining_loss\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10training_seconds\x18\n \x01(\x01\x12\x15\n\rresume_offset\x18\x0b \x01(\x04\x12\x13\n\x0bstate_epoch\x18\x0c \x01(\x04\x12#\n\x06\x65pochs\x18\r \x03(\x0b\x32\x13.fl.v1.EpochMetricsB\x10\n\x0e_training_loss\"#\n\rUpdateTrailer\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\"\x91\x01\n\x07Receipt\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x10\n\x08\x61\x64mitted\x18\x03 \x01(\x08\x12$\n\x06reason\x18\x04 \x01(\x0e\x32\x14.fl.v1.RefusalReason\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xaa\x01\n\x07Outcome\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\x08\x12\x13\n\x0b\x63lip_factor\x18\x04 \x01(\x01\x12$\n\x06reason\x18\x05 \x01(\x0e\x32\x14.fl.v1.RefusalReason\x12\x13\n\x0bstate_epoch\x18\x06 \x01(\x04*\xbe\x01\n\x0bPayloadKind\x12\x1c\n\x18PAYLOAD_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PAYLOAD_KIND_DELTA\x10\x01\x12\x1e\n\x1aPAYLOAD_KIND_FULL_GRADIENT\x10\x02\x12\x1f\n\x1bPAYLOAD_KIND_VARIATE_CHANGE\x10\x03\x12 \n\x1cPAYLOAD_KIND_CLIENT_MOMENTUM\x10\x04\x12\x16\n\x12PAYLOAD_KIND_NAMED\x10\x05*\xa0\x03\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13REFUSAL_REASON_LATE\x10\x01\x12\x1f\n\x1bREFUSAL_REASON_NOT_ASSIGNED\x10\x02\x12\x19\n\x15REFUSAL_REASON_LAYOUT\x10\x03\x12\x17\n\x13REFUSAL_REASON_SIZE\x10\x04\x12\x19\n\x15REFUSAL_REASON_DIGEST\x10\x05\x12\x1d\n\x19REFUSAL_REASON_NOT_FINITE\x10\x06\x12\x17\n\x13REFUSAL_REASON_NORM\x10\x07\x12\x1e\n\x1aREFUSAL_REASON_STATE_EPOCH\x10\x08\x12\x19\n\x15REFUSAL_REASON_BANNED\x10\t\x12\x1d\n\x19REFUSAL_REASON_NOT_NEEDED\x10\n\x12\x1c\n\x18REFUSAL_REASON_ABANDONED\x10\x0b\x12\x19\n\x15REFUSAL_REASON_HEADER\x10\x0c\x12\x1b\n\x17REFUSAL_REASON_LEFT_OUT\x10\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,34 +36,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ALGORITHMSPEC_SCHEDULESENTRY']._loaded_options = None
   _globals['_ALGORITHMSPEC_SCHEDULESENTRY']._serialized_options = b'8\001'
-  _globals['_PAYLOADKIND']._serialized_start=2227
-  _globals['_PAYLOADKIND']._serialized_end=2393
-  _globals['_REFUSALREASON']._serialized_start=2396
-  _globals['_REFUSALREASON']._serialized_end=2812
+  _globals['_EPOCHMETRICS_VALUESENTRY']._loaded_options = None
+  _globals['_EPOCHMETRICS_VALUESENTRY']._serialized_options = b'8\001'
+  _globals['_PAYLOADKIND']._serialized_start=2857
+  _globals['_PAYLOADKIND']._serialized_end=3047
+  _globals['_REFUSALREASON']._serialized_start=3050
+  _globals['_REFUSALREASON']._serialized_end=3466
   _globals['_EXCHANGEKEY']._serialized_start=127
   _globals['_EXCHANGEKEY']._serialized_end=189
   _globals['_TASKFINGERPRINT']._serialized_start=191
   _globals['_TASKFINGERPRINT']._serialized_end=241
   _globals['_ALGORITHMSPEC']._serialized_start=244
-  _globals['_ALGORITHMSPEC']._serialized_end=450
-  _globals['_ALGORITHMSPEC_SCHEDULESENTRY']._serialized_start=376
-  _globals['_ALGORITHMSPEC_SCHEDULESENTRY']._serialized_end=450
-  _globals['_PARAMETERSCHEDULE']._serialized_start=452
-  _globals['_PARAMETERSCHEDULE']._serialized_end=563
-  _globals['_LOCALTRAINING']._serialized_start=566
-  _globals['_LOCALTRAINING']._serialized_end=832
-  _globals['_ASSIGNMENT']._serialized_start=835
-  _globals['_ASSIGNMENT']._serialized_end=1259
-  _globals['_EVALUATIONASSIGNMENT']._serialized_start=1262
-  _globals['_EVALUATIONASSIGNMENT']._serialized_end=1457
-  _globals['_PAYLOAD']._serialized_start=1459
-  _globals['_PAYLOAD']._serialized_end=1537
-  _globals['_UPDATEHEADER']._serialized_start=1540
-  _globals['_UPDATEHEADER']._serialized_end=1866
-  _globals['_UPDATETRAILER']._serialized_start=1868
-  _globals['_UPDATETRAILER']._serialized_end=1903
-  _globals['_RECEIPT']._serialized_start=1906
-  _globals['_RECEIPT']._serialized_end=2051
-  _globals['_OUTCOME']._serialized_start=2054
-  _globals['_OUTCOME']._serialized_end=2224
+  _globals['_ALGORITHMSPEC']._serialized_end=495
+  _globals['_ALGORITHMSPEC_SCHEDULESENTRY']._serialized_start=421
+  _globals['_ALGORITHMSPEC_SCHEDULESENTRY']._serialized_end=495
+  _globals['_PARAMETERSCHEDULE']._serialized_start=497
+  _globals['_PARAMETERSCHEDULE']._serialized_end=608
+  _globals['_OPTIMIZERSPEC']._serialized_start=610
+  _globals['_OPTIMIZERSPEC']._serialized_end=699
+  _globals['_RATESCHEDULE']._serialized_start=701
+  _globals['_RATESCHEDULE']._serialized_end=787
+  _globals['_LOCALTRAINING']._serialized_start=790
+  _globals['_LOCALTRAINING']._serialized_end=1162
+  _globals['_ASSIGNMENT']._serialized_start=1165
+  _globals['_ASSIGNMENT']._serialized_end=1669
+  _globals['_EVALUATIONASSIGNMENT']._serialized_start=1672
+  _globals['_EVALUATIONASSIGNMENT']._serialized_end=1924
+  _globals['_PAYLOAD']._serialized_start=1926
+  _globals['_PAYLOAD']._serialized_end=2018
+  _globals['_EPOCHMETRICS']._serialized_start=2020
+  _globals['_EPOCHMETRICS']._serialized_end=2130
+  _globals['_EPOCHMETRICS_VALUESENTRY']._serialized_start=2085
+  _globals['_EPOCHMETRICS_VALUESENTRY']._serialized_end=2130
+  _globals['_UPDATEHEADER']._serialized_start=2133
+  _globals['_UPDATEHEADER']._serialized_end=2496
+  _globals['_UPDATETRAILER']._serialized_start=2498
+  _globals['_UPDATETRAILER']._serialized_end=2533
+  _globals['_RECEIPT']._serialized_start=2536
+  _globals['_RECEIPT']._serialized_end=2681
+  _globals['_OUTCOME']._serialized_start=2684
+  _globals['_OUTCOME']._serialized_end=2854
 # @@protoc_insertion_point(module_scope)

@@ -19,6 +19,7 @@ class PayloadKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAYLOAD_KIND_FULL_GRADIENT: _ClassVar[PayloadKind]
     PAYLOAD_KIND_VARIATE_CHANGE: _ClassVar[PayloadKind]
     PAYLOAD_KIND_CLIENT_MOMENTUM: _ClassVar[PayloadKind]
+    PAYLOAD_KIND_NAMED: _ClassVar[PayloadKind]
 
 class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ PAYLOAD_KIND_DELTA: PayloadKind
 PAYLOAD_KIND_FULL_GRADIENT: PayloadKind
 PAYLOAD_KIND_VARIATE_CHANGE: PayloadKind
 PAYLOAD_KIND_CLIENT_MOMENTUM: PayloadKind
+PAYLOAD_KIND_NAMED: PayloadKind
 REFUSAL_REASON_UNSPECIFIED: RefusalReason
 REFUSAL_REASON_LATE: RefusalReason
 REFUSAL_REASON_NOT_ASSIGNED: RefusalReason
@@ -75,7 +77,7 @@ class TaskFingerprint(_message.Message):
     def __init__(self, version: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class AlgorithmSpec(_message.Message):
-    __slots__ = ("name", "parameters", "schedules")
+    __slots__ = ("name", "parameters", "schedules", "fingerprint")
     class SchedulesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,10 +88,12 @@ class AlgorithmSpec(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _struct_pb2.Struct
     schedules: _containers.MessageMap[str, ParameterSchedule]
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., schedules: _Optional[_Mapping[str, ParameterSchedule]] = ...) -> None: ...
+    fingerprint: TaskFingerprint
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., schedules: _Optional[_Mapping[str, ParameterSchedule]] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ...) -> None: ...
 
 class ParameterSchedule(_message.Message):
     __slots__ = ("kind", "end", "milestones", "factor")
@@ -103,8 +107,28 @@ class ParameterSchedule(_message.Message):
     factor: float
     def __init__(self, kind: _Optional[str] = ..., end: _Optional[float] = ..., milestones: _Optional[_Iterable[int]] = ..., factor: _Optional[float] = ...) -> None: ...
 
+class OptimizerSpec(_message.Message):
+    __slots__ = ("name", "parameters", "state")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parameters: _struct_pb2.Struct
+    state: str
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
+
+class RateSchedule(_message.Message):
+    __slots__ = ("kind", "warmup", "end")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    warmup: float
+    end: float
+    def __init__(self, kind: _Optional[str] = ..., warmup: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
+
 class LocalTraining(_message.Message):
-    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples")
+    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples", "optimizer", "schedule", "micro_batch_size")
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +139,9 @@ class LocalTraining(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     POPULATION_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     algorithm: AlgorithmSpec
     learning_rate: float
     local_epochs: int
@@ -125,10 +152,13 @@ class LocalTraining(_message.Message):
     seed: int
     population: int
     population_examples: int
-    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ...) -> None: ...
+    optimizer: OptimizerSpec
+    schedule: RateSchedule
+    micro_batch_size: int
+    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent")
+    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +172,9 @@ class Assignment(_message.Message):
     MAX_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_NAMES_FIELD_NUMBER: _ClassVar[int]
+    PERSONAL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FROZEN_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     attempt: int
     task: str
@@ -155,32 +188,54 @@ class Assignment(_message.Message):
     max_update_bytes: int
     counted: Outcome
     traceparent: str
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    payload_names: _containers.RepeatedScalarFieldContainer[str]
+    personal: _containers.RepeatedScalarFieldContainer[str]
+    local_frozen: _tensor_pb2.Resource
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ...) -> None: ...
 
 class EvaluationAssignment(_message.Message):
-    __slots__ = ("key", "task", "fingerprint", "resources", "deadline")
+    __slots__ = ("key", "task", "fingerprint", "resources", "deadline", "personal", "local_frozen")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    PERSONAL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FROZEN_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     task: str
     fingerprint: TaskFingerprint
     resources: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Resource]
     deadline: _duration_pb2.Duration
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    personal: _containers.RepeatedScalarFieldContainer[str]
+    local_frozen: _tensor_pb2.Resource
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ...) -> None: ...
 
 class Payload(_message.Message):
-    __slots__ = ("kind", "manifest")
+    __slots__ = ("kind", "manifest", "name")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     kind: PayloadKind
     manifest: _tensor_pb2.Manifest
-    def __init__(self, kind: _Optional[_Union[PayloadKind, str]] = ..., manifest: _Optional[_Union[_tensor_pb2.Manifest, _Mapping]] = ...) -> None: ...
+    name: str
+    def __init__(self, kind: _Optional[_Union[PayloadKind, str]] = ..., manifest: _Optional[_Union[_tensor_pb2.Manifest, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class EpochMetrics(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UpdateHeader(_message.Message):
-    __slots__ = ("session_id", "key", "attempt", "payloads", "size_bytes", "digest", "num_examples", "num_steps", "training_loss", "training_seconds", "resume_offset", "state_epoch")
+    __slots__ = ("session_id", "key", "attempt", "payloads", "size_bytes", "digest", "num_examples", "num_steps", "training_loss", "training_seconds", "resume_offset", "state_epoch", "epochs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +248,7 @@ class UpdateHeader(_message.Message):
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     key: ExchangeKey
     attempt: int
@@ -205,7 +261,8 @@ class UpdateHeader(_message.Message):
     training_seconds: float
     resume_offset: int
     state_epoch: int
-    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., num_examples: _Optional[int] = ..., num_steps: _Optional[int] = ..., training_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., resume_offset: _Optional[int] = ..., state_epoch: _Optional[int] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochMetrics]
+    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., num_examples: _Optional[int] = ..., num_steps: _Optional[int] = ..., training_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., resume_offset: _Optional[int] = ..., state_epoch: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochMetrics, _Mapping]]] = ...) -> None: ...
 
 class UpdateTrailer(_message.Message):
     __slots__ = ("size_bytes",)
