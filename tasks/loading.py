@@ -14,6 +14,7 @@ from typing import Any, cast, get_type_hints
 from tasks.base import Task, TaskError, task_code
 from tasks.classifier import Classifier
 from tasks.naming import comma_separated, path_of
+from tasks.torchvision_compat import install_import_hook
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
 
@@ -94,6 +95,8 @@ def _attribute(path: str, name: str) -> object:
     # Last, so that a file in the current directory replaces no installed module.
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
+    # The module may import torchvision, itself or through peft or transformers.
+    install_import_hook()
     try:
         with task_code(f"importing {module_name} for task {name}"):
             module = importlib.import_module(module_name)
