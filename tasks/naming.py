@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
