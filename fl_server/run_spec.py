@@ -73,10 +73,12 @@ def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
     bare.CopyFrom(spec)
     bare.task.ClearField("options")
     bare.algorithm.ClearField("parameters")
+    bare.round.ClearField("reducer_parameters")
     values = MessageToDict(bare, preserving_proto_field_name=True)
     for section, field, given in (
         ("task", "options", spec.task.options),
         ("algorithm", "parameters", spec.algorithm.parameters),
+        ("round", "reducer_parameters", spec.round.reducer_parameters),
     ):
         if given.fields:
             values[section][field] = plain(given)

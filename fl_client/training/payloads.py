@@ -14,15 +14,20 @@ import algorithms
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, name_of, work_digest
+from fl_client.training.methods import Methods, check_method
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
 
 
-def method_of(training: training_pb2.LocalTraining) -> Algorithm:
-    """The method that an assignment names. Raises WorkFailed if it is unknown."""
+def method_of(training: training_pb2.LocalTraining, methods: Methods) -> Algorithm:
+    """The method that an assignment names. Raises WorkFailed if it is unknown, or if its code differs here.
+
+    methods: those from outside on this device.
+    """
     spec = training.algorithm
+    check_method(spec, methods)
     try:
         return algorithms.build(spec.name, **MessageToDict(spec.parameters))
     except (ValueError, TypeError, LookupError, JsonError) as error:

@@ -96,7 +96,7 @@ class Trainer:
         """
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
-        algorithm = payloads.method_of(training)
+        algorithm = payloads.method_of(training, self._local.methods)
         exchange = payloads.exchange_of(assignment, algorithm)
         model, x = self._load(bundles)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
