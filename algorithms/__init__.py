@@ -65,6 +65,7 @@ from algorithms.base import (
     WeightedSum,
     Weights,
 )
+from algorithms.batches import Batch, Forward, examples_of, forward_pair, to_device
 from algorithms.client import LocalData, Work, answer
 from algorithms.compose import (
     ClientState,
@@ -104,6 +105,7 @@ __all__ = [
     "PER_ROUND",
     "Algorithm",
     "AlgorithmError",
+    "Batch",
     "ClientContext",
     "ClientState",
     "ClientUpdate",
@@ -113,6 +115,7 @@ __all__ = [
     "Decay",
     "DecayPerRound",
     "Exchange",
+    "Forward",
     "Geometry",
     "GradientRule",
     "InputAscent",
@@ -162,6 +165,8 @@ __all__ = [
     "client_parameters",
     "compose",
     "example_weights",
+    "examples_of",
+    "forward_pair",
     "is_known",
     "load_state",
     "maximum",
@@ -175,6 +180,7 @@ __all__ = [
     "run_round",
     "start_run",
     "sum_exchange",
+    "to_device",
     "train_locally",
     "uniform_weights",
     "values_in",

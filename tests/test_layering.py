@@ -137,7 +137,6 @@ IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
     "fl_common.tracing",
     "extensions.importing",
-    "tasks.built_in.torchvision_compat",
 }
 """Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""
 
