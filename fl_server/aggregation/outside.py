@@ -8,7 +8,7 @@ import torch
 
 import algorithms as fl
 from fl_server.errors import InvalidInput
-from fl_server.run_config import BUILT_IN_REDUCERS, RoundSection
+from fl_server.run_config import RoundSection
 
 
 def outside_reducer(section: RoundSection) -> fl.Reducer | None:
@@ -16,7 +16,7 @@ def outside_reducer(section: RoundSection) -> fl.Reducer | None:
 
     Raises AlgorithmError for an unknown reducer, and for a parameter that it does not take.
     """
-    if section.reducer in BUILT_IN_REDUCERS:
+    if section.reducer in fl.BUILT_IN_REDUCERS:
         return None
     return fl.build_reducer(section.reducer, **section.reducer_parameters)
 
