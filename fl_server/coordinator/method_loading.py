@@ -59,12 +59,12 @@ def _loaded(part: _Part, name: str, listed: Collection[str]) -> Code | None:
     except NotListed as error:
         raise InvalidInput(
             part.field,
-            f"{kind.noun} that this coordinator may load: built in ({', '.join(kind.built_in)}), an entry point of an"
+            f"{kind.one} that this coordinator may load: built in ({', '.join(kind.built_in)}), an entry point of an"
             f" installed package, or listed under `{part.key}` in its server.toml ({comma_separated(listed)})",
             name,
         ) from error
     except AlgorithmError as error:
-        raise InvalidInput(part.field, f"{kind.noun} that this coordinator can load", error) from error
+        raise InvalidInput(part.field, f"{kind.one} that this coordinator can load", error) from error
 
 
 def _checked(part: _Part, code: Code | None, wanted: Fingerprint | None) -> Fingerprint | None:
