@@ -22,6 +22,8 @@ from tasks.batches import count_steps
 MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 """Limits of one assignment, above the needs of any method."""
 NAME_CHARS = 64
+METHOD_CHARS = 256
+"""A method's name may be module:attribute."""
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
@@ -95,10 +97,14 @@ def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
     """Names and plain values only. Only the registry of methods interprets them."""
     fields = spec.parameters.fields
-    if len(spec.name) > NAME_CHARS or any(len(name) > NAME_CHARS for name in fields):
-        raise _unsupported(
-            f"algorithm: expected names of at most {NAME_CHARS} characters, got {log_text(spec.name, 80)!r}"
-        )
+    for what, name, limit in (
+        ("a", spec.name, METHOD_CHARS),
+        *(("a parameter's", each, NAME_CHARS) for each in fields),
+    ):
+        if len(name) > limit:
+            raise _unsupported(
+                f"algorithm: expected {what} name of at most {limit} characters, got {log_text(name, 80)!r}"
+            )
     if len(fields) > MAX_PARAMETERS:
         raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
     for name, value in fields.items():

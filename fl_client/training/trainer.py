@@ -103,7 +103,7 @@ class Trainer:
         """
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
-        algorithm = payloads.method_of(training)
+        algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
         model, x = self._load(bundles)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
@@ -136,6 +136,10 @@ class Trainer:
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
         return len(self._local.held_out), metrics
+
+    def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
+        """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
+        return payloads.method_of(training, self._local.methods)
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""

@@ -172,7 +172,8 @@ class Engine:
         """
         last = len(self.algorithm.exchanges) - 1
         accepted = AcceptedUpdates(self._capped(cohort), paths, self.shape(last))
-        selected = select_updates(self.config.round, accepted)
+        weights = self.algorithm.weights(accepted.cohort)
+        selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
@@ -182,7 +183,6 @@ class Engine:
             tree.copy_(made.rounded, made.state.x)
             _check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
             self._check_direction(made, 0, _NONE)
-        weights = self.algorithm.weights(accepted.cohort)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         return made, replace(
