@@ -61,7 +61,7 @@ class Engine:
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
         self._task = task
-        self._model = TaskModel(task, config.seed)
+        self._model = TaskModel(task, config.seed, config.personal)
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {

@@ -51,6 +51,11 @@ def complete(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
 
 
+def keeps_client_state(config: RunConfig, algorithm: fl.Algorithm) -> bool:
+    """Whether each client of the run keeps a state of its own from round to round."""
+    return algorithm.keeps_client_state or bool(config.personal)
+
+
 def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:
     """The run's method with its parameters of a round. algorithm: of `build_algorithm`."""
     return fl.at_round(algorithm, _schedules(config), round_, config.horizon)

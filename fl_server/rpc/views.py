@@ -66,7 +66,7 @@ def run_status(run: Run) -> pb.RunStatus:
         status.latest.CopyFrom(round_summary(log.latest))
     if log.best_commit is not None:
         status.best.CopyFrom(round_summary(log.best_commit))
-    if run.context.algorithm.keeps_client_state:
+    if run.context.keeps_client_state:
         status.states.CopyFrom(_states(run))
     return status
 

@@ -164,7 +164,7 @@ class RoundComputation:
         else:
             norms = [norms_of(update) for update in updates]
             await context.services.in_compute(context.norms.add, state.round, norms)
-        if context.algorithm.keeps_client_state:
+        if context.keeps_client_state:
             context.client_states.count(updates, record.state_epoch)
             restart_if_due(context, control)
         control.post(ev.ModelCommitted(self._evaluation.under_way))
