@@ -65,6 +65,7 @@ from algorithms.base import (
     WeightedSum,
     Weights,
 )
+from algorithms.batches import Batch, Forward, examples_of, forward_pair, to_device
 from algorithms.client import LocalData, Work, answer
 from algorithms.compose import (
     ClientState,
@@ -87,6 +88,7 @@ __all__ = [
     "BASIC_PAYLOADS",
     "Algorithm",
     "AlgorithmError",
+    "Batch",
     "ClientContext",
     "ClientState",
     "ClientUpdate",
@@ -94,6 +96,7 @@ __all__ = [
     "ComputedPayload",
     "Correction",
     "Exchange",
+    "Forward",
     "GradientRule",
     "InputAscent",
     "LocalData",
@@ -130,6 +133,8 @@ __all__ = [
     "client_parameters",
     "compose",
     "example_weights",
+    "examples_of",
+    "forward_pair",
     "load_state",
     "maximum",
     "mean_delta",
@@ -141,6 +146,7 @@ __all__ = [
     "run_round",
     "start_run",
     "sum_exchange",
+    "to_device",
     "train_locally",
     "uniform_weights",
     "values_in",
