@@ -197,6 +197,12 @@ class ClientUpdate:
     """Mean loss over the local steps, each before its step; None without training."""
     ascent: Tensors = field(default_factory=dict)
     """Parameters of an InputAscent after the last step. The client keeps them and never sends them."""
+    personal: Tensors = field(default_factory=dict)
+    """Final values of the personal parameters and buffers. The client keeps them and never sends them."""
+    examples: int | None = None
+    """n_i, if a training loop of the task's own reported it; None: all local examples."""
+    epochs: tuple[Mapping[str, float], ...] = ()
+    """Means that were measured in each local epoch, by name; empty if none were."""
 
     def admitted(self, clip_factor: float) -> ClientUpdate:
         """The update as the server admitted it: its delta times `clip_factor`."""
