@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
+from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
 from fl_client.training.model_values import Bundles
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -52,6 +53,17 @@ class TrainingResult:
     """None where the method has no client state in this exchange."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a device measured on its held-out examples."""
+
+    examples: int
+    metrics: dict[str, float]
+    """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
+    without_personal: dict[str, float]
+    """With personal parameters: the same with their initial values. Otherwise empty."""
+
+
 class Trainer:
     """The model of one task, on the data's device, which gets the coordinator's values for each assignment.
 
@@ -65,8 +77,8 @@ class Trainer:
         """
         self._local, self._compute = local, compute
         self._model = model
-        self.layouts: Layouts | None = None
-        """Layouts of the model's bundles. None before `prepare`."""
+        self._layouts: dict[tuple[str, ...], Layouts] = {}
+        """Layouts of the model's bundles, by the patterns of personal parameters."""
 
     @property
     def examples(self) -> int:
@@ -78,11 +90,22 @@ class Trainer:
         """Number of held-out examples of this device."""
         return len(self._local.held_out)
 
-    def prepare(self) -> None:
-        """Make the model, if there is none, and set `layouts`. Raises WorkFailed."""
+    def layouts(self, personal: Sequence[str] = ()) -> Layouts:
+        """The layouts of the model's bundles. The first call makes the model. Raises WorkFailed.
+
+        personal: patterns of the names of personal parameters.
+        """
+        if (known := self._layouts.get(tuple(personal))) is not None:
+            return known
         model = self._get_model()
         with _task_failures():
-            self.layouts = model_values.layouts_of(model)
+            layouts = model_values.layouts_of(model, own.names_in(model, personal))
+        self._layouts = {tuple(personal): layouts}  # a coordinator may have many runs: only the latest is kept
+        return layouts
+
+    def knows_layouts(self, personal: Sequence[str]) -> bool:
+        """Whether `layouts` returns at once."""
+        return tuple(personal) in self._layouts
 
     def train(
         self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
@@ -98,15 +121,17 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         algorithm = payloads.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
-        model, x = self._load(bundles)
+        personal = own.names_in(self._get_model(), assignment.personal)
+        model, x = self._load(bundles, personal)
+        own.load(model, personal, client_state)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
-            model_values.direction(model, bundles),
-            _state_of(algorithm, model, client_state),
+            model_values.direction(model, bundles, personal),
+            _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
             self._omega(algorithm, training),
         )
         settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-        work = Work(algorithm, context, settings, assignment.key.exchange, x)
+        work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         started = time.monotonic()
         with _task_failures():
             data, steps = self._data(training, exchange)
@@ -116,19 +141,35 @@ class Trainer:
         payloads.check_finite(computed)
         update = payloads.pack_update(assignment, computed, len(self._local.train), seconds)
         keeps_state = algorithm.keeps_client_state and exchange.trains
-        return TrainingResult(update, NextState.of(algorithm, context, computed) if keeps_state else None)
+        next_state = NextState.of(algorithm, context, computed) if keeps_state else None
+        return TrainingResult(update, own.added(next_state, computed.personal))
 
-    def evaluate(self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles) -> tuple[int, dict[str, float]]:
-        """The number of held-out examples, and the mean of each metric over them. Raises WorkFailed as `train` does."""
+    def evaluate(
+        self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None
+    ) -> Evaluation:
+        """The mean of each metric over the held-out examples. Raises WorkFailed as `train` does.
+
+        client_state: the run's, whose personal values are used. None: their initial values.
+        """
         self.check_task(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
-        model, _ = self._load(bundles)
+        personal = own.names_in(self._get_model(), assignment.personal)
+        model, _ = self._load(bundles, personal)
+        metrics = self._metrics(model)
+        without = {}
+        if personal:
+            without = metrics
+            own.load(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
+            metrics = self._metrics(model) if client_state is not None else without
+        return Evaluation(len(self._local.held_out), metrics, without)
+
+    def _metrics(self, model: nn.Module) -> dict[str, float]:
         with _task_failures():
             metrics = evaluate(self._local.task, model, self._local.held_out)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
-        return len(self._local.held_out), metrics
+        return metrics
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""
@@ -142,10 +183,10 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, bundles: Bundles) -> tuple[nn.Module, Tensors]:
+    def _load(self, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, and x in the bundle's memory."""
         model = self._get_model()
-        return model, model_values.load(model, bundles)
+        return model, model_values.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
         if self._model is None:
@@ -190,9 +231,9 @@ class Trainer:
         return LocalData(steps, ordered_batches(examples, size), self._local.task.loss), total
 
 
-def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | None) -> Memory:
+def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
-    initial = algorithm.client_init(trainable_views(model))
+    initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
     try:

@@ -27,7 +27,7 @@ from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
-from fl_server.rounds.client_metrics import ClientMetrics
+from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import digest_bytes, digest_text, pack
@@ -121,10 +121,13 @@ class Federation:
         """Metrics of the latest model on a client's held-out data. Raises WorkFailed, for example if it has none."""
         local = self.clients[client]
         bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
-        assignment = EvaluationAssignment(task=self.config.task.name, fingerprint=local.fingerprint)
+        assignment = EvaluationAssignment(
+            task=self.config.task.name, fingerprint=local.fingerprint, personal=self.config.personal
+        )
         self.traffic.download(client, bundles)
         with one_thread():
-            return Trainer(local, self._model).evaluate(assignment, bundles)
+            found = Trainer(local, self._model).evaluate(assignment, bundles, self._states.get(client))
+        return found.examples, with_own(found.metrics, found.without_personal)
 
     def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
         """Check an update with the coordinator's admission gate and spool it. Raises Refused."""

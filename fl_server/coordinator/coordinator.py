@@ -24,7 +24,6 @@ from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
 from protos.codec import digest_text
-from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
