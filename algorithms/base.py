@@ -312,10 +312,23 @@ class Algorithm:
     restart: Callable[[ServerState], ServerState]
     """Reset the server memory that mirrors the clients' states, when all of these are reset. x stays."""
     keeps_client_state: bool = False
+    plain_steps: bool = False
+    """Its local steps are plain SGD on g, so that its formulas hold for a training loop of a task's own too."""
+    no_loop: str = ""
+    """Why a training loop of a task's own cannot make its local steps, not even inexactly; empty: it can."""
     objective: Objective = "uniform"
     """examples: each client's context needs its omega_i."""
     needs_population: bool = False
     """Every RoundInfo needs N, and N must not change. Reducers other than the mean break such a method."""
+
+    def loop_conflict(self, *, inexact: bool) -> str:
+        """Why a training loop of a task's own cannot make the local steps; empty if it can.
+
+        inexact: its formulas may be wrong then.
+        """
+        if self.no_loop or inexact or self.plain_steps:
+            return self.no_loop
+        return "its local steps are not plain steps along the gradient, and the task's loop makes its own"
 
     def direction(self, state: ServerState) -> Tensors | None:
         """The direction of the first exchange. Most methods have only one."""

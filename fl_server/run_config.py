@@ -106,6 +106,7 @@ class LocalSection(_Section):
     weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     learning_rate_changes: tuple[RateChange, ...] = ()
+    inexact: bool = False
 
     @field_validator("learning_rate_changes")
     @classmethod

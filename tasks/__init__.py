@@ -14,6 +14,7 @@ from tasks.base import Examples, Shard, Task, TaskError
 from tasks.classifier import Classifier
 from tasks.loading import fingerprint, load_task
 from tasks.naming import BUILT_IN, TaskNotListed
+from tasks.own_loop import TrainContext, TrainReport
 from tasks.partitioning.file import Partition, load_partition, save_partition
 from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
 
@@ -27,6 +28,8 @@ __all__ = [
     "Task",
     "TaskError",
     "TaskNotListed",
+    "TrainContext",
+    "TrainReport",
     "fingerprint",
     "load_partition",
     "load_task",

@@ -94,6 +94,8 @@ class Task(Protocol):
     results. `train_labels()` returns the class numbers [M] of the whole training set for partitioning;
     `train_data(Shard())` would need the memory of all inputs and may lack a held-out part. `train_groups()` returns
     the group number [M] of each example's writer, person or speaker, for partitioning by group.
+
+    It may also have `train(model, data, context)`, a training loop of its own (`tasks.own_loop`).
     """
 
     version: str

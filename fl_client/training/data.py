@@ -14,6 +14,7 @@ from fl_client.settings.config import ClientConfig, ShardConfig
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.loading import fingerprint, load_task
+from tasks.own_loop import own_loop
 from tasks.partitioning.file import load_partition
 from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
 
@@ -51,6 +52,7 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
     try:
         task = load_task(config.task.name, config.task.options)
         version, source = fingerprint(task)
+        own_loop(task)  # one with other arguments is refused
         shard = _shard(config, state, task)
         train, held_out = task.train_data(shard).to(device), task.eval_data(shard).to(device)
         if not len(train):

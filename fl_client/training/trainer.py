@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -27,21 +27,16 @@ from fl_client.training import model_values, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
 from fl_client.training.model_values import Bundles
+from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
 from tasks.evaluation import evaluate
+from tasks.own_loop import MAX_EPOCHS, own_loop
 
 
 class Interrupted(Exception):
     """Raised by an `on_step` to end the training: its result is not needed."""
-
-
-OnStep = Callable[[int, int], object]
-"""Called after each step, or batch of a full gradient, with its number from 1 and the total.
-
-An exception that it raises ends the training.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +130,15 @@ class Trainer:
         started = time.monotonic()
         with _task_failures():
             data, steps = self._data(training, exchange)
+            if exchange.trains and (loop := own_loop(self._local.task)) is not None:
+                payloads.check_loop(algorithm)
+                round_ = Round(assignment.key.round, context.direction, on_step)
+                data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
             seed_everything(training.seed)
             computed = answer(model, data, work, on_step=lambda step: on_step(step + 1, steps))
         seconds = time.monotonic() - started
         payloads.check_finite(computed)
-        update = payloads.pack_update(assignment, computed, len(self._local.train), seconds)
+        update = payloads.pack_update(assignment, computed, computed.examples or len(self._local.train), seconds)
         keeps_state = algorithm.keeps_client_state and exchange.trains
         next_state = NextState.of(algorithm, context, computed) if keeps_state else None
         return TrainingResult(update, own.added(next_state, computed.personal))
@@ -221,14 +220,14 @@ class Trainer:
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
         examples, size = self._local.train, training.batch_size
-        work = {
-            "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
-            "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
-        }
+        work = work_of(training)
         steps: Batches = batches(examples, size, training.seed, **work)
         total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
         total += count_steps(len(examples), size, **work) if exchange.trains else 0
-        return LocalData(steps, ordered_batches(examples, size), self._local.task.loss), total
+        # With one epoch its mean loss is the training loss.
+        epoch = count_steps(len(examples), size, epochs=1) if 1 < training.local_epochs <= MAX_EPOCHS else 0
+        whole = ordered_batches(examples, size)
+        return LocalData(steps, whole, self._local.task.loss, epoch_steps=epoch), total
 
 
 def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:

@@ -24,6 +24,7 @@ from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.epochs import Epochs, epochs_of
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
@@ -51,6 +52,8 @@ class Contribution:
     path: Path
     norms: Mapping[str, float]
     """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
+    epochs: Epochs
+    """What the client measured in each local epoch."""
 
     @property
     def measured(self) -> Measured:
@@ -143,7 +146,7 @@ class Federation:
         clip_factor = gate.clip_factor(next(iter(norms.values())))
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
         loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path, norms)
+        return Contribution(info, digest, loss, path, norms, epochs_of(header))
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
@@ -196,6 +199,10 @@ class Federation:
         self._states.clear()
         self.snapshot = self.engine.restart(self.snapshot)
         self._prepare_bundles(0)
+
+    def restart_state(self, client: str) -> None:
+        """Delete one client's state. Others keep theirs, and so does the server."""
+        self._states.pop(client, None)
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""

@@ -26,7 +26,7 @@ def build_gate(engine: Engine, collecting: Collecting, registered: int, max_byte
     """The gate for a client with this number of registered examples. max_bytes: 0 for no limit but the exact size."""
     section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
     shape = engine.shape(exchange)
-    ordered = ExpectedWork(registered, local, engine.algorithm.exchanges[exchange].trains)
+    ordered = ExpectedWork(registered, local, engine.algorithm.exchanges[exchange].trains, engine.own_loop)
     others = collecting.history.others(section)
     steps = ordered.steps(max(1, registered))
     buffers = BufferRules(

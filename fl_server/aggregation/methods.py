@@ -40,6 +40,18 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     return algorithm
 
 
+def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
+    """Raises InvalidInput unless the method works with a training loop of the task's own."""
+    if not (why := algorithm.loop_conflict(inexact=config.local.inexact)):
+        return
+    remedy = "" if algorithm.no_loop else ", or local.inexact = true to use it without its guarantees"
+    raise InvalidInput(
+        "algorithm.name",
+        f"a method of plain local steps for a task that has its own training loop, such as fedavg{remedy}",
+        f"{algorithm.name}: {why}",
+    )
+
+
 def complete(config: RunConfig) -> RunConfig:
     """The configuration with its defaults filled in, as it is stored and shown.
 
