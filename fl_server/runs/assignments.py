@@ -76,6 +76,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         state_epoch=work.state_epoch,
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
+        personal=work.config.personal,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     return message
