@@ -16,6 +16,7 @@ from fl_client.storage.pending_updates import Key, key_of
 from fl_common.names import check_id
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import check_payload_name
 from tasks.batches import count_steps
 
 MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
@@ -63,10 +64,16 @@ def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, 
     check_resources(assignment.resources)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
+        ("payload_names", len(assignment.payload_names), MAX_PAYLOADS),
         ("upload_encodings", len(assignment.upload_encodings), MAX_ENCODINGS),
     ):
         if count > limit:
             raise _unsupported(f"{field}: expected at most {limit}, got {count}")
+    for name in assignment.payload_names:
+        try:
+            check_payload_name(name)
+        except ValueError as error:
+            raise _unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
     _check_work(assignment.training, limits, examples)

@@ -14,7 +14,7 @@ from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from protos.fl.v1 import training_pb2 as pb
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN
-from protos.wire import payload_kind
+from protos.wire import payload_kind, payload_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None) -> 
 
 def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment:
     """What is the same for all clients of an attempt."""
+    payloads = work.algorithm.exchanges[position.exchange].payloads
     message = pb.Assignment(
         key=pb.ExchangeKey(run_id=work.run_id, round=position.round, exchange=position.exchange),
         attempt=position.attempt,
@@ -70,7 +71,8 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         fingerprint=pb.TaskFingerprint(version=work.fingerprint[0], source=work.fingerprint[1]),
         resources=[broadcast.resource for broadcast in work.broadcasts],
         training=_training(work, position.round),
-        payloads=[payload_kind(payload) for payload in work.algorithm.exchanges[position.exchange].payloads],
+        payloads=[payload_kind(payload) for payload in payloads],
+        payload_names=[name for name in map(payload_name, payloads) if name],
         state_epoch=work.state_epoch,
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
