@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tasks import Examples
 from tasks.batches import batches, seed_everything
 from tasks.built_in.shakespeare import Shakespeare
 from tasks.evaluation import evaluate
