@@ -16,6 +16,7 @@ from tasks.loading import fingerprint, load_task
 from tasks.naming import BUILT_IN, TaskNotListed
 from tasks.partitioning.file import Partition, load_partition, save_partition
 from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
+from tasks.torchvision_compat import install_import_hook
 
 __all__ = [
     "BUILT_IN",
@@ -35,3 +36,7 @@ __all__ = [
     "training_groups",
     "training_labels",
 ]
+
+# Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
+# through peft or transformers.
+install_import_hook()

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tasks.adapters import add_lora, freeze_a, load_weights
 from tasks.base import Examples, Shard, TaskError
-from tasks.built_in.adapters import add_lora, load_weights
 from tasks.built_in.held_out import checked_fraction, split_shard
 from tasks.built_in.speeches import VOCABULARY, encode, read_speakers, windows
 from tasks.classifier import Classifier
@@ -64,7 +64,10 @@ class Shakespeare(Classifier):
         model = CausalTransformer(len(VOCABULARY), LENGTH)
         if self.base is not None:
             load_weights(model, self.base)
-        return add_lora(model, self.rank, ADAPTED, train_a=self.train_a) if self.rank else model
+        if not self.rank:
+            return model
+        adapted = add_lora(model, self.rank, ADAPTED)
+        return adapted if self.train_a else freeze_a(adapted)
 
     def train_data(self, shard: Shard) -> Examples:
         """The shard without its held-out part."""

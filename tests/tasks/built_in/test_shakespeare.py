@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -129,13 +128,6 @@ def test_a_frozen_a_does_not_depend_on_the_seed(root: str) -> None:
     assert all(torch.equal(value, found[1][name]) and value.any() for name, value in found[0].items())
 
 
-def test_the_mean_of_b_is_the_mean_of_the_products_only_with_a_common_a() -> None:
-    """mean(B) A = mean(B A), but mean(B) mean(A) is not mean(B A): with B, A = (1, 1), (3, 2), 3 is not 3.5."""
-    b, a = torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0])
-    assert torch.equal(b.mean() * a[0], (b * a[0]).mean())
-    assert (float(b.mean() * a.mean()), float((b * a).mean())) == (3.0, 3.5)
-
-
 def test_train_a_trains_both_matrices(root: str) -> None:
     """Twice as many matrices are trainable as without the option."""
     names = trained(task_with(root, lora=4, train_a=True).model())
@@ -191,25 +183,6 @@ def test_characters_outside_the_vocabulary_are_named() -> None:
     assert encode("\nz").tolist() == [0, 64]
     with pytest.raises(TaskError, match="got also 'Äé'"):
         encode("Äh, café")
-
-
-@pytest.mark.parametrize("content", [None, b"no safetensors", {"head.bias": torch.zeros(2)}])
-def test_base_weights_that_do_not_fit_are_refused(tmp_path: Path, content: bytes | dict[str, Tensor] | None) -> None:
-    """A missing file, another format and another model's weights: the message has the file and the option."""
-    path = tmp_path / "base.safetensors"
-    if isinstance(content, dict):
-        save_file(content, path)
-    elif content is not None:
-        path.write_bytes(content)
-    with pytest.raises(TaskError, match=f"model's weights in .*{path}.* option base"):
-        load_task("shakespeare", {"base": str(path)}).model()
-
-
-def test_without_peft_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra that brings the library is named."""
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(TaskError, match=r"pip install impetus-fl\[lora\]"):
-        load_task("shakespeare", {"lora": 2}).model()
 
 
 def test_tiny_shakespeare_as_it_is(data_root: str) -> None:
