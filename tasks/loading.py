@@ -66,6 +66,17 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
     return cast(Task, task)
 
 
+def load_function(name: str) -> Callable[..., Any]:
+    """The function `module:function` that this machine's own configuration names. Raises TaskError.
+
+    The module may also lie in the current directory. A name from another machine must never come here.
+    """
+    found = _attribute(name, name)
+    if not callable(found):
+        raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
+    return found
+
+
 def fingerprint(task: Task) -> tuple[str, str]:
     """(version, source): the author's version and "sha256:" + hex of the text of the module that defines the class.
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from extensions import naming
 from extensions.naming import Kind
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {

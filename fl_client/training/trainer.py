@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ from fl_client.training.model_values import Bundles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
+from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
 
 
@@ -72,6 +74,11 @@ class Trainer:
     def examples(self) -> int:
         """Number of training examples of this device."""
         return len(self._local.train)
+
+    @property
+    def own_batches(self) -> int:
+        """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+        return self._local.train.own_batches
 
     @property
     def held_out(self) -> int:
@@ -150,12 +157,12 @@ class Trainer:
     def _get_model(self) -> nn.Module:
         if self._model is None:
             with _task_failures():
-                self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
+                self._model = self._compute.prepared(self._local.task.model(), self._local.device)
         return self._model
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
-        device = self._local.train.inputs.device
+        device = self._local.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},
@@ -179,15 +186,17 @@ class Trainer:
 
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
-        examples, size = self._local.train, training.batch_size
-        work = {
+        local, size = self._local.train, training.batch_size
+        work: dict[str, Any] = {
             "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
             "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
         }
-        steps: Batches = batches(examples, size, training.seed, **work)
-        total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
-        total += count_steps(len(examples), size, **work) if exchange.trains else 0
-        return LocalData(steps, ordered_batches(examples, size), self._local.task.loss), total
+        steps: Batches = batches(local, size, training.seed, **work)
+        own = local.own_batches
+        total = count_steps(len(local), size, epochs=1, own_batches=own) if exchange.passes else 0
+        total += count_steps(len(local), size, own_batches=own, **work) if exchange.trains else 0
+        task = self._local.task
+        return LocalData(steps, ordered_batches(local, size), task.loss, forward_of(task)), total
 
 
 def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | None) -> Memory:

@@ -29,8 +29,9 @@ from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
-from tasks import Examples, Task
+from tasks import Task
 from tasks.base import task_code
+from tasks.data.forms import Data, as_data
 from tasks.evaluation import evaluate
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
@@ -75,7 +76,7 @@ class Engine:
         ]
         self.frozen: fl.Tensors = {}
         """Frozen tensors of the first model; set with the first snapshot."""
-        self.held_out: Examples | None = None
+        self.held_out: Data | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
@@ -225,7 +226,7 @@ class Engine:
         with self._evaluating:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
-                    self.held_out = self._task.eval_data()
+                    self.held_out = as_data(self._task.eval_data())
             with self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)) as model:
                 return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
 

@@ -36,6 +36,13 @@ def check_sizes(request: pb.RegisterRequest) -> None:
     for field, text in _texts(request):
         if len(text) > MAX_CHARS:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
+    for offer in request.tasks:
+        if offer.train_batches > offer.train_examples:
+            raise InvalidInput(
+                "tasks.train_batches",
+                f"{offer.train_examples} batches at most, as the task {offer.name!r} has so many examples to train on",
+                f"{offer.train_batches}",
+            )
     check_availability(request.availability)
 
 
@@ -88,6 +95,7 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
             {
                 "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
                 "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+                **({"train_batches": offer.train_batches} if offer.train_batches else {}),
             }
             for offer in request.tasks
         ],

@@ -188,6 +188,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
             fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
             train_examples=task["train_examples"],
             eval_examples=task["eval_examples"],
+            train_batches=task.get("train_batches", 0),
         )
         for task in record.tasks
     ]
