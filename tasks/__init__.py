@@ -30,6 +30,7 @@ from tasks.partitioning.partition import (
     training_labels,
     training_size,
 )
+from tasks.torchvision_compat import install_import_hook
 
 __all__ = [
     "BUILT_IN",
@@ -55,3 +56,7 @@ __all__ = [
     "training_labels",
     "training_size",
 ]
+
+# Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
+# through peft or transformers.
+install_import_hook()

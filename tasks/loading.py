@@ -13,7 +13,6 @@ from extensions.naming import comma_separated
 from tasks.base import Task, TaskError, task_code
 from tasks.classifier import Classifier
 from tasks.naming import TASKS, path_of
-from tasks.torchvision_compat import install_import_hook
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
 
@@ -50,10 +49,7 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
         TaskNotListed: the name is not listed. Nothing was imported.
         TaskError: the task cannot be loaded. An exception of the task's own code is its cause.
     """
-    path = path_of(name, listed)
-    # The module may import torchvision, itself or through peft or transformers.
-    install_import_hook()
-    attribute = attribute_of(TASKS, path, name)
+    attribute = attribute_of(TASKS, path_of(name, listed), name)
     if inspect.isclass(attribute):
         if _class_lacks(attribute):
             raise _incomplete(name, attribute)
