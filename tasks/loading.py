@@ -71,7 +71,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
     The module may also lie in the current directory. A name from another machine must never come here.
     """
-    found = _attribute(name, name)
+    found = attribute_of(TASKS, name, name)
     if not callable(found):
         raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
     return found
