@@ -20,6 +20,7 @@ from tasks.data.shard import Shard
 from tasks.errors import TaskError
 from tasks.loading import fingerprint, load_task
 from tasks.naming import BUILT_IN, TaskNotListed
+from tasks.own_loop import TrainContext, TrainReport
 from tasks.partitioning.file import Partition, load_partition, save_partition
 from tasks.partitioning.partition import (
     PartitionSpec,
@@ -43,6 +44,8 @@ __all__ = [
     "Task",
     "TaskError",
     "TaskNotListed",
+    "TrainContext",
+    "TrainReport",
     "fingerprint",
     "load_partition",
     "load_task",

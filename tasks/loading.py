@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast, get_type_hints
 
@@ -71,7 +72,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
     The module may also lie in the current directory. A name from another machine must never come here.
     """
-    found = attribute_of(TASKS, name, name)
+    found = attribute_of(replace(TASKS, noun="function", classes=False), name, name)
     if not callable(found):
         raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
     return found
