@@ -72,7 +72,6 @@ def load_function(name: str) -> Callable[..., Any]:
 
     The module may also lie in the current directory. A name from another machine must never come here.
     """
-    install_import_hook()
     found = attribute_of(replace(TASKS, noun="function", classes=False), name, name)
     if not callable(found):
         raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
