@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, LocalSettings, Payload, Tensors
+from algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientUpdate,
+    ComputedPayload,
+    Exchange,
+    LocalSettings,
+    Payload,
+    Tensors,
+)
 from algorithms.batches import Forward, forward_pair
 from algorithms.gradients import Batches, Loss, full_gradient
 from algorithms.local import LocalResult, train_locally
@@ -32,6 +41,8 @@ class LocalData:
     loss: Loss
     forward: Forward = forward_pair
     """(model, batch) -> (output, target), the arguments of the loss. By default, that of pairs (inputs, targets)."""
+    steps: int = 0
+    """Number of batches of local steps. Only a schedule of the learning rate needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +86,28 @@ def answer(
             x=work.x,
             on_step=lambda step: notify(passes + step),
             forward=data.forward,
+            steps=data.steps,
         )
     basic, rate = _basic_payloads(exchange, whole, result), work.settings.learning_rate
     if result is None:
         update = ClientUpdate(basic, {}, passes, rate)
     else:
-        update = ClientUpdate(basic, result.buffers, result.steps, rate, result.loss, result.ascent)
+        update = ClientUpdate(basic, result.buffers, result.steps, rate, result.loss, result.ascent, result.optimizer)
     sent_like = trainable_views(model)  # a computed payload may have the precision of a client's state
     return replace(
         update,
         payloads={
-            payload: rounded_like(sent_like, exchange.computed[payload].compute(work.context, update))
+            payload: _computed(exchange.computed[payload], work.context, update, sent_like)
             if payload in exchange.computed
             else basic[payload]
             for payload in exchange.payloads
         },
     )
+
+
+def _computed(rule: ComputedPayload, context: ClientContext, update: ClientUpdate, model: Tensors) -> Tensors:
+    payload = rule.compute(context, update)
+    return payload if rule.wide else rounded_like(model, payload)
 
 
 def _full_gradient(

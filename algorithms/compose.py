@@ -132,6 +132,10 @@ class Correction:
     objective: Objective = "uniform"
     """examples: the rule depends on each client's omega_i."""
     needs_population: bool = False
+    needs_sgd: str = ""
+    """Why its formulas hold only for local steps of plain SGD with one learning rate; empty: they hold for any."""
+    own_steps: str = ""
+    """Why its local steps cannot be those of another optimizer; empty: they can."""
     incompatible: Mapping[str, str] = field(default_factory=dict)
     """Option values that this correction cannot be combined with -> the reason."""
 
@@ -220,7 +224,14 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
         keeps_client_state=correction.client != ClientState(),
         objective=correction.objective,
         needs_population=correction.needs_population,
+        needs_sgd=correction.needs_sgd or (_FEDNOVA if components.normaliser == "fednova" else ""),
+        own_steps=correction.own_steps,
     )
+
+
+_FEDNOVA = "tau_i counts a client's steps as steps of plain SGD"
+GRADIENT_FROM_DELTA = "G = -delta / (eta_l K) is the mean gradient of a client's steps only for plain SGD"
+"""Why the sum G of `mean_delta_and_gradient` needs plain SGD."""
 
 
 class _Sums(dict[str, Tensors]):

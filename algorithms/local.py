@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count, repeat
 
 import torch
 from torch import Tensor, nn
 
 from algorithms import tree
-from algorithms.base import LocalRule, LocalSettings, Tensors
+from algorithms.base import LocalRule, LocalSettings, Memory, Tensors
 from algorithms.batches import Batch, Forward, forward_pair
 from algorithms.gradients import Batches, BatchGradients, Loss, clipped
 from algorithms.model_state import read_buffers, trainable_views
@@ -32,6 +33,8 @@ class LocalResult:
     """Final local momentum, if the rule has one."""
     ascent: Tensors = field(default_factory=dict)
     """Final parameters of the rule's input map, if it has one."""
+    optimizer: Memory = field(default_factory=dict)
+    """Final state of the rule's optimizer, if it has one that is kept."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inputs
@@ -44,6 +47,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     x: Tensors | None = None,
     on_step: Callable[[int], object] | None = None,
     forward: Forward = forward_pair,
+    steps: int = 0,
 ) -> LocalResult:
     """Train `model` in place from its current values, one step for each batch.
 
@@ -56,14 +60,16 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         x: the current values of the model if the caller has a copy. None: they are copied here.
         on_step: called after each step with its number, from 0. Its exceptions end the training.
         forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
+        steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
 
     Raises:
-        AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors.
+        AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors; or its optimizer is
+            unknown here.
         ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
             parameters.
     """
     y = trainable_views(model)
-    step = _Step(BatchGradients(model, loss, settings, rule, forward), model, settings, rule, _start(y, x, rule))
+    step = _Step(BatchGradients(model, loss, settings, rule, forward), model, settings, rule, _start(y, x, rule), steps)
     total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
 
     model.train()
@@ -79,7 +85,9 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
     v = None if step.v is None else rounded_like(y, step.v)
     # The delta goes into memory that the gradients no longer use.
-    return LocalResult(step.delta(), read_buffers(model), steps, total.item() / steps, v, step.ascended)
+    return LocalResult(
+        step.delta(), read_buffers(model), steps, total.item() / steps, v, step.ascended, step.optimizer_state()
+    )
 
 
 class _Step:
@@ -90,9 +98,16 @@ class _Step:
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - as train_locally
-        self, gradients: BatchGradients, model: nn.Module, settings: LocalSettings, rule: LocalRule, x: Tensors
+        self,
+        gradients: BatchGradients,
+        model: nn.Module,
+        settings: LocalSettings,
+        rule: LocalRule,
+        x: Tensors,
+        steps: int,
     ) -> None:
         self._gradients = gradients
+        self._rates = _rates(settings, steps)
         self._low, self._sent, self._model = bool(low_dtypes(x)), x, trainable_views(model)
         x = self._x = widened(x)
         rule = _prepared(rule, x)
@@ -100,6 +115,7 @@ class _Step:
         self._y, self._u, self._anchor = widened(self._model), rule.u, None
         self._g_out, self._d_out, self._v_out = tree.scratch(x), tree.scratch(x), tree.scratch(x)
         self.v = rule.v
+        self._optimizer = None if rule.optimizer is None else rule.optimizer.begin(self._y)
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
@@ -108,6 +124,10 @@ class _Step:
     def ascended(self) -> Tensors:
         """Current parameters of the rule's input map."""
         return self._gradients.ascended
+
+    def optimizer_state(self) -> Memory:
+        """State of the rule's optimizer, if it is kept."""
+        return {} if self._optimizer is None else self._optimizer.memory()
 
     def delta(self) -> Tensors:
         """y - x, in the model's dtypes."""
@@ -120,25 +140,28 @@ class _Step:
             g = widened(g)
         if self._rule.anchored:
             g = tree.subtract(g, self._gradients.recompute_at(self._sent), self._g_out)
-        self._advance(g)
+        self._advance(g, next(self._rates))
         if self._low:
             tree.copy_(self._model, self._y)
         return loss
 
-    def _advance(self, g: Tensors) -> None:
+    def _advance(self, g: Tensors, rate: float) -> None:
         """One step of y."""
-        rate, rule = self._settings.learning_rate, self._rule
-        if self.v is None and rule.gradient.order == "paper":
-            self._move(g)
+        rule = self._rule
+        if self.v is None and self._optimizer is None and rule.gradient.order == "paper":
+            self._move(g, rate)
             return
         d = self._mixed(g) if rule.gradient.order == "paper" else self._mixed_clipped_decayed(g)
+        if self._optimizer is not None:
+            self._optimizer.step(d, rate)
+            return
         if self.v is not None:
             d = self.v = tree.accumulate(self.v, rule.gamma, d, self._v_out)
         tree.add_(self._y, d, -rate)
 
-    def _move(self, g: Tensors) -> None:
+    def _move(self, g: Tensors, rate: float) -> None:
         """y <- y - eta_l * d, one term at a time, which needs fewer passes. Neutral terms are skipped."""
-        rate, rule = self._settings.learning_rate, self._rule
+        rule = self._rule
         if self._anchor is not None:
             tree.lerp_(self._y, self._anchor, rate * rule.mu)
         if self._u is not None:
@@ -164,6 +187,15 @@ class _Step:
         d = clipped(self._mixed(g), self._settings, self._d_out)
         decay = self._settings.weight_decay + self._rule.mu
         return tree.add(d, self._y, decay, self._d_out) if decay else d
+
+
+def _rates(settings: LocalSettings, steps: int) -> Iterator[float]:
+    """The learning rate of each step. Raises ValueError for a schedule over an unknown number of steps."""
+    if settings.schedule.constant:
+        return repeat(settings.learning_rate)
+    if steps < 1:
+        raise ValueError(f"expected the number of steps with a schedule of the learning rate, got {steps}")
+    return (settings.learning_rate * settings.schedule.factor(step, steps) for step in count())
 
 
 def _start(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
