@@ -132,7 +132,6 @@ IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
     "fl_common.tracing",
     "tasks.loading",
-    "tasks.built_in.torchvision_compat",
 }
 """Modules that import a module by a computed name. Only `tasks.loading` gets the name from outside."""
 
