@@ -49,6 +49,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "store",
         "run_spec",
         "run_config",
+        "local_config",
         "rounds",
         "logs",
         "shutdown",

@@ -19,7 +19,7 @@ from fl_common.certificates.tls_version import TlsVersion
 from fl_common.names import check_id
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 GateName = Literal["window", "gpu", "power", "temperature"]
 
@@ -52,6 +52,12 @@ def _zone(value: str) -> str:
         raise ValueError(
             f'expected a time zone such as "Europe/Zurich", got {value!r}; if no zone is known, install tzdata'
         ) from None
+
+
+def _class_path(value: str) -> str:
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", value) is None:
+        raise ValueError(f"expected a class as module:Name, got {value!r}")
+    return value
 
 
 WindowText = Annotated[str, AfterValidator(_window)]
@@ -205,8 +211,8 @@ class ClientConfig(Section):
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """"auto": the first CUDA device, else the CPU."""
     precision: Precision = "float32"
-    """Number format of forward and backward passes. "bfloat16" is for devices that are faster with it. Parameters and
-    updates stay float32."""
+    """Number format of forward and backward passes. "bfloat16" is for devices that are faster with it, "float16" for
+    GPUs that lack it; the loss is scaled then. Parameters and updates stay float32."""
     memory_format: MemoryFormat = "auto"
     """Order of axes of images and convolutions: "channels_last" suits CUDA and is "auto" there, "contiguous" is "auto"
     elsewhere."""
@@ -217,6 +223,9 @@ class ClientConfig(Section):
     """Use plain text with a coordinator on this machine."""
     insecure_remote: bool = False
     """Use plain text over a network, where everyone can read and change it."""
+    optimizers: list[Annotated[str, AfterValidator(_class_path)]] = Field(default_factory=list)
+    """Optimizers of other packages that runs may name, as module:Class. They are imported here. Those of torch.optim
+    need no entry."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, Exchange, LocalSettings, Memory, Tensors
+from algorithms.base import Algorithm, ClientContext, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
+from algorithms.optimizers.spec import PREFIX
+from algorithms.optimizers.steps import check_state
 from algorithms.parameters import AlgorithmError
 from algorithms.precision import widened
 from fl_client.connection.bundles import Layouts
@@ -25,6 +27,7 @@ from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
 from fl_client.training.data import LocalTask
+from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -58,12 +61,19 @@ class Trainer:
     One thread at a time: the methods seed torch's default generators, which the process shares.
     """
 
-    def __init__(self, local: LocalTask, model: nn.Module | None = None, compute: Compute = DEFAULT_COMPUTE) -> None:
+    def __init__(
+        self,
+        local: LocalTask,
+        model: nn.Module | None = None,
+        compute: Compute = DEFAULT_COMPUTE,
+        optimizers: Collection[str] = (),
+    ) -> None:
         """model: the task's, on the data's device. Trainers that take turns may share one. None: made when needed.
 
         compute: precision and memory format of a model that is made here.
+        optimizers: classes of other packages that may be imported for local steps.
         """
-        self._local, self._compute = local, compute
+        self._local, self._compute, self._optimizers = local, compute, optimizers
         self._model = model
         self.layouts: Layouts | None = None
         """Layouts of the model's bundles. None before `prepare`."""
@@ -96,7 +106,7 @@ class Trainer:
         """
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
-        algorithm = payloads.method_of(training)
+        algorithm = payloads.method_of(training, self._optimizers)
         exchange = payloads.exchange_of(assignment, algorithm)
         model, x = self._load(bundles)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
@@ -104,8 +114,9 @@ class Trainer:
             model_values.direction(model, bundles),
             _state_of(algorithm, model, client_state),
             self._omega(algorithm, training),
+            model_values.optimizer_state(model, bundles),
         )
-        settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
+        settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x)
         started = time.monotonic()
         with _task_failures():
@@ -153,13 +164,14 @@ class Trainer:
                 self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
         return self._model
 
-    def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
+    def _context(self, direction: Tensors | None, state: Memory, omega: float, optimizer: Memory) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
         device = self._local.train.inputs.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},
             omega,
+            {symbol: _moved(tensors, device) for symbol, tensors in optimizer.items()},
         )
 
     def _omega(self, algorithm: Algorithm, training: training_pb2.LocalTraining) -> float:
@@ -186,13 +198,14 @@ class Trainer:
         }
         steps: Batches = batches(examples, size, training.seed, **work)
         total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
-        total += count_steps(len(examples), size, **work) if exchange.trains else 0
-        return LocalData(steps, ordered_batches(examples, size), self._local.task.loss), total
+        count = count_steps(len(examples), size, **work) if exchange.trains else 0
+        return LocalData(steps, ordered_batches(examples, size), self._local.task.loss, steps=count), total + count
 
 
 def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | None) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
-    initial = algorithm.client_init(trainable_views(model))
+    x = trainable_views(model)
+    initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
     try:
@@ -200,6 +213,7 @@ def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | Non
         kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, x)
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}
