@@ -46,6 +46,7 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.state import FILES, StateDir
 from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.methods import offers
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
@@ -249,5 +250,6 @@ def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         labels=config.labels,
         device=devices.describe(local.device),
         tasks=[local.offer()],
+        methods=offers(local.methods),
         encodings=[tensor_pb2.ENCODING_PLAIN],
     )

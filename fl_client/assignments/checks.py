@@ -16,11 +16,16 @@ from fl_client.storage.pending_updates import Key, key_of
 from fl_common.names import check_id
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import check_payload_name
 from tasks.batches import count_steps
 
 MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 """Limits of one assignment, above the needs of any method."""
 NAME_CHARS = 64
+METHOD_CHARS = 256
+"""A method's name may be module:attribute."""
+MAX_PATTERNS, PATTERN_CHARS = 64, 256
+"""Limits of the patterns of personal parameters."""
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
@@ -63,15 +68,36 @@ def check_assignment(
     examples: number of examples of this device's shard; own_batches: batches of its epoch if the task makes them.
     """
     check_resources(assignment.resources)
+    _check_personal(assignment.personal)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
+        ("payload_names", len(assignment.payload_names), MAX_PAYLOADS),
         ("upload_encodings", len(assignment.upload_encodings), MAX_ENCODINGS),
     ):
         if count > limit:
             raise _unsupported(f"{field}: expected at most {limit}, got {count}")
+    for name in assignment.payload_names:
+        try:
+            check_payload_name(name)
+        except ValueError as error:
+            raise _unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
     _check_work(assignment.training, limits, examples, own_batches)
+
+
+def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for values that are not valid."""
+    check_resources(assignment.resources)
+    _check_personal(assignment.personal)
+
+
+def _check_personal(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS or any(len(pattern) > PATTERN_CHARS for pattern in patterns):
+        raise _unsupported(
+            f"personal: expected at most {MAX_PATTERNS} patterns of at most {PATTERN_CHARS} characters, got"
+            f" {len(patterns)} patterns, the longest of {max(map(len, patterns))}"
+        )
 
 
 def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
@@ -88,10 +114,14 @@ def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
     """Names and plain values only. Only the registry of methods interprets them."""
     fields = spec.parameters.fields
-    if len(spec.name) > NAME_CHARS or any(len(name) > NAME_CHARS for name in fields):
-        raise _unsupported(
-            f"algorithm: expected names of at most {NAME_CHARS} characters, got {log_text(spec.name, 80)!r}"
-        )
+    for what, name, limit in (
+        ("a", spec.name, METHOD_CHARS),
+        *(("a parameter's", each, NAME_CHARS) for each in fields),
+    ):
+        if len(name) > limit:
+            raise _unsupported(
+                f"algorithm: expected {what} name of at most {limit} characters, got {log_text(name, 80)!r}"
+            )
     if len(fields) > MAX_PARAMETERS:
         raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
     for name, value in fields.items():

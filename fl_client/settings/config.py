@@ -217,6 +217,9 @@ class ClientConfig(Section):
     """Directory of identity, shard, pending updates and client states. For one daemon at a time."""
     task: TaskConfig
     shard: ShardConfig = ShardConfig()
+    algorithms: list[str] = Field(default_factory=list)
+    """Methods that the daemon loads beside those of installed packages, each as module:attribute:
+    ["my_methods:sign_momentum"]. No other module is imported for a coordinator."""
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """"auto": the first CUDA device, else the CPU."""
     precision: Precision = "float32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,12 +11,14 @@ import torch
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, ShardConfig
+from fl_client.training.methods import Methods, load_methods
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from tasks.base import Task
 from tasks.data.forms import Data, as_data
 from tasks.data.shard import Shard, checked_shard
 from tasks.errors import TaskError, task_code
 from tasks.loading import fingerprint, load_function, load_task
+from tasks.own_loop import own_loop
 from tasks.partitioning.file import load_indices, load_partition
 from tasks.partitioning.partition import PartitionSpec, partition_task, training_size
 
@@ -34,6 +36,8 @@ class LocalTask:
     held_out: Data
     device: torch.device = CPU
     """The training device: of the model, and of all batches."""
+    methods: Methods = field(default_factory=dict)
+    """Methods from outside that this device can train with."""
 
     def offer(self) -> coordinator_pb2.TaskOffer:
         """The task as a registration offers it."""
@@ -59,6 +63,7 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
     try:
         task = load_task(config.task.name, config.task.options)
         version, source = fingerprint(task)
+        own_loop(task)  # one with other arguments is refused
         shard = _shard(config, state, task)
         train, held_out = local_data(task, shard, device)
         if not len(train):
@@ -66,7 +71,13 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
     except TaskError as error:
         raise ConfigError(f"task {config.task.name}: {error}") from error
     return LocalTask(
-        config.task.name, task, training_pb2.TaskFingerprint(version=version, source=source), train, held_out, device
+        config.task.name,
+        task,
+        training_pb2.TaskFingerprint(version=version, source=source),
+        train,
+        held_out,
+        device,
+        load_methods(config.algorithms),
     )
 
 

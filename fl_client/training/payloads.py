@@ -12,21 +12,36 @@ from torch import Tensor
 
 import algorithms
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
+from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, name_of, work_digest
+from fl_client.training.methods import NO_METHODS, Methods, check_method
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-from protos.wire import payload_kind
+from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
 
-def method_of(training: training_pb2.LocalTraining) -> Algorithm:
-    """The method that an assignment names. Raises WorkFailed if it is unknown."""
+def method_of(training: training_pb2.LocalTraining, methods: Methods = NO_METHODS) -> Algorithm:
+    """The method that an assignment names. Raises WorkFailed if it is unknown, or if its code differs here.
+
+    methods: those from outside on this device.
+    """
     spec = training.algorithm
+    check_method(spec, methods)
     try:
         return algorithms.build(spec.name, **MessageToDict(spec.parameters))
     except (ValueError, TypeError, LookupError, JsonError) as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
+
+
+def check_loop(algorithm: Algorithm) -> None:
+    """Raises WorkFailed if a training loop of the task's own cannot make the method's steps, not even inexactly."""
+    if why := algorithm.loop_conflict(inexact=True):
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"algorithm {algorithm.name!r}: expected another method for a task that has its own training loop: {why}",
+        )
 
 
 def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Exchange:
@@ -39,11 +54,12 @@ def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Ex
         )
     exchange = algorithm.exchanges[number]
     offered = [payload_kind(payload) for payload in exchange.payloads]
-    if list(assignment.payloads) != offered:
+    named = [name for name in map(payload_name, exchange.payloads) if name]
+    if list(assignment.payloads) != offered or list(assignment.payload_names) != named:
         raise WorkFailed(
             pb.FAILURE_REASON_UNSUPPORTED,
-            f"payloads: expected {_names(offered)} for exchange {number} of {algorithm.name!r}, got"
-            f" {_names(assignment.payloads)}",
+            f"payloads: expected {_names(offered, named)} for exchange {number} of {algorithm.name!r}, got"
+            f" {_names(assignment.payloads, assignment.payload_names)}",
         )
     if assignment.upload_encodings and tensor_pb2.ENCODING_PLAIN not in assignment.upload_encodings:
         raise WorkFailed(
@@ -71,6 +87,10 @@ def check_finite(update: ClientUpdate) -> None:
     """Raises WorkFailed if the loss or a value of a payload is NaN or infinite."""
     if update.loss is not None and not math.isfinite(update.loss):
         raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
+    for number, values in enumerate(update.epochs):
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
     for name, tensor in _all_tensors(update):
         # A finite sum proves finite values. Each element is checked only if the sum is not finite.
         if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
@@ -87,7 +107,9 @@ def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, exa
     for payload, tensors in computed.payloads.items():
         laid_out = {**tensors, **computed.buffers} if payload == "delta" else tensors
         layout = Layout.of(laid_out, tensors.keys())
-        payloads.append(training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest()))
+        payloads.append(
+            training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest(), name=payload_name(payload))
+        )
         pieces += pieces_of(laid_out, layout)
     header = training_pb2.UpdateHeader(
         key=assignment.key,
@@ -100,6 +122,7 @@ def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, exa
         training_loss=computed.loss,
         training_seconds=seconds,
         state_epoch=assignment.state_epoch,
+        epochs=[training_pb2.EpochMetrics(values=values) for values in computed.epochs],
     )
     return Update(work_digest(assignment), header, tuple(pieces))
 
@@ -109,5 +132,7 @@ def _all_tensors(update: ClientUpdate) -> Iterator[tuple[str, Tensor]]:
     return ((f"{part} {name}", tensor) for part, tensors in parts for name, tensor in tensors.items())
 
 
-def _names(kinds: Iterable[training_pb2.PayloadKind]) -> str:
-    return ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in kinds) or "none"
+def _names(kinds: Iterable[training_pb2.PayloadKind], names: Iterable[str]) -> str:
+    shown = ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in kinds) or "none"
+    named = ", ".join(log_text(name, MAX_PAYLOAD_NAME) for name in names)
+    return f"{shown} ({named})" if named else shown

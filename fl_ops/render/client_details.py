@@ -32,6 +32,7 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         ("standing", details.standing.reason if details.HasField("standing") else ""),
         ("updates", f"{client.updates_counted:,} counted, {client.updates_refused:,} refused"),
         ("tasks", ", ".join(f"{offer.name} ({_amount(offer)})" for offer in client.tasks)),
+        ("methods", ", ".join(offer.name for offer in client.methods)),
         ("labels", " ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
         ("device", f"{client.device.name or client.device.kind}{memory}"),
         ("software", client.software),

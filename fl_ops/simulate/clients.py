@@ -15,8 +15,10 @@ from fl_client.errors import StartError
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.settings.identity import identity_of
 from fl_client.training.data import LocalTask, load_local_task, local_data
+from fl_client.training.methods import NO_METHODS, Methods
 from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
+from fl_ops.simulate.code import with_code
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_server.run_config import RunConfig
 from protos.fl.v1.training_pb2 import TaskFingerprint
@@ -47,8 +49,10 @@ class SimulatedClients(Mapping[str, LocalTask]):
     kept.
     """
 
-    def __init__(self, name: str, task: Task, parts: Mapping[str, Tensor]) -> None:
+    def __init__(self, name: str, task: Task, parts: Mapping[str, Tensor], methods: Methods = NO_METHODS) -> None:
+        """methods: from outside, which every client has."""
         self.task = task
+        self._methods = methods
         self._name = name
         self._parts = dict(parts)
         version, source = fingerprint(task)
@@ -82,7 +86,7 @@ class SimulatedClients(Mapping[str, LocalTask]):
     def _local(self, train: Data, held_out: Data) -> LocalTask:
         if not len(train):
             raise TaskError("expected at least one training example for each client, got none: use fewer clients")
-        return LocalTask(self._name, self.task, self._fingerprint, train, held_out)
+        return LocalTask(self._name, self.task, self._fingerprint, train, held_out, methods=self._methods)
 
 
 def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:
@@ -114,8 +118,8 @@ class PreparedRun:
 
 
 def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
-    """Partition the data of a run under a seed. Raises TaskError and AlgorithmError."""
-    run, section = config.run.model_copy(update={"seed": seed}), config.simulation
+    """Partition the data of a run under a seed, and load its code. Raises TaskError and AlgorithmError."""
+    run, section = with_code(config.run.model_copy(update={"seed": seed})), config.simulation
     task = load_task(run.task.name, run.task.options)
     spec = section.partition_spec(seed)
     withheld = _validation_mask(task, section.validation_every)
@@ -124,9 +128,14 @@ def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
     groups = training_groups(task) if spec.method == "natural" else None
     parts = make_partition(spec, labels, None if groups is None else groups[available], size=len(available))
     by_client = {section.name(index): available[part] for index, part in enumerate(parts)}
-    clients = SimulatedClients(run.task.name, task, by_client)
+    clients = SimulatedClients(run.task.name, task, by_client, _methods(run))
     server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
     return PreparedRun(_with_population(run, section, clients), clients, server_task)
+
+
+def _methods(run: RunConfig) -> Methods:
+    section = run.algorithm
+    return {} if section.fingerprint is None else {section.name: TaskFingerprint(**dict(section.fingerprint))}
 
 
 def _validation_mask(task: Task, every: int) -> Tensor:
