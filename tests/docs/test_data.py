@@ -21,14 +21,13 @@ from fl_client.settings.config import ShardConfig
 from fl_client.training.data import local_data
 from tasks import PartitionSpec, Shard, load_task, partition_task, training_labels
 from tasks.batches import batches, ordered_batches, seed_everything
-from tasks.built_in.torchvision_compat import import_torchvision
 from tasks.data.forms import as_data, forward_of
 from tasks.data.shard import checked_shard
 from tasks.evaluation import evaluate
 from tasks.loading import load_function
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-FILES = {name: text for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL)}
+FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 CPU = torch.device("cpu")
 
 
@@ -83,7 +82,6 @@ def test_rows_of_a_csv_file_are_batches(folder: Path) -> None:
 
 def test_folders_of_photos_are_read_by_workers(folder: Path) -> None:
     """Two classes of three images; the crops have the same bits with and without workers."""
-    import_torchvision()
     for number in range(6):
         path = folder / "photos" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
