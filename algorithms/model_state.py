@@ -64,11 +64,12 @@ def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     trainable = [name for name, each in model.named_parameters() if each.requires_grad]
     patterns, known = tuple(patterns), [*trainable, *_buffers(model)]
     found = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    tied = tied_names(model)
     for pattern in patterns:
-        for name, of in tied_names(model).items():
+        for name, of in tied.items():
             if fnmatchcase(name, pattern) and of not in found:
                 raise ValueError(f"the pattern {pattern!r} matches {name} and no pattern {of}, which is the same weight")
-        if not any(fnmatchcase(name, pattern) for name in known):
+        if not any(fnmatchcase(name, pattern) for name in (*known, *tied)):
             raise ValueError(
                 f"the pattern {pattern!r} matches no trainable parameter and no buffer; there are {_shown(known)}"
             )

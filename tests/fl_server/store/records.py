@@ -37,7 +37,6 @@ def an_attempt(attempt: int = 0, exchange: int = 0, cohort: tuple[str, ...] = ("
 def an_update(client_id: str = "a", **changes: Any) -> UpdateRecord:
     """An admitted update of round 0 of r1."""
     values: dict[str, Any] = {"digest": b"\1" * 32, "size_bytes": 40, "admitted": True, "num_examples": 7, "norm": 2.5}
-    values |= {"epochs": ({"loss": 2.0}, {"loss": 1.5, "accuracy": 0.25})}
     return UpdateRecord("r1", 0, 0, client_id, **{**values, **changes})
 
 
@@ -51,7 +50,7 @@ def a_commit(round: int = 0, model_digest: str = "blake3:00", **changes: Any) ->
         "dropped": 0,
         "training_loss": 0.5,
     }
-    values |= {"bytes_down": 2**40, "bytes_up": 7, "epochs": ({"loss": 2.0}, {"loss": 1.5}), **changes}
+    values |= {"bytes_down": 2**40, "bytes_up": 7, **changes}
     return CommitRecord("r1", round, model_digest=model_digest, **values)
 
 
