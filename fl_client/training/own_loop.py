@@ -10,8 +10,9 @@ from torch import nn
 from algorithms.base import Tensors
 from algorithms.client import LoopReport
 from protos.fl.v1 import training_pb2
-from tasks.base import Examples
 from tasks.batches import batches, count_steps
+from tasks.data.forms import Data
+from tasks.data.structure import to_device
 from tasks.own_loop import Batch, OwnLoop, TrainContext, TrainReport, checked_report, most_steps
 
 OnStep = Callable[[int, int], object]
@@ -43,11 +44,12 @@ class OwnTraining:
     """One call of a task's training loop."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a loop needs
-        self, task: OwnLoop, model: nn.Module, data: Examples, training: training_pb2.LocalTraining, round_: Round
+        self, task: OwnLoop, model: nn.Module, data: Data, training: training_pb2.LocalTraining, round_: Round
     ) -> None:
         self._task, self._model, self._data = task, model, data
         self._training, self._round = training, round_
-        self._steps = count_steps(len(data), training.batch_size, **work_of(training))
+        self._steps = count_steps(len(data), training.batch_size, own_batches=data.own_batches, **work_of(training))
+        self._device = next(model.parameters()).device
         self._done = 0
 
     def run(self) -> LoopReport:
@@ -60,7 +62,7 @@ class OwnTraining:
     def _context(self) -> TrainContext:
         training = self._training
         return TrainContext(
-            device=next(self._model.parameters()).device,
+            device=self._device,
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
             max_gradient_norm=training.max_gradient_norm,
@@ -75,9 +77,9 @@ class OwnTraining:
         )
 
     def _batches(self) -> Iterator[Batch]:
-        training = self._training
+        training, device = self._training, self._device
         for batch in batches(self._data, training.batch_size, training.seed, **work_of(training)):
-            yield batch
+            yield to_device(batch, device)
             self._step()
 
     def _step(self) -> None:

@@ -15,15 +15,20 @@ from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, name_of, work_digest
+from fl_client.training.methods import NO_METHODS, Methods, check_method
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
 
-def method_of(training: training_pb2.LocalTraining) -> Algorithm:
-    """The method that an assignment names. Raises WorkFailed if it is unknown."""
+def method_of(training: training_pb2.LocalTraining, methods: Methods = NO_METHODS) -> Algorithm:
+    """The method that an assignment names. Raises WorkFailed if it is unknown, or if its code differs here.
+
+    methods: those from outside on this device.
+    """
     spec = training.algorithm
+    check_method(spec, methods)
     try:
         return algorithms.build(spec.name, **MessageToDict(spec.parameters))
     except (ValueError, TypeError, LookupError, JsonError) as error:

@@ -31,6 +31,7 @@ from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
+from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
 from tasks.own_loop import MAX_EPOCHS, own_loop
 
@@ -81,6 +82,11 @@ class Trainer:
         return len(self._local.train)
 
     @property
+    def own_batches(self) -> int:
+        """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+        return self._local.train.own_batches
+
+    @property
     def held_out(self) -> int:
         """Number of held-out examples of this device."""
         return len(self._local.held_out)
@@ -114,7 +120,7 @@ class Trainer:
         """
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
-        algorithm = payloads.method_of(training)
+        algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
         personal = own.names_in(self._get_model(), assignment.personal)
         model, x = self._load(bundles, personal)
@@ -170,6 +176,10 @@ class Trainer:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
         return metrics
 
+    def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
+        """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
+        return payloads.method_of(training, self._local.methods)
+
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""
         if task != self._local.name:
@@ -190,12 +200,12 @@ class Trainer:
     def _get_model(self) -> nn.Module:
         if self._model is None:
             with _task_failures():
-                self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
+                self._model = self._compute.prepared(self._local.task.model(), self._local.device)
         return self._model
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
-        device = self._local.train.inputs.device
+        device = self._local.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},
@@ -219,15 +229,15 @@ class Trainer:
 
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
-        examples, size = self._local.train, training.batch_size
-        work = work_of(training)
-        steps: Batches = batches(examples, size, training.seed, **work)
-        total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
-        total += count_steps(len(examples), size, **work) if exchange.trains else 0
+        local, size, task = self._local.train, training.batch_size, self._local.task
+        work, own_batches = work_of(training), local.own_batches
+        steps: Batches = batches(local, size, training.seed, **work)
+        total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
+        total += count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
         # With one epoch its mean loss is the training loss.
-        epoch = count_steps(len(examples), size, epochs=1) if 1 < training.local_epochs <= MAX_EPOCHS else 0
-        whole = ordered_batches(examples, size)
-        return LocalData(steps, whole, self._local.task.loss, epoch_steps=epoch), total
+        several = 1 < training.local_epochs <= MAX_EPOCHS
+        epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
+        return LocalData(steps, ordered_batches(local, size), task.loss, forward_of(task), epoch_steps=epoch), total
 
 
 def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:

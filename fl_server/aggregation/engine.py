@@ -29,8 +29,9 @@ from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
-from tasks import Examples, Task
+from tasks import Task
 from tasks.base import task_code
+from tasks.data.forms import Data, as_data
 from tasks.evaluation import evaluate
 from tasks.own_loop import own_loop
 
@@ -80,7 +81,7 @@ class Engine:
         ]
         self.frozen: fl.Tensors = {}
         """Frozen tensors of the first model; set with the first snapshot."""
-        self.held_out: Examples | None = None
+        self.held_out: Data | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
@@ -176,7 +177,8 @@ class Engine:
         """
         last = len(self.algorithm.exchanges) - 1
         accepted = AcceptedUpdates(self._capped(cohort), paths, self.shape(last))
-        selected = select_updates(self.config.round, accepted)
+        weights = self.algorithm.weights(accepted.cohort)
+        selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
@@ -186,7 +188,6 @@ class Engine:
             tree.copy_(made.rounded, made.state.x)
             _check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
             self._check_direction(made, 0, _NONE)
-        weights = self.algorithm.weights(accepted.cohort)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         return made, replace(
@@ -230,7 +231,7 @@ class Engine:
         with self._evaluating:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
-                    self.held_out = self._task.eval_data()
+                    self.held_out = as_data(self._task.eval_data())
             with self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)) as model:
                 return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
 

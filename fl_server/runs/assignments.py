@@ -11,7 +11,7 @@ import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.aggregation.methods import parameters_in
 from fl_server.rounds.sampling import training_seed
-from fl_server.run_config import RunConfig
+from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN
 from protos.wire import payload_kind, payload_name
@@ -82,12 +82,19 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
     return message
 
 
+def _algorithm(section: AlgorithmSection, parameters: Struct) -> pb.AlgorithmSpec:
+    spec = pb.AlgorithmSpec(name=section.name, parameters=parameters)
+    if section.fingerprint is not None:
+        spec.fingerprint.CopyFrom(pb.TaskFingerprint(**dict(section.fingerprint)))
+    return spec
+
+
 def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
     local = work.config.local
     parameters = Struct()
     parameters.update(parameters_in(work.config, work.algorithm, round_))
     training = pb.LocalTraining(
-        algorithm=pb.AlgorithmSpec(name=work.config.algorithm.name, parameters=parameters),
+        algorithm=_algorithm(work.config.algorithm, parameters),
         learning_rate=local.learning_rate_in(round_),
         batch_size=local.batch_size,
         weight_decay=local.weight_decay,
