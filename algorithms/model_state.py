@@ -68,7 +68,9 @@ def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     for pattern in patterns:
         for name, of in tied.items():
             if fnmatchcase(name, pattern) and of not in found:
-                raise ValueError(f"the pattern {pattern!r} matches {name} and no pattern {of}, which is the same weight")
+                raise ValueError(
+                    f"the pattern {pattern!r} matches {name} and no pattern {of}, which is the same weight"
+                )
         if not any(fnmatchcase(name, pattern) for name in (*known, *tied)):
             raise ValueError(
                 f"the pattern {pattern!r} matches no trainable parameter and no buffer; there are {_shown(known)}"

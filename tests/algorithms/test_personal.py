@@ -102,7 +102,9 @@ def test_personal_values_are_part_of_the_frozen_state() -> None:
 @pytest.mark.parametrize(
     ("patterns", "why"),
     [
-        pytest.param(["3.*", "haed.*"], r"'haed\.\*' matches no trainable parameter and no buffer; there are 0\.", id="none"),
+        pytest.param(
+            ["3.*", "haed.*"], r"'haed\.\*' matches no trainable parameter and no buffer; there are 0\.", id="none"
+        ),
         pytest.param(["*"], "match all trainable parameters", id="all"),
         pytest.param(["[0-9].weight", "*.bias"], "match all trainable parameters", id="together"),
     ],
@@ -115,7 +117,9 @@ def test_patterns_that_do_not_fit_are_refused(patterns: list[str], why: str) -> 
 
 def test_a_second_name_of_a_shared_weight_is_refused() -> None:
     """A weight with two names would be personal under one and shared under the other."""
-    with pytest.raises(ValueError, match=r"matches third\.weight and no pattern first\.weight, which is the same weight"):
+    with pytest.raises(
+        ValueError, match=r"matches third\.weight and no pattern first\.weight, which is the same weight"
+    ):
         personal_names(TiedWeights(), ["third.*"])
     assert personal_names(TiedWeights(), ["third.*", "first.*"]) == {"first.weight", "first.bias"}
 
