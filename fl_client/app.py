@@ -85,7 +85,10 @@ def run(config: ClientConfig, progress: Progress) -> bool:
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         instruments = Instruments(metrics, progress, traces=traces)
-        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
+        progress.show("making the task's model")
+        trainer = _trainer(config, local)
+        local = replace(local, frozen=trainer.own_frozen())
+        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments, trainer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,16 @@ class Instruments:
     traces: Traces = UNTRACED
 
 
-def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
+def build(
+    config: ClientConfig,
+    local: LocalTask,
+    state: StateDir,
+    instruments: Instruments,
+    trainer: Trainer | None = None,
+) -> Daemon:
     """Connect the parts of one daemon, inside a running event loop.
+
+    trainer: of the task; None: made here.
 
     Raises:
         ConfigError: the TLS files cannot be used, or a gate's sensor is not on this device.
@@ -122,7 +133,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
+        trainer=trainer or _trainer(config, local),
         worker=worker,
         disk=disk,
         state=state_directory,
@@ -229,6 +240,10 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     if (address := config.tls.enroll_server) is not None:
         means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, services.policy.trusted_ca(ca) or b""))
     return CertificateRenewal(means)
+
+
+def _trainer(config: ClientConfig, local: LocalTask) -> Trainer:
+    return Trainer(local, compute=devices.Compute(config.precision, config.memory_format))
 
 
 def _traces() -> Traces:

@@ -55,6 +55,7 @@ class TaskSection(_Section):
 
     name: Word = Field(min_length=1)
     options: dict[str, Any] = {}
+    frozen: Literal["send", "local"] = "send"
 
     @field_validator("options", mode="before")
     @classmethod

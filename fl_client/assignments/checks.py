@@ -6,7 +6,6 @@ They read the message alone, before anything is fetched.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from algorithms.base import LocalSettings
 from fl_client.connection.messages import log_text
@@ -14,6 +13,7 @@ from fl_client.errors import ClientError, WorkFailed
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
 from fl_common.names import check_id
+from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import count_steps
@@ -60,7 +60,7 @@ def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, 
 
     examples: number of examples of this device's shard.
     """
-    check_resources(assignment.resources)
+    check_resources(assignment)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
         ("upload_encodings", len(assignment.upload_encodings), MAX_ENCODINGS),
@@ -72,8 +72,9 @@ def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, 
     _check_work(assignment.training, limits, examples)
 
 
-def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
-    """Raises WorkFailed for an unknown kind, and for two resources of one kind."""
+def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for an unknown kind, for two resources of one kind, and for `local_frozen` without a digest."""
+    resources = assignment.resources
     if len(resources) > len(_KINDS):
         raise _unsupported(f"resources: expected at most {len(_KINDS)}, got {len(resources)}")
     kinds = [resource.kind for resource in resources]
@@ -81,6 +82,14 @@ def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
         raise _unsupported(f"resources: expected MODEL, DIRECTION and FROZEN, got kind number {unknown[0]}")
     if len(set(kinds)) < len(kinds):
         raise _unsupported("resources: expected each kind once, got one twice")
+    if not assignment.HasField("local_frozen"):
+        return
+    if (kind := assignment.local_frozen.kind) != tensor_pb2.RESOURCE_KIND_FROZEN:
+        raise _unsupported(f"local_frozen: expected the kind FROZEN, got kind number {kind}")
+    try:
+        digest_bytes(assignment.local_frozen.digest)
+    except ValueError as error:
+        raise _unsupported(f"local_frozen: {error}") from None
 
 
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:

@@ -180,7 +180,7 @@ class AssignmentExecutor:
         """Evaluate on this device's held-out examples, and report the metrics."""
         services, key = self._services, key_of(assignment.key)
         note_evaluation(services.audit, assignment)
-        check_resources(assignment.resources)
+        check_resources(assignment)
         await services.policy.check_evaluation(assignment)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         self._show(key, "evaluating")

@@ -11,7 +11,7 @@ import torch
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, ShardConfig
-from protos.fl.v1 import coordinator_pb2, training_pb2
+from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
 from tasks.base import Examples, Shard, Task, TaskError
 from tasks.loading import fingerprint, load_task
 from tasks.partitioning.file import load_partition
@@ -27,6 +27,8 @@ class LocalTask:
     fingerprint: training_pb2.TaskFingerprint
     train: Examples
     held_out: Examples
+    frozen: tensor_pb2.Resource | None = None
+    """The frozen parameters that the task gives its model. None: there are none, or they are not computed."""
 
     def offer(self) -> coordinator_pb2.TaskOffer:
         """The task as a registration offers it."""
@@ -35,6 +37,7 @@ class LocalTask:
             fingerprint=self.fingerprint,
             train_examples=len(self.train),
             eval_examples=len(self.held_out),
+            frozen=self.frozen,
         )
 
 

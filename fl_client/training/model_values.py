@@ -28,14 +28,17 @@ def layouts_of(model: nn.Module) -> Layouts:
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
-def load(model: nn.Module, bundles: Bundles) -> Tensors:
+def load(model: nn.Module, bundles: Bundles, *, keep_frozen: bool = False) -> Tensors:
     """Give the model the values of the round. Returns x, the trainable values in the bundle's memory, read only.
 
-    Raises WorkFailed when the layout is that of another model.
+    keep_frozen: the frozen parameters are the model's own and stay. Raises WorkFailed when the layout is that of
+    another model.
     """
     here = state_views(model)
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
+    if keep_frozen:
+        here = ModelState(here.trainable, here.buffers, {})
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
     trainable = {name: values[name] for name in here.trainable}
     fill(here, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import structlog
 import torch
 from torch import nn
 
@@ -25,16 +26,22 @@ from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
 from fl_client.training.model_values import Bundles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
 from tasks.evaluation import evaluate
 
+log = structlog.get_logger()
+
 
 class Interrupted(Exception):
     """Raised by an `on_step` to end the training: its result is not needed."""
 
+
+AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
+"""What both have: the bundles to load."""
 
 OnStep = Callable[[int, int], object]
 """Called after each step, or batch of a full gradient, with its number from 1 and the total.
@@ -58,13 +65,18 @@ class Trainer:
     One thread at a time: the methods seed torch's default generators, which the process shares.
     """
 
-    def __init__(self, local: LocalTask, model: nn.Module | None = None, compute: Compute = DEFAULT_COMPUTE) -> None:
+    def __init__(
+        self, local: LocalTask, model: nn.Module | LocalModel | None = None, compute: Compute = DEFAULT_COMPUTE
+    ) -> None:
         """model: the task's, on the data's device. Trainers that take turns may share one. None: made when needed.
 
         compute: precision and memory format of a model that is made here.
         """
-        self._local, self._compute = local, compute
-        self._model = model
+        self._local = local
+        device = local.train.inputs.device
+        if model is None:
+            model = LocalModel(lambda: local.task.model(), lambda module: compute.prepared(module, device))
+        self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
         self.layouts: Layouts | None = None
         """Layouts of the model's bundles. None before `prepare`."""
 
@@ -84,6 +96,18 @@ class Trainer:
         with _task_failures():
             self.layouts = model_values.layouts_of(model)
 
+    def own_frozen(self) -> tensor_pb2.Resource | None:
+        """The frozen parameters that the task gives its model, for the registration; None if there are none.
+
+        Makes the model. One that cannot be made is logged here, and reported with the first assignment.
+        """
+        try:
+            with _task_failures():
+                return self._model.frozen
+        except WorkFailed as error:
+            log.warning("model_not_made", task=self._local.name, reason=str(error))
+            return None
+
     def train(
         self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
     ) -> TrainingResult:
@@ -98,7 +122,7 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         algorithm = payloads.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
-        model, x = self._load(bundles)
+        model, x = self._load(assignment, bundles)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             model_values.direction(model, bundles),
@@ -123,7 +147,7 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
-        model, _ = self._load(bundles)
+        model, _ = self._load(assignment, bundles)
         with _task_failures():
             metrics = evaluate(self._local.task, model, self._local.held_out)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
@@ -142,16 +166,20 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, bundles: Bundles) -> tuple[nn.Module, Tensors]:
+    def _load(self, assignment: AnyAssignment, bundles: Bundles) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, and x in the bundle's memory."""
+        if assignment.HasField("local_frozen"):
+            with _task_failures():
+                model = self._model.with_own_frozen(assignment.local_frozen)
+            return model, model_values.load(model, bundles, keep_frozen=True)
         model = self._get_model()
+        if tensor_pb2.RESOURCE_KIND_FROZEN in bundles:
+            self._model.replaced()
         return model, model_values.load(model, bundles)
 
     def _get_model(self) -> nn.Module:
-        if self._model is None:
-            with _task_failures():
-                self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
-        return self._model
+        with _task_failures():
+            return self._model.module()
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""

@@ -21,6 +21,7 @@ from fl_client.connection.bundles import Bundle
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
@@ -75,7 +76,8 @@ class Federation:
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
-        self._model = _new_model(task)
+        self._model = LocalModel(lambda: _new_model(task))
+        self._model.module()  # an error of the task's code is found now
         self._states: dict[str, fl.Memory] = {}
         self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
@@ -108,7 +110,7 @@ class Federation:
         algorithm = self.engine.algorithm
         order = RoundWork(
             self.config.name, self.config, algorithm, (local.fingerprint.version, local.fingerprint.source), (), 0,
-            self.state_epoch,
+            self.state_epoch, self.engine.local_frozen,
         )  # fmt: skip
         self.traffic.download(client, self._bundles)
         state = self._states.get(client)
@@ -121,7 +123,9 @@ class Federation:
         """Metrics of the latest model on a client's held-out data. Raises WorkFailed, for example if it has none."""
         local = self.clients[client]
         bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
-        assignment = EvaluationAssignment(task=self.config.task.name, fingerprint=local.fingerprint)
+        assignment = EvaluationAssignment(
+            task=self.config.task.name, fingerprint=local.fingerprint, local_frozen=self.engine.local_frozen
+        )
         self.traffic.download(client, bundles)
         with one_thread():
             return Trainer(local, self._model).evaluate(assignment, bundles)

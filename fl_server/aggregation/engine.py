@@ -23,15 +23,19 @@ from fl_server.aggregation.methods import algorithm_in, build_algorithm
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
-from fl_server.aggregation.task_model import TaskModel
+from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
-from tasks import Examples, Task
+from protos.frozen import frozen_text
+from tasks import Examples, Task, TaskError
 from tasks.base import task_code
 from tasks.evaluation import evaluate
+
+FROZEN = "frozen"
+"""Fact of a checkpoint: digest of the frozen parameters that clients have themselves and that it leaves out."""
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 
@@ -61,7 +65,7 @@ class Engine:
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
         self._task = task
-        self._model = TaskModel(task, config.seed)
+        self._model = TaskModel(task, config.seed, frozen_here=config.task.frozen == "local")
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {
@@ -74,7 +78,9 @@ class Engine:
             for exchange in self.algorithm.exchanges
         ]
         self.frozen: fl.Tensors = {}
-        """Frozen tensors of the first model; set with the first snapshot."""
+        """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
+        self.local_frozen = self._model.local_frozen
+        """The frozen parameters that clients must have from their own tasks. None if they are sent."""
         self.held_out: Examples | None = None
         self._evaluating = threading.Lock()
 
@@ -102,10 +108,13 @@ class Engine:
         """The checkpoint of a snapshot."""
         model = {**snapshot.parameters, **snapshot.buffers, **self.frozen}
         master = {name: snapshot.state.x[name] for name in snapshot.rounded}
-        return Checkpoint(model, snapshot.state.memory, facts, self._model.tied, master)
+        named = {FROZEN: frozen_text(self.local_frozen)} if self.local_frozen else {}
+        return Checkpoint(model, snapshot.state.memory, {**facts, **named}, self._model.tied, master)
 
     def from_checkpoint(self, checkpoint: Checkpoint) -> Snapshot:
-        """The snapshot of a checkpoint."""
+        """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
+        if (named := checkpoint.facts.get(FROZEN, "")) != frozen_text(self.local_frozen):
+            raise TaskError(other_frozen(named, frozen_text(self.local_frozen)))
         with self._evaluating:
             self._model.release()
         sent = {entry.name for entry in self.layout.entries}

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 import algorithms as fl
 from algorithms.model_state import state_views, tied_names
 from fl_common.allocator import give_back_freed_memory
+from fl_server.aggregation.initial_model import load_initial
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
 from protos.codec import Layout, LayoutError
+from protos.fl.v1.tensor_pb2 import Resource
+from protos.frozen import frozen_resource, frozen_text, tensor_digests
 from tasks import Task, TaskError
 from tasks.base import task_code
 
@@ -24,62 +26,124 @@ from tasks.base import task_code
 class TaskModel:
     """One run's module. Not for two threads at once."""
 
-    def __init__(self, task: Task, seed: int) -> None:
-        """Build the model. Raises TaskError for one that cannot be built, trained or sent."""
-        self._task = task
-        self._seed = seed
-        self._module = self._built()
-        values = state_views(self._module)
+    def __init__(self, task: Task, seed: int, *, frozen_here: bool = False) -> None:
+        """Build the model. Raises TaskError for one that cannot be built, trained or sent, InvalidInput for `frozen`.
+
+        frozen_here: clients have the frozen parameters from their own tasks. The module is then built anew for each
+        use, so that its frozen parameters take no memory in between.
+        """
+        self._task, self._seed = task, seed
+        module = self._built(seed)
+        self._module: nn.Module | None = module
+        self._memories = _memories(module)
+        values = state_views(module)
         if not values.trainable:
             raise TaskError("expected a model with trainable parameters, got none; is all of it frozen?")
         try:
             self.layout = Layout.of({**values.trainable, **values.buffers}, trainable=values.trainable.keys())
             """Layout of the bundle sent every round: trainable tensors, then buffers."""
             self.trainable_layout = Layout.of(values.trainable, trainable=values.trainable.keys())
+            self.local_frozen = _local_frozen(values.frozen) if frozen_here else None
+            """The frozen parameters that clients must have too. None if they are sent, or there are none."""
         except LayoutError as error:
             raise TaskError(f"the task's model cannot be sent: {error}") from error
-        self.tied = tied_names(self._module)
+        tied = tied_names(module)
+        self.tied = {name: of for name, of in tied.items() if not frozen_here or of not in values.frozen}
         """Names of the state_dict that the layout leaves out, because they are second names -> the first name."""
-
-    def _built(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(initial_model_seed(self._seed))
-            with task_code("the task's model()"):
-                module = self._task.model()
-        self._memories = _memories(module)
         self._has_first = True
-        return module
+
+    def _built(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(initial_model_seed(seed))
+            with task_code("the task's model()"):
+                return self._task.model()
 
     @contextmanager
     def first(self, path: str = "") -> Iterator[fl.ModelState]:
         """The initial values of the run, from its seed or from a safetensors file. Copy the values to keep them.
 
-        Raises InvalidInput if the file named by `path` does not fit.
+        Frozen parameters that clients have themselves are not among them. Raises InvalidInput if the file named by
+        `path` does not fit, TaskError if such frozen parameters differ from model to model.
         """
-        if not self._has_first:
-            self._module = self._built()
+        if self._module is None or not self._has_first:
+            self._module = self._built(self._seed)
+            self._memories = _memories(self._module)
         if path:
-            _load_file(self._module, Path(path))
-        yield state_views(self._module)
+            load_initial(self._module, Path(path), keep_frozen=self.local_frozen is not None)
+        values = state_views(self._module)
+        if self.local_frozen is None:
+            yield values
+            self.release()
+            return
+        frozen = tensor_digests(values.frozen)
+        yield fl.ModelState(values.trainable, values.buffers, {})
+        del values
+        self.release()
+        self._check_constant(frozen)
+
+    def _check_constant(self, frozen: Mapping[str, bytes]) -> None:
+        """Raises TaskError if a model of another seed has other frozen parameters: no device could have these."""
+        other = self._built(self._seed + 1)
+        again = tensor_digests(state_views(other).frozen)
+        if differing := [name for name in frozen if frozen[name] != again.get(name)]:
+            raise TaskError(
+                f"task.frozen = \"local\": expected frozen parameters that are the same in every model(), got random"
+                f" values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file, or"
+                ' give them a fixed seed inside model(), or set task.frozen = "send"'
+            )
+        del other
         self.release()
 
     def release(self) -> None:
         """Release the values. Tensors outside the state_dict stay: only a newly built module would have them again."""
         self._has_first = False
+        if self.local_frozen is not None:
+            self._module, self._memories = None, []
+            gc.collect()  # modules of some libraries refer to themselves
         for memory, _ in self._memories:
             memory.resize_(0)
         give_back_freed_memory()
 
     @contextmanager
     def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:
-        """The module with copies of these values: changes to the module do not affect them."""
+        """The module with copies of these values: changes to the module do not affect them.
+
+        Raises TaskError if the frozen parameters that clients have themselves are others now.
+        """
+        module = self._module if self._module is not None and self.local_frozen is None else self._built_again()
         for memory, size in self._memories:
             memory.resize_(size)
         try:
-            fl.load_state(self._module, values)
-            yield self._module
+            frozen = values.frozen if self.local_frozen is None else state_views(module).frozen
+            fl.load_state(module, fl.ModelState(values.trainable, values.buffers, frozen))
+            del frozen
+            yield module
         finally:
+            del module
             self.release()
+
+    def _built_again(self) -> nn.Module:
+        module = self._built(self._seed)
+        now = frozen_resource(state_views(module).frozen)
+        if now != self.local_frozen:
+            raise TaskError(other_frozen(frozen_text(self.local_frozen), frozen_text(now)))
+        return module
+
+
+def other_frozen(expected: str, now: str) -> str:
+    """The text of an error: the task's model has other frozen parameters than the run. Digests as text."""
+    return (
+        f"expected the frozen parameters of the run, {expected or 'none'}, got {now or 'none'} from the"
+        " task's model() here: put the files back that it loads"
+    )
+
+
+def _local_frozen(frozen: fl.Tensors) -> Resource:
+    if (resource := frozen_resource(frozen)) is None:
+        raise InvalidInput(
+            "task.frozen", '"send" for a model that trains all of its parameters (requires_grad = True)', "local"
+        )
+    return resource
 
 
 def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
@@ -95,20 +159,3 @@ def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
         if tensor.numel() and tensor.nbytes == memory.nbytes() and memory.resizable():
             found[memory.data_ptr()] = (memory, memory.nbytes())
     return list(found.values())
-
-
-def _load_file(module: nn.Module, path: Path) -> None:
-    """The values of a safetensors file with the model's own names; of tied weights, any of the names is enough."""
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe would block, and a device never ends
-            raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", path)
-        module.load_state_dict(_with_tied(load_file(path), tied_names(module)), strict=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error
-
-
-def _with_tied(values: dict[str, torch.Tensor], tied: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The values under all names of tied weights."""
-    first = {of: values[name] for name, of in tied.items() if name in values and of not in values}
-    values = {**values, **first}
-    return {**values, **{name: values[of] for name, of in tied.items() if name not in values and of in values}}

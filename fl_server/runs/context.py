@@ -17,6 +17,7 @@ from fl_server.runs.progress import RoundTrace, Watchers
 from fl_server.runs.round_log import RoundLog, RunCounters
 from fl_server.services import Services
 from fl_server.store.protocol import Store
+from protos.frozen import frozen_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class RunContext:
     run_id: str
     services: Services
     algorithm: fl.Algorithm
-    task: Mapping[str, str]
+    code: Mapping[str, str]
     """Name, version and source of the task that clients must have."""
     log: RoundLog
     counters: RunCounters
@@ -55,7 +56,7 @@ class RunContext:
             run_id=run_id,
             services=services,
             algorithm=algorithm,
-            task={"name": config.task.name, "version": version, "source": source},
+            code={"name": config.task.name, "version": version, "source": source},
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
             watchers=Watchers(),
@@ -66,9 +67,15 @@ class RunContext:
         )
 
     @property
+    def task(self) -> Mapping[str, str]:
+        """What an offer of a client must have: `code`, and the digest of frozen parameters that are not sent."""
+        frozen = self.model.local_frozen
+        return self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+
+    @property
     def fingerprint(self) -> tuple[str, str]:
         """(version, source) of the task that clients must have."""
-        return self.task["version"], self.task["source"]
+        return self.code["version"], self.code["source"]
 
     @property
     def fleet(self) -> Fleet:
