@@ -63,7 +63,7 @@ class TaskModel:
         """The initial values of the run, from its seed or from a safetensors file. Copy the values to keep them.
 
         Frozen parameters that clients have themselves are not among them. Raises InvalidInput if the file named by
-        `path` does not fit, TaskError if such frozen parameters differ from model to model.
+        `path` does not fit, or such frozen parameters differ from model to model.
         """
         if self._module is None or not self._has_first:
             self._module = self._built(self._seed)
@@ -82,14 +82,15 @@ class TaskModel:
         self._check_constant(frozen)
 
     def _check_constant(self, frozen: Mapping[str, bytes]) -> None:
-        """Raises TaskError if a model of another seed has other frozen parameters: no device could have these."""
+        """Raises InvalidInput if a model of another seed has other frozen parameters: no device could have these."""
         other = self._built(self._seed + 1)
         again = tensor_digests(state_views(other).frozen)
         if differing := [name for name in frozen if frozen[name] != again.get(name)]:
-            raise TaskError(
-                f"task.frozen = \"local\": expected frozen parameters that are the same in every model(), got random"
-                f" values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file, or"
-                ' give them a fixed seed inside model(), or set task.frozen = "send"'
+            raise InvalidInput(
+                "task.frozen",
+                'frozen parameters that are the same in every model() for "local"',
+                f"random values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file,"
+                ' or give them a fixed seed inside model(), or set task.frozen = "send"',
             )
         del other
         self.release()
