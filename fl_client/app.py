@@ -84,11 +84,11 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
-        instruments = Instruments(metrics, progress, traces=traces)
         progress.show("making the task's model")
         trainer = _trainer(config, local)
         local = replace(local, frozen=trainer.own_frozen())
-        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments, trainer)))
+        instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
+        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,12 @@ class Instruments:
     clock: Callable[[], float] = time.time
     """Unix seconds, for the owner's time windows."""
     traces: Traces = UNTRACED
+    trainer: Trainer | None = None
+    """With the model that the registration describes. None: one without a model."""
 
 
-def build(
-    config: ClientConfig,
-    local: LocalTask,
-    state: StateDir,
-    instruments: Instruments,
-    trainer: Trainer | None = None,
-) -> Daemon:
+def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
     """Connect the parts of one daemon, inside a running event loop.
-
-    trainer: of the task; None: made here.
 
     Raises:
         ConfigError: the TLS files cannot be used, or a gate's sensor is not on this device.
@@ -133,7 +127,7 @@ def build(
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=trainer or _trainer(config, local),
+        trainer=instruments.trainer or _trainer(config, local),
         worker=worker,
         disk=disk,
         state=state_directory,

@@ -21,7 +21,9 @@ from protos.frozen import frozen_resource, frozen_text
 class LocalModel:
     """A module and the frozen parameters that it was made with. For one thread at a time."""
 
-    def __init__(self, make: Callable[[], nn.Module], prepare: Callable[[nn.Module], nn.Module] = lambda it: it) -> None:
+    def __init__(
+        self, make: Callable[[], nn.Module], prepare: Callable[[nn.Module], nn.Module] = lambda it: it
+    ) -> None:
         """make: a new model of the task; prepare: moves it to the device, and may change how it computes."""
         self._make, self._prepare = make, prepare
         self._module: nn.Module | None = None

@@ -75,7 +75,7 @@ class Trainer:
         self._local = local
         device = local.train.inputs.device
         if model is None:
-            model = LocalModel(lambda: local.task.model(), lambda module: compute.prepared(module, device))
+            model = LocalModel(local.task.model, lambda module: compute.prepared(module, device))
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
         self.layouts: Layouts | None = None
         """Layouts of the model's bundles. None before `prepare`."""

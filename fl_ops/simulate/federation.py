@@ -200,6 +200,8 @@ class Federation:
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
+        if self.engine.local_frozen is not None:
+            return dict(self.engine.whole_model(self.snapshot))
         return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:

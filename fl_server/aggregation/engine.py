@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from torch import nn
 
 import algorithms as fl
 from algorithms import tree
@@ -26,16 +28,13 @@ from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
 from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
-from fl_server.store.checkpoints import Checkpoint
+from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.frozen import frozen_text
 from tasks import Examples, Task, TaskError
 from tasks.base import task_code
 from tasks.evaluation import evaluate
-
-FROZEN = "frozen"
-"""Fact of a checkpoint: digest of the frozen parameters that clients have themselves and that it leaves out."""
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 
@@ -229,13 +228,21 @@ class Engine:
             cohort_size=cohort_size,
         )
 
+    def whole_model(self, snapshot: Snapshot) -> fl.Tensors:
+        """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own."""
+        with self._evaluating, self._filled(snapshot) as model:
+            return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def _filled(self, snapshot: Snapshot) -> AbstractContextManager[nn.Module]:
+        return self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen))
+
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time."""
         with self._evaluating:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
                     self.held_out = self._task.eval_data()
-            with self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)) as model:
+            with self._filled(snapshot) as model:
                 return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
 
 

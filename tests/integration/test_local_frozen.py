@@ -18,7 +18,7 @@ from fl_server.run_spec import from_spec
 from tests.integration.test_tasks_over_the_wire import transferred
 from tests.processes.backbone_task import write_backbone
 from tests.processes.federation import Coordinator, Daemon, run_spec
-from tests.processes.process import HERE, Workspace
+from tests.processes.process import Process, Workspace
 
 NAME = "tests.processes.backbone_task:Adapted"
 WIDTH, RANK = 96, 2
@@ -39,10 +39,10 @@ def server(workspace: Workspace) -> Coordinator:
     return Coordinator(workspace, settings={"tasks": [NAME]}).serve()
 
 
-def daemon(workspace: Workspace, server: Coordinator, index: int, backbone: Path) -> Daemon:
+def daemon(workspace: Workspace, server: Coordinator, index: int, backbone: Path, **more: Any) -> Daemon:
     """One of three daemons. It is started."""
     hold = workspace.folder / f"edge-{index}.hold"
-    options = {"backbone": str(backbone), "hold": str(hold), "kept": 8}
+    options = {"backbone": str(backbone), "hold": str(hold), "kept": 8, **more}
     shard = {"partition": {**PARTITION, "clients": 3}, "index": index}
     return Daemon(workspace, server, f"edge-{index}", task={"name": NAME, "options": options}, shard=shard).start()
 
@@ -168,10 +168,18 @@ def test_a_coordinator_whose_file_has_changed_does_not_continue_the_run(
     assert server.completed("changed").rounds_done == ROUNDS
 
 
+def resident(process: Process) -> int:
+    """Bytes of its resident memory."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return int(status["VmRSS"].split()[0]) * 1024
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        pytest.param({"options": {"broken": True}}, "task.frozen: .* got random values in 'backbone.weight'", id="random"),
+        pytest.param(
+            {"options": {"broken": True}}, "task.frozen: .* got random values in 'backbone.weight'", id="random"
+        ),
         pytest.param({"frozen": "disk"}, "task.frozen", id="unknown"),
     ],
 )
@@ -183,3 +191,35 @@ def test_what_cannot_be_local_is_refused(
     options = {**spec["task"]["options"], **task.get("options", {})}
     with pytest.raises(UsageError, match=message):
         server.create("refused", **{**spec, "task": {**spec["task"], **task, "options": options}})
+
+
+@pytest.mark.slow
+def test_a_large_backbone_costs_what_its_adapters_cost(
+    workspace: Workspace, server: Coordinator, tmp_path: Path
+) -> None:
+    """With 200 MB of backbone and 2 MB of adapters, transfers, checkpoints and server memory are those of 2 MB."""
+    width, rank = 7072, 36
+    frozen, trained = width * width * 4, 2 * width * rank * 4
+    file = write_backbone(tmp_path / "large.safetensors", width)
+    options = {"backbone": str(file), "rank": rank, "copied": True}
+    edge = daemon(workspace, server, 0, file, rank=rank, copied=True)
+    server.until_present("edge-0")
+    idle, edge_idle = resident(server), resident(edge)
+    one = {"clients_per_round": 1, "min_clients": 1}
+    evaluation = {"every": 0}
+    local = {"epochs": None, "steps": 2}
+    task = {"name": NAME, "options": options, "frozen": "local"}
+    server.create("large", task=task, round=one, evaluation=evaluation, local=local, stop={"rounds": 3})
+    highest = 0
+    while not server.run("large").HasField("ended"):
+        highest = max(highest, resident(server))
+    server.completed("large")
+    folder = Path(server.settings["state_dir"])
+    stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    # A model of 2 MB without a backbone takes 90 MB too: torch's code, and what it keeps.
+    assert highest - idle < 0.75 * frozen
+    assert resident(edge) - edge_idle < 0.75 * frozen
+    assert edge_idle > frozen
+    assert stored < 8 * trained
+    assert (transferred(server, "down", "frozen"), transferred(server, "down", "model")) == (0, 3 * trained)
+    assert transferred(server, "up", "update") == 3 * trained

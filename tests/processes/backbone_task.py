@@ -45,19 +45,30 @@ class WithAdapter(nn.Module):
 class Adapted(Tiny):
     """The classes of Tiny, learned by adapters. backbone: a file of `write_backbone`. Other options as in Tiny.
 
-    broken: the frozen part is drawn at random in every model().
+    copied: the file's values are copied to memory. broken: the frozen part is drawn at random in every model().
     """
 
-    def __init__(self, backbone: str, rank: int = 2, hold: str = "", kept: int = 0, *, broken: bool = False) -> None:
+    def __init__(
+        self,
+        backbone: str,
+        rank: int = 2,
+        hold: str = "",
+        kept: int = 0,
+        *,
+        copied: bool = False,
+        broken: bool = False,
+    ) -> None:
         super().__init__(hold=hold, kept=kept)
-        self._file, self._rank, self._broken = backbone, rank, broken
+        self._file, self._rank, self._copied, self._broken = backbone, rank, copied, broken
 
     def model(self) -> nn.Module:
         # On the meta device, and then assigned: the values are pages of the file, and are never copied.
         values = load_file(self._file)
         with torch.device("meta"):
             backbone = Backbone(values["weight"].shape[0])
-        backbone.load_state_dict(values, assign=True)
+        if self._copied:
+            backbone.to_empty(device="cpu")
+        backbone.load_state_dict(values, assign=not self._copied)
         if self._broken:
             backbone.weight = nn.Parameter(torch.randn(values["weight"].shape))
         return WithAdapter(backbone, self._rank)

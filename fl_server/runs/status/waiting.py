@@ -66,7 +66,7 @@ def _describe_other_frozen(context: RunContext) -> str:
         return ""
     client, got = others[0]
     return (
-        f"; {len(others)} with other frozen parameters (task.frozen = \"local\"), first {client}: expected "
+        f'; {len(others)} with other frozen parameters (task.frozen = "local"), first {client}: expected '
         f"{expected[:_FROZEN_SHOWN]}, got {got[:_FROZEN_SHOWN] or 'none'}; put the files of the frozen parameters "
         "that the coordinator has on the device"
     )
