@@ -18,6 +18,7 @@ learning rate, K_i local steps of client i, p_i aggregation weights that sum to 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -44,6 +45,9 @@ own, with a ComputedPayload."""
 BASIC_PAYLOADS = ("delta", "full_gradient", "client_momentum")
 """delta: y_final - x; full_gradient: g_i(x) over the whole local set; client_momentum: the local momentum buffer at the
 end."""
+
+PAYLOAD_NAME = re.compile(r"(?!buffers$)[A-Za-z0-9_.-]{1,64}")
+"""What the wire accepts as the name of a payload. "buffers" names the buffers of the model in limits of norms."""
 
 Order = Literal["paper", "feddyn_code"]
 """paper: gradient, clip, decay, mix. feddyn_code: gradient, mix, clip the mixture, then decay, as FedDyn's program."""

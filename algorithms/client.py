@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, LocalSettings, Payload, Tensors
+from algorithms.batches import Forward, forward_pair
 from algorithms.gradients import Batches, Loss, full_gradient
 from algorithms.local import LocalResult, train_locally
 from algorithms.model_state import trainable_views
@@ -29,6 +30,8 @@ class LocalData:
     whole: Batches
     """Every example once, for a full gradient. Methods without one do not read it."""
     loss: Loss
+    forward: Forward = forward_pair
+    """(model, batch) -> (output, target), the arguments of the loss. By default, that of pairs (inputs, targets)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,18 @@ def answer(
     rule = algorithm.client_rule(work.context) if exchange.trains else None
     whole, passes = None, 0
     if exchange.passes:
-        batches = list(data.whole)
-        whole = full_gradient(model, batches, data.loss, work.settings, algorithm.gradient, on_batch=notify)
-        passes = len(batches)
+        whole, passes = _full_gradient(model, data, work, notify)
     result = None
     if rule is not None:
         result = train_locally(
-            model, data.batches, data.loss, rule, work.settings, x=work.x, on_step=lambda step: notify(passes + step)
+            model,
+            data.batches,
+            data.loss,
+            rule,
+            work.settings,
+            x=work.x,
+            on_step=lambda step: notify(passes + step),
+            forward=data.forward,
         )
     basic, rate = _basic_payloads(exchange, whole, result), work.settings.learning_rate
     if result is None:
@@ -83,6 +91,22 @@ def answer(
             for payload in exchange.payloads
         },
     )
+
+
+def _full_gradient(
+    model: nn.Module, data: LocalData, work: Work, notify: Callable[[int], object]
+) -> tuple[Tensors, int]:
+    """The full gradient, and the number of its batches. They may be too many for the memory, so none is kept."""
+    count = 0
+
+    def counted(number: int) -> None:
+        nonlocal count
+        count = number + 1
+        notify(number)
+
+    rule = work.algorithm.gradient
+    whole = full_gradient(model, data.whole, data.loss, work.settings, rule, on_batch=counted, forward=data.forward)
+    return whole, count
 
 
 def _basic_payloads(exchange: Exchange, whole: Tensors | None, result: LocalResult | None) -> dict[Payload, Tensors]:

@@ -18,6 +18,7 @@ from algorithms import tree
 from algorithms.aggregate import WEIGHTS
 from algorithms.base import (
     BASIC_PAYLOADS,
+    PAYLOAD_NAME,
     Algorithm,
     ClientContext,
     ClientUpdate,
@@ -287,6 +288,10 @@ def _check_payloads(name: str, exchange: Exchange) -> None:
         raise AlgorithmError(
             f"{name}: expected the basic payloads {', '.join(BASIC_PAYLOADS)}, or payloads made of these with a rule "
             f"in `computed`; got {', '.join(unknown)}"
+        )
+    if wrong := sorted(payload for payload in exchange.payloads if not PAYLOAD_NAME.fullmatch(payload)):
+        raise AlgorithmError(
+            f'{name}: expected names of payloads of 1 to 64 of a-z A-Z 0-9 _ . - and not "buffers", got {wrong[0]!r}'
         )
 
 

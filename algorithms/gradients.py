@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
+from algorithms.batches import Batch, Forward, examples_of, forward_pair, is_pair, to_device
 from algorithms.model_state import trainable_parameters
+from algorithms.parameters import AlgorithmError
 from algorithms.precision import rounded_like, widened
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(output, targets) -> mean loss of the batch, of shape []."""
+Loss = Callable[[Any, Any], Tensor]
+"""(output, target), as the forward pass returns them -> mean loss of the batch, of shape []."""
 
-Batches = Iterable[tuple[Tensor, Tensor]]
-"""(inputs, targets), on any device."""
+Batches = Iterable[Batch]
+"""Pairs (inputs, targets), or what the forward pass takes, on any device."""
 
 
 def clipped(g: Tensors, settings: LocalSettings, into: Tensors | None = None) -> Tensors:
@@ -39,9 +42,17 @@ def decayed(g: Tensors, y: Tensors, settings: LocalSettings, into: Tensors | Non
 class BatchGradients:
     """Computes g for successive mini-batches while the model moves."""
 
-    def __init__(self, model: nn.Module, loss: Loss, settings: LocalSettings, rule: LocalRule) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - as train_locally
+        self,
+        model: nn.Module,
+        loss: Loss,
+        settings: LocalSettings,
+        rule: LocalRule,
+        forward: Forward = forward_pair,
+    ) -> None:
         self._model = model
         self._loss = loss
+        self._forward = forward
         self._settings = settings
         self._gradient = rule.gradient
         self._ascent = rule.ascent
@@ -52,18 +63,18 @@ class BatchGradients:
         self._g_out, self._replay_out = tree.scratch(self._y), tree.scratch(self._y)
         self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters
 
-    def compute(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
+    def compute(self, batch: Batch) -> tuple[Tensor, Tensors]:
         """The loss at y and g. Do not write into g: its tensors may share memory. It is valid until the next call."""
-        inputs, targets = inputs.to(self._device), targets.to(self._device)
-        if inputs.shape[:1] == (0,):
+        batch = to_device(batch, self._device)
+        if not examples_of(batch):
             raise ValueError("expected at least one example in every batch, got a batch of none; leave it out")
         if self._replays:
             self._random = _random_state(self._device)
         if self._ascent is None:
-            value = self._pass(inputs, targets)
+            value = self._pass(batch)
         else:
-            value, inputs = self._ascend_inputs(self._ascent, inputs, targets)
-        self._batch = inputs, targets
+            value, batch = self._ascend_inputs(self._ascent, batch)
+        self._batch = batch
         g = self._read_gradients()
         if self._gradient.rho:
             step = _ascent(g, self._gradient, self._g_out)
@@ -79,8 +90,8 @@ class BatchGradients:
             return g
         return decayed(clipped(g, self._settings, into), point, self._settings, into)
 
-    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        value = self._loss(self._model(inputs), targets)
+    def _pass(self, batch: Batch) -> Tensor:
+        value = self._loss(*self._forward(self._model, batch))
         for parameter in self._parameters.values():
             parameter.grad = None
         value.backward()
@@ -94,7 +105,7 @@ class BatchGradients:
         buffers = _SavedBuffers(self._model)
         _set_random_state(self._device, self._random)
         with self._moved_to(point):
-            self._pass(*self._batch)
+            self._pass(self._batch)
         buffers.restore()
         return self._read_gradients()
 
@@ -119,15 +130,21 @@ class BatchGradients:
         for name, parameter in self._parameters.items():
             parameter.data = point[name]
 
-    def _ascend_inputs(self, ascent: InputAscent, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _ascend_inputs(self, ascent: InputAscent, batch: Batch) -> tuple[Tensor, Batch]:
         """One pass for both: gradients of the model, and an ascent step of the input map."""
+        if not is_pair(batch):
+            raise AlgorithmError(
+                "expected batches that are pairs of tensors (inputs, targets), because this method transforms the "
+                f"inputs, got a batch of type {type(batch).__name__}; choose another method for this task"
+            )
+        inputs, targets = batch
         start = self.ascended or ascent.start(inputs)
         parameters = {name: tensor.to(self._device).detach().requires_grad_() for name, tensor in start.items()}
         mapped = ascent.apply(inputs, parameters)
-        value = self._pass(mapped, targets)
+        value = self._pass((mapped, targets))
         slopes = {name: gradient_or_zero(tensor) for name, tensor in parameters.items()}
         self.ascended = ascent.ascend(tree.map(torch.detach, parameters), slopes)
-        return value, mapped.detach()
+        return value, (mapped.detach(), targets)
 
 
 def full_gradient(  # noqa: PLR0913, PLR0917 - the parameters of train_locally
@@ -138,24 +155,27 @@ def full_gradient(  # noqa: PLR0913, PLR0917 - the parameters of train_locally
     rule: GradientRule,
     *,
     on_batch: Callable[[int], object] | None = None,
+    forward: Forward = forward_pair,
 ) -> Tensors:
     """g over the whole local set at the model's values: the mean over examples of each batch's g.
 
     Each batch's g is computed as in a local step, dropout included. Model, buffers and random state stay unchanged.
 
-    on_batch: called after each batch with its number, from 0. Its exceptions end the pass.
+    on_batch: called after each batch with its number, from 0. Its exceptions end the pass. forward: as in
+    `train_locally`.
 
     Raises:
         ValueError: there is no batch, or a batch has no example.
     """
-    gradients, buffers = BatchGradients(model, loss, settings, LocalRule(gradient=rule)), _SavedBuffers(model)
+    gradients, buffers = BatchGradients(model, loss, settings, LocalRule(gradient=rule), forward), _SavedBuffers(model)
     device = next(model.parameters()).device
     total, examples = None, 0
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for number, (inputs, targets) in enumerate(batches):
-            g = tree.scale(widened(gradients.compute(inputs, targets)[1]), float(len(inputs)))
-            total, examples = g if total is None else tree.add(total, g), examples + len(inputs)
+        for number, batch in enumerate(batches):
+            size = examples_of(batch)
+            g = tree.scale(widened(gradients.compute(batch)[1]), float(size))
+            total, examples = g if total is None else tree.add(total, g), examples + size
             if on_batch is not None:
                 on_batch(number)
     model.zero_grad()

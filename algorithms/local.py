@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from algorithms import tree
 from algorithms.base import LocalRule, LocalSettings, Tensors
+from algorithms.batches import Batch, Forward, forward_pair
 from algorithms.gradients import Batches, BatchGradients, Loss, clipped
 from algorithms.model_state import read_buffers, trainable_views
 from algorithms.precision import low_dtypes, rounded_like, widened
@@ -42,30 +43,33 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     *,
     x: Tensors | None = None,
     on_step: Callable[[int], object] | None = None,
+    forward: Forward = forward_pair,
 ) -> LocalResult:
     """Train `model` in place from its current values, one step for each batch.
 
     Args:
         model: any module, of any floating dtype, on any device; it stays in training mode.
-        batches: (inputs, targets), on any device.
-        loss: mean loss of a batch from (model(inputs), targets), of shape [].
+        batches: pairs (inputs, targets), or what `forward` takes, on any device.
+        loss: mean loss of a batch, of shape [], from the output and the target that `forward` returns.
         rule: the method's local rule; its tensors may be on another device.
         settings: learning rate, weight decay, clipping.
         x: the current values of the model if the caller has a copy. None: they are copied here.
         on_step: called after each step with its number, from 0. Its exceptions end the training.
+        forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
 
     Raises:
+        AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors.
         ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
             parameters.
     """
     y = trainable_views(model)
-    step = _Step(model, loss, settings, rule, _start(y, x, rule))
+    step = _Step(BatchGradients(model, loss, settings, rule, forward), model, settings, rule, _start(y, x, rule))
     total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
 
     model.train()
-    for inputs, targets in batches:
+    for batch in batches:
         # The sum stays on the device: reading it here would wait for the GPU.
-        total = total + step.take(inputs, targets)
+        total = total + step.take(batch)
         steps += 1
         if on_step is not None:
             on_step(steps - 1)
@@ -85,8 +89,10 @@ class _Step:
     than the model's precision would be lost.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, settings: LocalSettings, rule: LocalRule, x: Tensors) -> None:  # noqa: PLR0913, PLR0917 - as train_locally
-        self._gradients = BatchGradients(model, loss, settings, rule)
+    def __init__(  # noqa: PLR0913, PLR0917 - as train_locally
+        self, gradients: BatchGradients, model: nn.Module, settings: LocalSettings, rule: LocalRule, x: Tensors
+    ) -> None:
+        self._gradients = gradients
         self._low, self._sent, self._model = bool(low_dtypes(x)), x, trainable_views(model)
         x = self._x = widened(x)
         rule = _prepared(rule, x)
@@ -107,9 +113,9 @@ class _Step:
         """y - x, in the model's dtypes."""
         return rounded_like(self._model, tree.subtract(self._y, self._x))
 
-    def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def take(self, batch: Batch) -> Tensor:
         """Make the step of one mini-batch. Returns the loss before it."""
-        loss, g = self._gradients.compute(inputs, targets)
+        loss, g = self._gradients.compute(batch)
         if self._low:
             g = widened(g)
         if self._rule.anchored:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Value = float | int | str | bool
+Made = TypeVar("Made")
 
 
 class AlgorithmError(ValueError):
@@ -88,6 +89,63 @@ def declared(builder: Callable[..., object]) -> Parameters:
         name: Parameter(kinds[name], parameter.default)
         for name, parameter in inspect.signature(builder).parameters.items()
     }
+
+
+def check_builder(name: str, builder: object, made: type) -> None:
+    """Check what a builder from outside declares, without calling it.
+
+    Raises:
+        AlgorithmError: it is no function that is annotated to return `made`, or a parameter lacks a type with a range
+            or a default.
+    """
+    example = f"def {name.rpartition(':')[2].replace('-', '_')}(alpha: Share = 0.1) -> {made.__name__}"
+    if not inspect.isfunction(builder):
+        raise AlgorithmError(f"{name}: expected a function such as {example}, got {type(builder).__name__}")
+    try:
+        kinds = get_type_hints(builder, include_extras=True)
+    except Exception as error:  # the annotations are foreign code
+        raise AlgorithmError(f"{name}: reading its annotations raised {type(error).__name__}: {error}") from error
+    if kinds.get("return") is not made:
+        raise AlgorithmError(
+            f"{name} is a function that is not annotated to return {made.__name__}, so it was not called: expected one"
+            f" such as {example}"
+        )
+    for parameter in inspect.signature(builder).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise AlgorithmError(f"{name}, parameter {parameter.name!r}: expected a parameter with a name of its own")
+        if not _is_kind(kinds.get(parameter.name)):
+            raise AlgorithmError(
+                f"{name}, parameter {parameter.name!r}: expected a type with its range, such as Share,"
+                " Annotated[float, Range(over=0)], bool, or Literal of texts; got"
+                f" {kinds.get(parameter.name, 'none')!r}",
+                parameter.name,
+            )
+        if parameter.default is parameter.empty:
+            raise AlgorithmError(f"{name}, parameter {parameter.name!r}: expected a default, got none", parameter.name)
+
+
+def made_by(name: str, builder: Callable[..., object], values: Mapping[str, object], made: type[Made]) -> Made:
+    """What a builder makes of the values. Raises AlgorithmError if it fails, or makes something else."""
+    try:
+        result = builder(**values)
+    except AlgorithmError:
+        raise
+    except Exception as error:  # a fault in foreign code, of any type
+        raise AlgorithmError(f"{name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, made):
+        raise AlgorithmError(f"{name}: expected that it returns a {made.__name__}, got {type(result).__name__}")
+    return result
+
+
+def _is_kind(kind: Any) -> bool:
+    """Whether `_read` knows what the annotation allows."""
+    if kind is bool or get_origin(kind) is Literal:
+        return kind is bool or all(isinstance(choice, str) for choice in get_args(kind))
+    if get_origin(kind) in (UnionType, Union):
+        others = [each for each in get_args(kind) if each is not NoneType]
+        return len(others) == 1 and _is_kind(others[0])
+    number, limits, *_ = (*get_args(kind), None, None)
+    return get_origin(kind) is Annotated and number in (float, int) and isinstance(limits, Range)
 
 
 def read_parameters(owner: str, parameters: Parameters, given: Mapping[str, object]) -> dict[str, Value]:

@@ -10,6 +10,8 @@ Besides its own parameters, a method has options for the components that it does
     order              paper | feddyn_code
 
 A component that the method fixes is no option: FedAdam fixes its server optimizer and has that optimizer's parameters.
+
+A method from outside this package is known once this process has called `add_method` for it. It has the same options.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from algorithms.parameters import (
     Parameter,
     Parameters,
     Value,
+    check_builder,
     declared,
+    made_by,
     read_parameters,
     unknown,
 )
@@ -84,12 +88,43 @@ OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
 }
 GRADIENTS = ("plain", "sam")
 
+_OUTSIDE: dict[str, Callable[..., Method]] = {}
+"""Methods from outside this package, by the names that runs give them."""
+
 _UNPREFIXED = "eta_g"
 
 
 def names() -> tuple[str, ...]:
-    """The names of all methods, sorted."""
+    """The names of the methods of this package, sorted."""
     return tuple(sorted(METHODS))
+
+
+def add_method(name: str, builder: Callable[..., Method]) -> None:
+    """Make a method from outside known in this process, with its parameters from the builder's signature.
+
+    The builder is called once, with its defaults. It replaces an earlier one of the same name.
+
+    Raises:
+        AlgorithmError: a method of this package has the name, or the builder is not as `compose.Method` says.
+    """
+    if name in METHODS:
+        raise AlgorithmError(f"algorithm {name}: expected a name that no method of this package has: choose another")
+    check_builder(name, builder, Method)
+    before = _OUTSIDE.get(name)
+    _OUTSIDE[name] = builder
+    try:
+        build(name)
+    except BaseException:
+        if before is None:
+            del _OUTSIDE[name]
+        else:
+            _OUTSIDE[name] = before
+        raise
+
+
+def is_known(name: str) -> bool:
+    """Whether `build` knows the method: it is of this package, or was added."""
+    return name in METHODS or name in _OUTSIDE
 
 
 def build(name: str, /, **parameters: object) -> Algorithm:
@@ -126,12 +161,21 @@ _UNNEEDED: Mapping[tuple[str, str], Value] = {("fedrobust", "L"): "diagonal"}
 
 
 def _method(name: str, parameters: Mapping[str, object]) -> tuple[Method, Parameters]:
-    if name not in METHODS:
-        raise AlgorithmError(unknown("algorithm", name, METHODS))
-    own = declared(METHODS[name])
+    builder = METHODS.get(name) or _OUTSIDE.get(name)
+    if builder is None:
+        raise AlgorithmError(unknown("algorithm", name, [*METHODS, *_OUTSIDE]))
+    own = declared(builder)
     values = read_parameters(name, own, {key: value for key, value in parameters.items() if key in own})
-    method = METHODS[name](**values)
-    return method, {**own, **options_of(method, parameters)}
+    method = made_by(name, builder, values, Method)
+    return method, {**own, **_options_apart_from(name, own, options_of(method, parameters))}
+
+
+def _options_apart_from(name: str, own: Parameters, options: Parameters) -> Parameters:
+    if clash := sorted(own.keys() & options.keys()):
+        raise AlgorithmError(
+            f"{name}, parameter {clash[0]!r}: expected a name that no option of every method has; rename it", clash[0]
+        )
+    return options
 
 
 def options_of(method: Method, given: Mapping[str, object]) -> dict[str, Parameter]:

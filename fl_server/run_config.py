@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from fl_server.plain_values import (
     MAX_COUNT,
@@ -22,12 +22,13 @@ from fl_server.plain_values import (
     Word,
     check_plain,
 )
+from fl_server.round_config import CHECKS, Fingerprint, RoundSection
 from fl_server.rounds.client_metrics import by_clients
 from fl_server.rounds.state import RoundPolicy
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = CHECKS
 
 
 def _name(name: str) -> str:
@@ -80,6 +81,7 @@ class AlgorithmSection(_Section):
     name: Word = "fedcm"
     parameters: dict[str, float | str | bool] = {}
     schedules: dict[Word, ScheduleSection] = Field(default={}, max_length=MAX_SCHEDULES)
+    fingerprint: Fingerprint | None = None
 
     @field_validator("parameters", mode="before")
     @classmethod
@@ -136,74 +138,6 @@ class LocalSection(_Section):
         earlier = tuple(change for change in self.learning_rate_changes if change.round < round)
         change = RateChange(round=round, learning_rate=learning_rate)
         return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
-
-
-class RoundSection(_Section):
-    """Which clients take part in a round, and when it closes."""
-
-    sampling: Literal["fixed", "bernoulli"] = "fixed"
-    clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
-    rate: float = Field(default=0.1, gt=0, le=1)
-    min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    close: Literal["cohort", "goal"] = "cohort"
-    quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
-    over_selection: float = Field(default=1.3, ge=1, le=4)
-    max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    clip_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    max_relative_norm: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
-    over_relative_norm: Literal["refuse", "clip"] = "refuse"
-    max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
-    max_client_share: float = Field(default=0.0, ge=0, le=1)
-    reducer: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
-    trim: float = Field(default=0.2, gt=0, lt=0.5)
-    krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
-    krum_keep: int = Field(default=0, ge=0, le=MAX_COUNT)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.quorum is not None and self.sampling == "fixed" and self.quorum > self.clients_per_round:
-            raise ValueError(
-                f"expected quorum to be at most clients_per_round ({self.clients_per_round}), got {self.quorum}"
-            )
-        if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
-            raise ValueError(
-                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
-                f"got {self.min_clients}"
-            )
-        for key in ("max_relative_norm", "max_relative_payload"):
-            if 0 < getattr(self, key) < 1:
-                raise ValueError(
-                    f"expected {key} to be 0 or at least 1, because half of all updates exceed the median or equal it, "
-                    f"got {getattr(self, key):g}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _reducer_has_enough(self) -> Self:
-        """Every round that closes must have enough updates for the reducer."""
-        if self.reducer == "mean":
-            return self
-        if self.sampling != "fixed":
-            raise ValueError(f'expected sampling = "fixed" with reducer = "{self.reducer}": a cohort may be too small')
-        krum = self.reducer == "krum"
-        least = 2 * self.krum_byzantine + 3 if krum else 3
-        if self.fewest < least:
-            raise ValueError(
-                f'expected quorum to be at least {least} with reducer = "{self.reducer}"'
-                f"{' (2 krum_byzantine + 3)' if krum else ''}, got {self.fewest}"
-            )
-        if krum and self.krum_keep > self.fewest - self.krum_byzantine - 2:
-            raise ValueError(
-                "expected krum_keep to be at most quorum - krum_byzantine - 2 "
-                f"({self.fewest - self.krum_byzantine - 2}), got {self.krum_keep}"
-            )
-        return self
-
-    @property
-    def fewest(self) -> int:
-        """Fewest updates that may close a round."""
-        return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
 
 
 class StopSection(_Section):

@@ -6,6 +6,7 @@ All conversions are generic: the field names are those of RunSpec, so a new fiel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -64,6 +65,15 @@ def _shown(value: object) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
+_ANY_SHAPE = (
+    ("task", "options"),
+    ("algorithm", "parameters"),
+    ("local", "optimizer", "parameters"),
+    ("round", "reducer_parameters"),
+)
+"""Fields of RunSpec with values of any shape: the sections, and the name."""
+
+
 def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
     """Wire to configuration. Raises InvalidInput."""
     if spec.ByteSize() > MAX_SPEC_BYTES:
@@ -71,15 +81,17 @@ def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
     # Values of any shape are read with limits, by `plain`. The rest is only as deep as its schema.
     bare = admin_pb2.RunSpec()
     bare.CopyFrom(spec)
-    bare.task.ClearField("options")
-    bare.algorithm.ClearField("parameters")
+    structs: dict[tuple[str, ...], Any] = {path: reduce(getattr, path, spec) for path in _ANY_SHAPE}
+    given = {path: struct for path, struct in structs.items() if struct.fields}
+    for *sections, field in given:
+        section: Any = reduce(getattr, sections, bare)
+        section.ClearField(field)
     values = MessageToDict(bare, preserving_proto_field_name=True)
-    for section, field, given in (
-        ("task", "options", spec.task.options),
-        ("algorithm", "parameters", spec.algorithm.parameters),
-    ):
-        if given.fields:
-            values[section][field] = plain(given)
+    for (*sections, field), struct in given.items():
+        table = values
+        for name in sections:
+            table = table.setdefault(name, {})
+        table[field] = plain(struct)
     return from_values(values)
 
 

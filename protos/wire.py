@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+import re
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
@@ -72,9 +72,36 @@ def server_options() -> ChannelOptions:
     )
 
 
+_KINDS = {
+    "delta": PayloadKind.PAYLOAD_KIND_DELTA,
+    "full_gradient": PayloadKind.PAYLOAD_KIND_FULL_GRADIENT,
+    "variate_change": PayloadKind.PAYLOAD_KIND_VARIATE_CHANGE,
+    "client_momentum": PayloadKind.PAYLOAD_KIND_CLIENT_MOMENTUM,
+}
+"""Payloads with a kind of their own. All others have the kind NAMED, and their name in the message."""
+
+MAX_PAYLOAD_NAME = 64
+"""Characters of a payload's name."""
+
+
 def payload_kind(payload: str) -> PayloadKind:
-    """The wire's value for a payload such as "delta". Raises ValueError for an unknown payload."""
-    return cast(PayloadKind, PayloadKind.Value(f"PAYLOAD_KIND_{payload.upper()}"))
+    """The wire's kind of a payload: that of "delta" and a few others, or NAMED."""
+    return _KINDS.get(payload, PayloadKind.PAYLOAD_KIND_NAMED)
+
+
+def payload_name(payload: str) -> str:
+    """The name that the wire needs in addition to the kind. Empty unless the kind is NAMED."""
+    return "" if payload in _KINDS else payload
+
+
+def check_payload_name(name: str) -> str:
+    """The name of a payload. Raises ValueError for one that the wire cannot have."""
+    if not re.fullmatch(rf"[A-Za-z0-9_.-]{{1,{MAX_PAYLOAD_NAME}}}", name) or name == "buffers":
+        raise ValueError(
+            f'expected the name of a payload, 1 to {MAX_PAYLOAD_NAME} of a-z A-Z 0-9 _ . - and not "buffers", got '
+            f"{name[: 2 * MAX_PAYLOAD_NAME]!r}"
+        )
+    return name
 
 
 def known_name(enum: EnumTypeWrapper, number: int) -> str:

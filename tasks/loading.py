@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast, get_type_hints
 
+from extensions.importing import attribute_of, source_digest
+from extensions.naming import comma_separated
 from tasks.base import Task, TaskError, task_code
 from tasks.classifier import Classifier
-from tasks.naming import comma_separated, path_of
+from tasks.naming import TASKS, path_of
+from tasks.torchvision_compat import install_import_hook
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
 
@@ -50,7 +49,10 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
         TaskNotListed: the name is not listed. Nothing was imported.
         TaskError: the task cannot be loaded. An exception of the task's own code is its cause.
     """
-    attribute = _attribute(path_of(name, listed), name)
+    path = path_of(name, listed)
+    # The module may import torchvision, itself or through peft or transformers.
+    install_import_hook()
+    attribute = attribute_of(TASKS, path, name)
     if inspect.isclass(attribute):
         if _class_lacks(attribute):
             raise _incomplete(name, attribute)
@@ -68,6 +70,17 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
     return cast(Task, task)
 
 
+def load_function(name: str) -> Callable[..., Any]:
+    """The function `module:function` that this machine's own configuration names. Raises TaskError.
+
+    The module may also lie in the current directory. A name from another machine must never come here.
+    """
+    found = _attribute(name, name)
+    if not callable(found):
+        raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
+    return found
+
+
 def fingerprint(task: Task) -> tuple[str, str]:
     """(version, source): the author's version and "sha256:" + hex of the text of the module that defines the class.
 
@@ -75,43 +88,13 @@ def fingerprint(task: Task) -> tuple[str, str]:
     the text cannot be read, as for a class defined in an interpreter.
     """
     kind = type(task)
-    try:
-        path = None if kind.__module__ in sys.stdlib_module_names else inspect.getsourcefile(kind)
-        text = Path(path).read_text(encoding="utf-8") if path else None
-    except (TypeError, OSError):
-        text = None
-    if text is None:
+    digest = source_digest(kind)
+    if digest is None:
         raise TaskError(
             f"the task's class {kind.__qualname__} of module {kind.__module__} has no source here; define it in a"
             " file of your own: devices and server compare the text of its module"
         )
-    digest = hashlib.sha256(text.encode()).hexdigest()
     return task.version, f"sha256:{_SAME_BEHAVIOUR.get(digest, digest)}"
-
-
-def _attribute(path: str, name: str) -> object:
-    module_name, _, attribute = path.partition(":")
-    # Last, so that a file in the current directory replaces no installed module.
-    if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.append(str(Path.cwd()))
-    try:
-        with task_code(f"importing {module_name} for task {name}"):
-            module = importlib.import_module(module_name)
-    except TaskError as error:
-        cause = error.__cause__
-        # Only if the module itself or its package is missing, not a module that it imports.
-        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{module_name}.".startswith(f"{cause.name}."):
-            raise TaskError(
-                f"there is no module {module_name} for task {name}: install the package that has it into this Python"
-                f" (pip install ...), or start in the folder where {module_name.split('.')[0]}.py lies"
-            ) from cause
-        raise
-    if not hasattr(module, attribute):
-        classes = [key for key, value in inspect.getmembers(module, inspect.isclass) if value.__module__ == module_name]
-        raise TaskError(
-            f"module {module_name} has no attribute {attribute}; its classes are {comma_separated(classes)}"
-        )
-    return getattr(module, attribute)
 
 
 def _make(name: str, factory: Callable[..., Any], options: Mapping[str, object]) -> object:

@@ -67,6 +67,7 @@ WORRY = {
     "fl_requests_refused_total": "It grows: the log's `rpc_refused` lines name caller and address.",
     "fl_connections": "At `fl_connections_limit`: strangers, or more clients than `limits.max_clients`.",
     "fl_tls_handshakes_failed_total": "It rises: FlHandshakesFailing. Expired certificates, or those of another CA.",
+    "fl_audit_rows_total": "`altered`: FlAuditAltered. `left_out` grows: FlAuditRowsLeftOut.",
     "fl_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
     "fl_enrollments_total": "`token` grows: somebody guesses, or uses old tokens; the log has the address."
     " `limited`: more devices at once than `enrollment.requests_per_s` allows.",

@@ -16,11 +16,14 @@ from fl_common.names import check_id
 from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import check_payload_name
 from tasks.batches import count_steps
 
 MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 """Limits of one assignment, above the needs of any method."""
 NAME_CHARS = 64
+METHOD_CHARS = 256
+"""A method's name may be module:attribute."""
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
@@ -55,21 +58,29 @@ def checked_outcome(outcome: training_pb2.Outcome) -> Key:
     return key
 
 
-def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int) -> None:
+def check_assignment(
+    assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int, own_batches: int = 0
+) -> None:
     """Raises WorkFailed for values that are not valid, and for more work than the owner allows.
 
-    examples: number of examples of this device's shard.
+    examples: number of examples of this device's shard; own_batches: batches of its epoch if the task makes them.
     """
     check_resources(assignment)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
+        ("payload_names", len(assignment.payload_names), MAX_PAYLOADS),
         ("upload_encodings", len(assignment.upload_encodings), MAX_ENCODINGS),
     ):
         if count > limit:
             raise _unsupported(f"{field}: expected at most {limit}, got {count}")
+    for name in assignment.payload_names:
+        try:
+            check_payload_name(name)
+        except ValueError as error:
+            raise _unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
-    _check_work(assignment.training, limits, examples)
+    _check_work(assignment.training, limits, examples, own_batches)
 
 
 def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:
@@ -95,10 +106,14 @@ def check_resources(assignment: training_pb2.Assignment | training_pb2.Evaluatio
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
     """Names and plain values only. Only the registry of methods interprets them."""
     fields = spec.parameters.fields
-    if len(spec.name) > NAME_CHARS or any(len(name) > NAME_CHARS for name in fields):
-        raise _unsupported(
-            f"algorithm: expected names of at most {NAME_CHARS} characters, got {log_text(spec.name, 80)!r}"
-        )
+    for what, name, limit in (
+        ("a", spec.name, METHOD_CHARS),
+        *(("a parameter's", each, NAME_CHARS) for each in fields),
+    ):
+        if len(name) > limit:
+            raise _unsupported(
+                f"algorithm: expected {what} name of at most {limit} characters, got {log_text(name, 80)!r}"
+            )
     if len(fields) > MAX_PARAMETERS:
         raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
     for name, value in fields.items():
@@ -127,7 +142,7 @@ def _check_counted(assignment: training_pb2.Assignment) -> None:
         raise _unsupported("counted: expected an update of the assignment's own run, got one of another run")
 
 
-def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int) -> None:
+def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int, own_batches: int) -> None:
     try:
         LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
     except ValueError as error:
@@ -138,11 +153,13 @@ def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, exam
     amount, size = getattr(training, unit), training.batch_size
     if amount < 1 or size < 1:
         raise _unsupported(f"training: expected {unit} and batch_size of 1 or more, got {amount} and {size}")
+    if own_batches:
+        size = -(-examples // own_batches)
     if min(size, examples) > limits.max_batch_size:
         raise _over_limit(
             f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", min(size, examples)
         )
-    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount})
+    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches)
     if steps > limits.max_steps:
         raise _over_limit(f"at most {limits.max_steps} steps (limits.max_steps)", steps)
 

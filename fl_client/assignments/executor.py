@@ -28,7 +28,6 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
-from fl_client.training import payloads
 from fl_client.training.trainer import OnStep, Trainer, TrainingResult
 from fl_client.training.worker import Worker
 from fl_common.tracing import UNTRACED, Traces
@@ -100,8 +99,9 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         note_assigned(services.audit, assignment)
-        check_assignment(assignment, services.limits, services.trainer.examples)
-        await services.policy.check_training(assignment, services.trainer.examples)
+        data = services.trainer.examples, services.trainer.own_batches
+        check_assignment(assignment, services.limits, *data)
+        await services.policy.check_training(assignment, *data)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
@@ -118,9 +118,9 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         state = await services.state.required(services.storage.state_for, assignment)
-        if payloads.method_of(assignment.training).keeps_client_state:
+        if services.trainer.method_of(assignment.training).keeps_client_state:
             await services.state.required(services.storage.check_limits, key[0])
-        await services.policy.begin_training(assignment, services.trainer.examples)
+        await services.policy.begin_training(assignment, services.trainer.examples, services.trainer.own_batches)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(assignment.resources, await self._layouts())
 

@@ -12,17 +12,23 @@ from torch import Tensor
 
 import algorithms
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
+from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, name_of, work_digest
+from fl_client.training.methods import NO_METHODS, Methods, check_method
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-from protos.wire import payload_kind
+from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
 
-def method_of(training: training_pb2.LocalTraining) -> Algorithm:
-    """The method that an assignment names. Raises WorkFailed if it is unknown."""
+def method_of(training: training_pb2.LocalTraining, methods: Methods = NO_METHODS) -> Algorithm:
+    """The method that an assignment names. Raises WorkFailed if it is unknown, or if its code differs here.
+
+    methods: those from outside on this device.
+    """
     spec = training.algorithm
+    check_method(spec, methods)
     try:
         return algorithms.build(spec.name, **MessageToDict(spec.parameters))
     except (ValueError, TypeError, LookupError, JsonError) as error:
@@ -39,11 +45,12 @@ def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Ex
         )
     exchange = algorithm.exchanges[number]
     offered = [payload_kind(payload) for payload in exchange.payloads]
-    if list(assignment.payloads) != offered:
+    named = [name for name in map(payload_name, exchange.payloads) if name]
+    if list(assignment.payloads) != offered or list(assignment.payload_names) != named:
         raise WorkFailed(
             pb.FAILURE_REASON_UNSUPPORTED,
-            f"payloads: expected {_names(offered)} for exchange {number} of {algorithm.name!r}, got"
-            f" {_names(assignment.payloads)}",
+            f"payloads: expected {_names(offered, named)} for exchange {number} of {algorithm.name!r}, got"
+            f" {_names(assignment.payloads, assignment.payload_names)}",
         )
     if assignment.upload_encodings and tensor_pb2.ENCODING_PLAIN not in assignment.upload_encodings:
         raise WorkFailed(
@@ -87,7 +94,9 @@ def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, exa
     for payload, tensors in computed.payloads.items():
         laid_out = {**tensors, **computed.buffers} if payload == "delta" else tensors
         layout = Layout.of(laid_out, tensors.keys())
-        payloads.append(training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest()))
+        payloads.append(
+            training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest(), name=payload_name(payload))
+        )
         pieces += pieces_of(laid_out, layout)
     header = training_pb2.UpdateHeader(
         key=assignment.key,
@@ -109,5 +118,7 @@ def _all_tensors(update: ClientUpdate) -> Iterator[tuple[str, Tensor]]:
     return ((f"{part} {name}", tensor) for part, tensors in parts for name, tensor in tensors.items())
 
 
-def _names(kinds: Iterable[training_pb2.PayloadKind]) -> str:
-    return ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in kinds) or "none"
+def _names(kinds: Iterable[training_pb2.PayloadKind], names: Iterable[str]) -> str:
+    shown = ", ".join(name_of(training_pb2.PayloadKind, kind) for kind in kinds) or "none"
+    named = ", ".join(log_text(name, MAX_PAYLOAD_NAME) for name in names)
+    return f"{shown} ({named})" if named else shown

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import torch
@@ -31,6 +32,7 @@ from fl_client.training.model_values import Bundles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
+from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
 
 log = structlog.get_logger()
@@ -73,9 +75,8 @@ class Trainer:
         compute: precision and memory format of a model that is made here.
         """
         self._local = local
-        device = local.train.inputs.device
         if model is None:
-            model = LocalModel(local.task.model, lambda module: compute.prepared(module, device))
+            model = LocalModel(local.task.model, lambda module: compute.prepared(module, local.device))
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
         self.layouts: Layouts | None = None
         """Layouts of the model's bundles. None before `prepare`."""
@@ -84,6 +85,11 @@ class Trainer:
     def examples(self) -> int:
         """Number of training examples of this device."""
         return len(self._local.train)
+
+    @property
+    def own_batches(self) -> int:
+        """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+        return self._local.train.own_batches
 
     @property
     def held_out(self) -> int:
@@ -120,7 +126,7 @@ class Trainer:
         """
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
-        algorithm = payloads.method_of(training)
+        algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
         model, x = self._load(assignment, bundles)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
@@ -154,6 +160,10 @@ class Trainer:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
         return len(self._local.held_out), metrics
 
+    def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
+        """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
+        return payloads.method_of(training, self._local.methods)
+
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""
         if task != self._local.name:
@@ -183,7 +193,7 @@ class Trainer:
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
-        device = self._local.train.inputs.device
+        device = self._local.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},
@@ -207,15 +217,17 @@ class Trainer:
 
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
-        examples, size = self._local.train, training.batch_size
-        work = {
+        local, size = self._local.train, training.batch_size
+        work: dict[str, Any] = {
             "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
             "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
         }
-        steps: Batches = batches(examples, size, training.seed, **work)
-        total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
-        total += count_steps(len(examples), size, **work) if exchange.trains else 0
-        return LocalData(steps, ordered_batches(examples, size), self._local.task.loss), total
+        steps: Batches = batches(local, size, training.seed, **work)
+        own = local.own_batches
+        total = count_steps(len(local), size, epochs=1, own_batches=own) if exchange.passes else 0
+        total += count_steps(len(local), size, own_batches=own, **work) if exchange.trains else 0
+        task = self._local.task
+        return LocalData(steps, ordered_batches(local, size), task.loss, forward_of(task)), total
 
 
 def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | None) -> Memory:

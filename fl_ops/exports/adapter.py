@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_ops.errors import UsageError
 from tasks import Task, TaskError
-from tasks.base import task_code
+from tasks.errors import task_code
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

@@ -14,7 +14,7 @@ from fl_ops.errors import Refused, UsageError
 from fl_ops.exports.header import frozen_digest
 from protos.frozen import frozen_resource, frozen_text
 from tasks import Task, TaskError, TaskNotListed, load_task
-from tasks.base import task_code
+from tasks.errors import task_code
 
 
 def task_of(name: str, options: dict[str, object], *, trusted: bool) -> Task:

@@ -25,6 +25,7 @@ from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
@@ -134,7 +135,8 @@ class Federation:
         """Check an update with the coordinator's admission gate and spool it. Raises Refused."""
         header, digest = update.header, digest_bytes(update.header.digest)
         collecting = Collecting(self.snapshot, exchange, self.state_epoch, self._norms)
-        gate = build_gate(self.engine, collecting, len(self.clients[client].train))
+        train = self.clients[client].train
+        gate = build_gate(self.engine, collecting, RegisteredData(len(train), train.own_batches))
         gate.check_header(header)
         self.traffic.upload(header.size_bytes)
         path = Path(self._spool.name) / f"{exchange}-{client}"

@@ -16,6 +16,7 @@ from rich.console import Console
 from fl_client.errors import WorkFailed
 from fl_ops.errors import NotFound, Refused, UsageError
 from fl_ops.simulate.clients import load_daemons, prepare
+from fl_ops.simulate.code import with_code
 from fl_ops.simulate.console import print_line
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.seeds import as_usage_errors, interruptible
@@ -70,7 +71,7 @@ def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
     try:
         local = read_simulation(request.config)
         with as_usage_errors():
-            config = _with_local_options(config_of(find_run(ledger, request.run_id)), local)
+            config = with_code(_with_local_options(config_of(find_run(ledger, request.run_id)), local))
             federation = _federation(config, local, request.client_configs)
         rounds = []
         with federation, interruptible():

@@ -14,11 +14,14 @@ from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
+from protos.wire import MAX_PAYLOAD_NAME
 
 _TIMES_TENSORS = 10
 """A manifest with this multiple of the model's tensors is refused without parsing them."""
 _MAX_EXAMPLES = 2**53
 """Largest count that float64 represents exactly; weights are computed in it."""
+_MOST_SHOWN = 16
+"""Payloads of a wrong update that the refusal lists."""
 
 
 class UpdateRefused(Exception):
@@ -85,11 +88,12 @@ class AdmissionGate:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
 
     def _check_payloads(self, header: UpdateHeader) -> None:
-        kinds, expected = [payload.kind for payload in header.payloads], [each.kind for each in self.shape.payloads]
-        if kinds != expected:
+        came = [(payload.kind, payload.name) for payload in header.payloads]
+        expected = [(each.kind, each.name) for each in self.shape.payloads]
+        if came != expected:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_LAYOUT,
-                f"expected the payloads {_kind_names(expected)}, got {_kind_names(kinds) or 'nothing'}",
+                f"expected the payloads {_shown(expected)}, got {_shown(came[:_MOST_SHOWN]) or 'nothing'}",
             )
         for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
             if payload.manifest == shape.manifest and shape.layout.size_bytes <= self.max_bytes:
@@ -100,10 +104,10 @@ class AdmissionGate:
                     f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
                 )
             try:
-                came = Layout.from_manifest(payload.manifest, self.max_bytes)
+                layout = Layout.from_manifest(payload.manifest, self.max_bytes)
             except LayoutError as error:
                 raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
-            if difference := shape.layout.difference(came):
+            if difference := shape.layout.difference(layout):
                 raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
 
     def clip_factor(self, norm: float) -> float:
@@ -170,7 +174,10 @@ class AdmissionGate:
         return math.sqrt(total)
 
 
-def _kind_names(kinds: Iterable[int]) -> str:
+def _shown(payloads: Iterable[tuple[int, str]]) -> str:
+    """Kinds and names of payloads. The names of an update are not trusted, so they are shortened."""
     known = PayloadKind.values()
-    names = [PayloadKind.Name(kind) if kind in known else str(kind) for kind in kinds]
-    return ", ".join(name.removeprefix("PAYLOAD_KIND_") for name in names)
+    kinds = ((PayloadKind.Name(kind) if kind in known else str(kind), name) for kind, name in payloads)
+    return ", ".join(
+        kind.removeprefix("PAYLOAD_KIND_") + (f" {name[:MAX_PAYLOAD_NAME]!r}" if name else "") for kind, name in kinds
+    )

@@ -32,8 +32,9 @@ from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.frozen import frozen_text
-from tasks import Examples, Task, TaskError
-from tasks.base import task_code
+from tasks import Task, TaskError
+from tasks.data.forms import Data, as_data
+from tasks.errors import task_code
 from tasks.evaluation import evaluate
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
@@ -80,7 +81,7 @@ class Engine:
         """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
         self.local_frozen = self._model.local_frozen
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
-        self.held_out: Examples | None = None
+        self.held_out: Data | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
@@ -179,7 +180,8 @@ class Engine:
         """
         last = len(self.algorithm.exchanges) - 1
         accepted = AcceptedUpdates(self._capped(cohort), paths, self.shape(last))
-        selected = select_updates(self.config.round, accepted)
+        weights = self.algorithm.weights(accepted.cohort)
+        selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
@@ -189,7 +191,6 @@ class Engine:
             tree.copy_(made.rounded, made.state.x)
             _check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
             self._check_direction(made, 0, _NONE)
-        weights = self.algorithm.weights(accepted.cohort)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         return made, replace(
@@ -241,7 +242,7 @@ class Engine:
         with self._evaluating:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
-                    self.held_out = self._task.eval_data()
+                    self.held_out = as_data(self._task.eval_data())
             with self._filled(snapshot) as model:
                 return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
 

@@ -11,7 +11,7 @@ import algorithms as fl
 from protos.codec import Entry, Layout
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
-from protos.wire import payload_kind
+from protos.wire import payload_kind, payload_name
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class PayloadShape:
     def kind(self) -> PayloadKind:
         """The kind on the wire."""
         return payload_kind(self.payload)
+
+    @property
+    def name(self) -> str:
+        """The name on the wire, of a payload of the kind NAMED."""
+        return payload_name(self.payload)
 
     @cached_property
     def manifest(self) -> Manifest:

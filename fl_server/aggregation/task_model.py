@@ -20,7 +20,7 @@ from protos.codec import Layout, LayoutError
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.frozen import frozen_resource, frozen_text, tensor_digests
 from tasks import Task, TaskError
-from tasks.base import task_code
+from tasks.errors import task_code
 
 
 class TaskModel:

@@ -13,7 +13,7 @@ from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
-MAX_ENTRIES = {"labels": 64, "tasks": 64, "pending": 1000, "states": 1000}
+MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "pending": 1000, "states": 1000}
 MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
@@ -30,15 +30,20 @@ def checked_id(client_id: str) -> str:
 
 def check_sizes(request: pb.RegisterRequest) -> None:
     """Raises InvalidInput for a request that is too large: ledger and memory keep what it has."""
-    counts = {"labels": request.labels, "tasks": request.tasks, "pending": request.pending, "states": request.states}
-    for field, values in counts.items():
-        if len(values) > MAX_ENTRIES[field]:
-            raise InvalidInput(field, f"{MAX_ENTRIES[field]} at most", f"{len(values)}")
+    for field, most in MAX_ENTRIES.items():
+        if (count := len(getattr(request, field))) > most:
+            raise InvalidInput(field, f"{most} at most", f"{count}")
     for field, text in _texts(request):
         if len(text) > MAX_CHARS:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
     for offer in request.tasks:
         _check_frozen(offer)
+        if offer.train_batches > offer.train_examples:
+            raise InvalidInput(
+                "tasks.train_batches",
+                f"{offer.train_examples} batches at most, as the task {offer.name!r} has so many examples to train on",
+                f"{offer.train_batches}",
+            )
     check_availability(request.availability)
 
 
@@ -65,9 +70,10 @@ def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
     yield from (("device", request.device.kind), ("device", request.device.name))
     for name, value in request.labels.items():
         yield from (("labels", name), ("labels", value))
-    for offer in request.tasks:
-        for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
-            yield "tasks", text
+    for field in ("tasks", "methods"):
+        for offer in getattr(request, field):
+            for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
+                yield field, text
 
 
 def unregistered(client_id: str) -> ClientRecord:
@@ -98,6 +104,10 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
         tasks=[_offer(offer) for offer in request.tasks],
+        methods=[
+            {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
+            for offer in request.methods
+        ],
     )  # fmt: skip
 
 
@@ -106,5 +116,7 @@ def _offer(offer: pb.TaskOffer) -> dict[str, str | int]:
     frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
     return {
         "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
-        "train_examples": offer.train_examples, "eval_examples": offer.eval_examples, **frozen,
+        "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+        **({"train_batches": offer.train_batches} if offer.train_batches else {}),
+        **frozen,
     }  # fmt: skip

@@ -4,6 +4,6 @@ Enters here: declarations of metrics, and the narrow view (`RunFigures`) that th
 `fl_common` and `fl_server.rounds` are imported, so that every other package of the server can count.
 """
 
-from fl_server.metrics.coordinator import TLS_PORTS, Metrics
+from fl_server.metrics.coordinator import CERTIFICATE_PORTS, Metrics
 
-__all__ = ["TLS_PORTS", "Metrics"]
+__all__ = ["CERTIFICATE_PORTS", "Metrics"]

@@ -14,7 +14,9 @@ from fl_server.metrics.per_run import ReportedRuns
 from fl_server.metrics.runs import RunsCollector, WatchedRun
 from protos.wire import PROTOCOL_MAX
 
-TLS_PORTS = ("listen", "admin_listen", "enroll_listen")
+CERTIFICATE_PORTS = ("listen", "admin_listen")
+"""Ports whose callers have certificates. `enroll_listen` has callers without one, which first only read the chain."""
+TLS_PORTS = (*CERTIFICATE_PORTS, "enroll_listen")
 PORTS = (*TLS_PORTS, "health_listen", "metrics_listen")
 """Named by their settings."""
 STATES = ("admitted", "refused", "failed", "lost", "cancelled")
@@ -175,7 +177,7 @@ class Metrics:
         )
         self.handshakes = factory.counter("fl_tls_handshakes", "TLS handshakes that began.", port=TLS_PORTS)
         self.handshakes_failed = factory.counter(
-            "fl_tls_handshakes_failed", "TLS handshakes that no call has followed within 15 s.", port=TLS_PORTS
+            "fl_tls_handshakes_failed", "TLS handshakes that no call has followed within 15 s.", port=CERTIFICATE_PORTS
         )
         self.connections_used = factory.counter(
             "fl_connections_used", "Connections on which a first call was made.", port=PORTS

@@ -188,8 +188,16 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
             fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
             train_examples=task["train_examples"],
             eval_examples=task["eval_examples"],
+            train_batches=task.get("train_batches", 0),
         )
         for task in record.tasks
+    ]
+    methods = [
+        coordinator_pb2.MethodOffer(
+            name=method["name"],
+            fingerprint=training_pb2.TaskFingerprint(version=method["version"], source=method["source"]),
+        )
+        for method in record.methods
     ]
     status = pb.ClientStatus(
         client_id=record.client_id,
@@ -200,6 +208,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         labels=record.labels,
         device=coordinator_pb2.Device(**record.device),
         tasks=offers,
+        methods=methods,
         software=record.software,
         last_seen=timestamp(fleet.last_seen(record)),
         run_id=fleet.eligibility.run_of(record.client_id),

@@ -11,10 +11,10 @@ import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.aggregation.methods import parameters_in
 from fl_server.rounds.sampling import training_seed
-from fl_server.run_config import RunConfig
+from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
 from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource
-from protos.wire import payload_kind
+from protos.wire import payload_kind, payload_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None) -> 
 
 def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment:
     """What is the same for all clients of an attempt."""
+    payloads = work.algorithm.exchanges[position.exchange].payloads
     message = pb.Assignment(
         key=pb.ExchangeKey(run_id=work.run_id, round=position.round, exchange=position.exchange),
         attempt=position.attempt,
@@ -72,7 +73,8 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         fingerprint=pb.TaskFingerprint(version=work.fingerprint[0], source=work.fingerprint[1]),
         resources=[broadcast.resource for broadcast in work.broadcasts],
         training=_training(work, position.round),
-        payloads=[payload_kind(payload) for payload in work.algorithm.exchanges[position.exchange].payloads],
+        payloads=[payload_kind(payload) for payload in payloads],
+        payload_names=[name for name in map(payload_name, payloads) if name],
         state_epoch=work.state_epoch,
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
@@ -82,12 +84,19 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
     return message
 
 
+def _algorithm(section: AlgorithmSection, parameters: Struct) -> pb.AlgorithmSpec:
+    spec = pb.AlgorithmSpec(name=section.name, parameters=parameters)
+    if section.fingerprint is not None:
+        spec.fingerprint.CopyFrom(pb.TaskFingerprint(**dict(section.fingerprint)))
+    return spec
+
+
 def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
     local = work.config.local
     parameters = Struct()
     parameters.update(parameters_in(work.config, work.algorithm, round_))
     training = pb.LocalTraining(
-        algorithm=pb.AlgorithmSpec(name=work.config.algorithm.name, parameters=parameters),
+        algorithm=_algorithm(work.config.algorithm, parameters),
         learning_rate=local.learning_rate_in(round_),
         batch_size=local.batch_size,
         weight_decay=local.weight_decay,

@@ -10,7 +10,7 @@ from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
-from fl_server.run_config import RunConfig
+from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.runs.client_states.members import ClientStates
 from fl_server.runs.model_store import ModelStore
 from fl_server.runs.progress import RoundTrace, Watchers
@@ -30,6 +30,10 @@ class RunDependencies:
     make_engine: Callable[[RunConfig], Engine]
 
 
+def _method(section: AlgorithmSection) -> dict[str, str]:
+    return {} if section.fingerprint is None else {"name": section.name, **dict(section.fingerprint)}
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """The parts of a run that are never replaced. The configuration may be: `RunControl.config` is the current one."""
@@ -39,6 +43,8 @@ class RunContext:
     algorithm: fl.Algorithm
     code: Mapping[str, str]
     """Name, version and source of the task that clients must have."""
+    method: Mapping[str, str]
+    """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
     log: RoundLog
     counters: RunCounters
     watchers: Watchers
@@ -57,6 +63,7 @@ class RunContext:
             services=services,
             algorithm=algorithm,
             code={"name": config.task.name, "version": version, "source": source},
+            method=_method(config.algorithm),
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
             watchers=Watchers(),

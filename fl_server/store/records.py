@@ -154,7 +154,9 @@ class ClientRecord:
     device: Mapping[str, Any] = field(default_factory=dict)
     """kind, name, memory_bytes."""
     tasks: Sequence[Mapping[str, Any]] = ()
-    """name, version, source, train_examples, eval_examples."""
+    """name, version, source, train_examples, eval_examples, and train_batches where the task makes its batches."""
+    methods: Sequence[Mapping[str, str]] = ()
+    """Methods from outside: name, version, source."""
     present: bool = False
     """Whether it was attached or suspect at the last write: a restarted coordinator waits for it."""
     banned: bool = False

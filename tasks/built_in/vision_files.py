@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tasks.base import TaskError
-from tasks.built_in.torchvision_compat import import_torchvision
+from tasks.torchvision_compat import import_torchvision
 
 Images = tuple[Tensor, Tensor]
 """uint8 [n, channels, height, width] and int64 labels [n]."""

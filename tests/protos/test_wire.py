@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from protos import wire
+from protos.fl.v1.training_pb2 import PAYLOAD_KIND_NAMED, PayloadKind
 
 
 def test_a_dead_peer_is_noticed_within_45_seconds() -> None:
@@ -47,3 +48,24 @@ def test_a_second_server_on_the_port_fails() -> None:
         servers[1].add_insecure_port(f"127.0.0.1:{port}")
     for server in servers:
         server.stop(grace=None).wait()
+
+
+def test_four_payloads_have_kinds_of_their_own() -> None:
+    """Older peers know them by the kind alone, so they have no name."""
+    for payload in ("delta", "full_gradient", "variate_change", "client_momentum"):
+        assert PayloadKind.Name(wire.payload_kind(payload)) == f"PAYLOAD_KIND_{payload.upper()}"
+        assert not wire.payload_name(payload)
+
+
+@pytest.mark.parametrize("payload", ["optimizer.exp_avg", "named", "unspecified", "Delta"])
+def test_every_other_payload_has_its_name_in_the_message(payload: str) -> None:
+    """Also one with the name of a kind that is not a payload."""
+    assert (wire.payload_kind(payload), wire.payload_name(payload)) == (PAYLOAD_KIND_NAMED, payload)
+    assert wire.check_payload_name(payload) == payload
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a" * 65, "buffers", "é", "a\n"])
+def test_a_payload_cannot_have_any_name(name: str) -> None:
+    """Names are short and plain, and "buffers" means the buffers of the model."""
+    with pytest.raises(ValueError, match="expected the name of a payload, 1 to 64 of a-z"):
+        wire.check_payload_name(name)

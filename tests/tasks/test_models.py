@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.built_in.torchvision_compat import import_torchvision
 from tasks.models import (
     PreActResNet18,
     ResNet18,
@@ -23,6 +22,7 @@ from tasks.models import (
     tutorial_cnn,
 )
 from tasks.models.crop import CentreCrop
+from tasks.torchvision_compat import import_torchvision
 
 COLOUR, CROP, GREY, FACE = (3, 32, 32), (3, 24, 24), (1, 28, 28), (3, 84, 84)
 

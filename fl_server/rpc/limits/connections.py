@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from fl_common.settings import split_address
-from fl_server.metrics import TLS_PORTS, Metrics
+from fl_server.metrics import CERTIFICATE_PORTS, Metrics
 
 log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class ConnectionWatch:
         self._limits, self._metrics = limits, metrics
         self._full_at: dict[str, float] = {}
         """When a full port was last logged."""
-        self._handshakes = {setting: _Handshakes(setting, metrics) for setting in TLS_PORTS}
+        self._handshakes = {setting: _Handshakes(setting, metrics) for setting in CERTIFICATE_PORTS}
         for setting in self._ports.values():
             metrics.connections_limit.labels(setting).set(limits[setting])
 

@@ -75,7 +75,7 @@ def evaluation(row: Row) -> ClientEvaluation:
 
 def client(row: Row) -> ClientRecord:
     """Row of `clients` -> record."""
-    return ClientRecord(**{**row, "tasks": tuple(row["tasks"])})
+    return ClientRecord(**{**row, "tasks": tuple(row["tasks"]), "methods": tuple(row["methods"])})
 
 
 def standing(row: Row) -> RefusalRecord:

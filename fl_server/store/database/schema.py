@@ -216,6 +216,7 @@ clients = Table(
     Column("labels", JsonText, nullable=False),
     Column("device", JsonText, nullable=False),
     Column("tasks", JsonText, nullable=False),
+    Column("methods", JsonText, nullable=False, server_default="[]"),
     Column("present", Boolean, nullable=False),
     Column("banned", Boolean, nullable=False),
     Column("draining", Boolean, nullable=False),

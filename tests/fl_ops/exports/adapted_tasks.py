@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from tasks.built_in.torchvision_compat import declare_missing_operators
 from torch import Tensor, nn
 
-from tasks.built_in.torchvision_compat import declare_missing_operators
 from tests.processes.tiny_task import CLASSES, FEATURES, Tiny
 
 

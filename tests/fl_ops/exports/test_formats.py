@@ -82,7 +82,7 @@ def test_a_model_of_another_task_is_refused(adapted: Adapted, tmp_path: Path) ->
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "injected"])
 @pytest.mark.parametrize("frozen", ["send", "local"])
-def test_an_adapter_loads_with_peft(tmp_path: Path, frozen: str, wrapped: bool) -> None:  # noqa: FBT001 - a case
+def test_an_adapter_loads_with_peft(tmp_path: Path, frozen: str, wrapped: bool) -> None:
     """PeftModel.from_pretrained on the base gives the outputs of the exported model."""
     task = Peft(wrapped=wrapped)
     file = exported(task, tmp_path, frozen)

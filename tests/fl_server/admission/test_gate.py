@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -139,3 +140,43 @@ def test_a_wrong_digest_is_refused(tmp_path: Path) -> None:
         gate().check_file(path, bytes(32))
     assert wrong.value.reason == pb.REFUSAL_REASON_DIGEST
     assert digest.hex() in str(wrong.value)
+
+
+NAMED = UpdateShape.of(["delta", "moment"], LAYOUT, TRAINABLE)
+
+
+def named(*names: str) -> pb.UpdateHeader:
+    """A header with a delta and named payloads."""
+    payloads = [pb.Payload(kind=pb.PAYLOAD_KIND_NAMED, manifest=TRAINABLE.to_manifest(), name=name) for name in names]
+    return header(payloads=[DELTA, *payloads], size_bytes=NAMED.size_bytes)
+
+
+def test_a_named_payload_is_admitted_by_its_name() -> None:
+    """The header names it, and its norm in the result has that name."""
+    gate(shape=NAMED).check_header(named("moment"))
+
+
+def test_a_named_payload_has_a_norm_of_its_own(tmp_path: Path) -> None:
+    """It is read from its place behind the delta."""
+    path = tmp_path / "update"
+    moment = {"w": torch.tensor([6.0, 8.0]), "b": torch.zeros(0)}
+    data = bytes(pack(TENSORS, LAYOUT)) + bytes(pack(moment, TRAINABLE))
+    path.write_bytes(data)
+    norms = gate(shape=NAMED).check_file(path, digest_of(data))
+    assert {name: norms[name] for name in ("delta", "moment")} == {"delta": 5.0, "moment": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("received", "message"),
+    [
+        (named("other"), "expected the payloads DELTA, NAMED 'moment', got DELTA, NAMED 'other'"),
+        (named(""), "got DELTA, NAMED"),
+        (named("moment", "moment"), "got DELTA, NAMED 'moment', NAMED 'moment'"),
+        (named("x" * 10_000), f"got DELTA, NAMED '{'x' * 64}'"),
+    ],
+    ids=["another name", "no name", "twice", "long"],
+)
+def test_another_named_payload_is_refused(received: pb.UpdateHeader, message: str) -> None:
+    """The refusal has the names, cut to the length of a valid one."""
+    with pytest.raises(UpdateRefused, match=re.escape(message) + "$"):
+        gate(shape=NAMED).check_header(received)

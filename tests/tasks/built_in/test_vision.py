@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tasks import Shard, TaskError, load_task, training_labels
-from tasks.built_in.torchvision_compat import import_torchvision
 from tasks.built_in.vision import Cifar10
 from tasks.built_in.vision_files import cifar10_holds_out_batch_5
 from tasks.models import PreActResNet18, ResNet18
+from tasks.torchvision_compat import import_torchvision
 
 SHARD = Shard(torch.arange(0, 1000, 10))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks import TaskError
-from tasks.built_in.torchvision_compat import SCHEMAS, declare_missing_operators, import_torchvision
+from tasks.torchvision_compat import SCHEMAS, declare_missing_operators, import_torchvision, install_import_hook
 
 
 def test_torchvision_is_imported() -> None:
@@ -51,7 +51,7 @@ CASES = {
 
 PROGRAM = """
 import os, sys
-from tasks.built_in.torchvision_compat import import_torchvision
+from tasks.torchvision_compat import import_torchvision
 for folder in sys.argv[1:]:
     if os.fork():
         os.wait()
@@ -88,3 +88,38 @@ def test_importing_the_tasks_does_not_import_torchvision() -> None:
     program = "import sys, tasks; tasks.load_task('cifar10').model(); print('torchvision' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("line", ["from torchvision.transforms import v2", "import peft"])
+def test_a_task_of_a_user_imports_it_directly_or_through_a_library(tmp_path: Path, line: str) -> None:
+    """A task whose module imports torchvision, or peft and so transformers, loads with any build of torch."""
+    text = f"{line}\nfrom tasks.built_in.digits import Digits\n\n\nclass Own(Digits):\n    pass\n"
+    (tmp_path / "own_task.py").write_text(text)
+    program = "import tasks; print(len(tasks.load_task('own_task:Own').train_labels()))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (0, "1437\n"), run.stderr
+
+
+def test_the_hook_is_installed_once() -> None:
+    """Each load of a task asks for the hook; the list of finders does not grow."""
+    install_import_hook()
+    before = list(sys.meta_path)
+    install_import_hook()
+    assert sys.meta_path == before
+
+
+def test_a_failed_import_before_the_hook_does_no_harm(tmp_path: Path) -> None:
+    """A user's code may have tried the import first: what that attempt left in sys.modules is not used."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "part.py").write_text("from torchvision import early\n")
+    (package / "__init__.py").write_text(f"from . import extension\nearly = 1{FAKE}")
+    (package / "extension.py").touch()
+    program = (
+        "import contextlib\n"
+        "with contextlib.suppress(RuntimeError):\n    import torchvision\n"
+        "from tasks.torchvision_compat import import_torchvision\n"
+        "module = import_torchvision()\nprint(module.part.early, module.extension.__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (0, "whole\n1 torchvision.extension\n"), run.stderr

@@ -1,0 +1,93 @@
+"""A reducer: a function that takes the place of the weighted mean of a round's updates.
+
+It gets contributions v_i, whose weighted mean sum_i p_i v_i is the sum that the method asks for (`algorithms.robust`
+derives them), in blocks of some thousand entries. Or it selects updates, whose weighted mean is then taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.parameters import AlgorithmError
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Lengths and distances of the clients' deltas as admitted, in the order of client id bytes, float64."""
+
+    squared_norms: Tensor
+    """|d_i|^2, [clients]."""
+    squared_distances: Tensor
+    """|d_i - d_j|^2, [clients, clients]; exactly 0 for equal deltas."""
+
+    @property
+    def cosines(self) -> Tensor:
+        """Of the angles between deltas, [clients, clients]; 0 where a delta is 0."""
+        squares = self.squared_norms
+        products = (squares[:, None] + squares[None, :] - self.squared_distances) / 2
+        lengths = (squares[:, None] * squares[None, :]).sqrt()
+        return torch.where(lengths > 0, products / lengths.clamp(min=torch.finfo(lengths.dtype).tiny), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """A reducer with its parameters: exactly one of `reduce` and `select`.
+
+    Both get the method's weights p_i, [clients], float64, which sum to one. They must depend on their arguments alone:
+    a replay computes the same again.
+
+    Raises:
+        AlgorithmError: neither or both are given, or `fewest` is not positive.
+    """
+
+    reduce: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(values [clients, entries], weights) -> [entries], float64. Each entry must depend on its own column alone, for
+    the blocks of a model may be cut anywhere."""
+    select: Callable[[Geometry, Tensor], Sequence[int]] | None = None
+    """(geometry, weights) -> indices of the updates to keep."""
+    fewest: int = 1
+    """Fewest updates that it is defined for. A run's quorum must be at least as large."""
+
+    def __post_init__(self) -> None:
+        if (self.reduce is None) == (self.select is None):
+            raise AlgorithmError("a reducer: expected one of reduce and select, got neither or both")
+        if self.fewest < 1:
+            raise AlgorithmError(f"a reducer: expected fewest of 1 or more, got {self.fewest}")
+
+    def reduced(self, name: str, values: Tensor, weights: Tensor) -> Tensor:
+        """The result for one block, checked. name: for messages. Raises AlgorithmError."""
+        if self.reduce is None:
+            raise AlgorithmError(f"reducer {name} selects updates and reduces no values")
+        try:
+            result = self.reduce(values, weights)
+        except Exception as error:  # a fault in foreign code, of any type
+            raise AlgorithmError(f"reducer {name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(result, Tensor) or result.dtype != torch.float64 or result.shape != values.shape[1:]:
+            raise AlgorithmError(
+                f"reducer {name}: expected {values.shape[1]} entries of float64, got {_described(result)}"
+            )
+        return result
+
+    def selected(self, name: str, geometry: Geometry, weights: Tensor) -> tuple[int, ...]:
+        """The indices of the updates to keep, checked, in rising order. name: for messages. Raises AlgorithmError."""
+        if self.select is None:
+            raise AlgorithmError(f"reducer {name} reduces values and selects no updates")
+        try:
+            chosen = sorted({int(index) for index in self.select(geometry, weights)})
+        except Exception as error:  # a fault in foreign code, of any type
+            raise AlgorithmError(f"reducer {name} raised {type(error).__name__}: {error}") from error
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < len(weights):
+            raise AlgorithmError(
+                f"reducer {name}: expected at least one index from 0 to {len(weights) - 1}, got {chosen[:10]}"
+            )
+        return tuple(chosen)
+
+
+def _described(result: object) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {list(result.shape)} and {result.dtype}"
+    return type(result).__name__

@@ -1,0 +1,111 @@
+"""The part of a run's configuration on its rounds, and what all parts share."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fl_server.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
+
+BUILT_IN_REDUCERS = ("mean", "median", "trimmed_mean", "krum")
+"""As in `algorithms.BUILT_IN_REDUCERS`, repeated here so that a configuration is read without torch."""
+
+
+CHECKS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+"""Of every table of a run's configuration."""
+
+
+class _Section(BaseModel):
+    model_config = CHECKS
+
+
+class Fingerprint(_Section):
+    """Which code of a method or a reducer from outside a run has. The coordinator sets it when it creates the run."""
+
+    version: Word = ""
+    source: Word = ""
+
+    def __str__(self) -> str:
+        return f"version {self.version!r} {self.source}"
+
+
+class RoundSection(_Section):
+    """Which clients take part in a round, and when it closes."""
+
+    sampling: Literal["fixed", "bernoulli"] = "fixed"
+    clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
+    rate: float = Field(default=0.1, gt=0, le=1)
+    min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    close: Literal["cohort", "goal"] = "cohort"
+    quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
+    over_selection: float = Field(default=1.3, ge=1, le=4)
+    max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    clip_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_relative_norm: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
+    over_relative_norm: Literal["refuse", "clip"] = "refuse"
+    max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
+    max_client_share: float = Field(default=0.0, ge=0, le=1)
+    reducer: Word = Field(default="mean", min_length=1)
+    reducer_parameters: dict[str, float | str | bool] = {}
+    reducer_fingerprint: Fingerprint | None = None
+    trim: float = Field(default=0.2, gt=0, lt=0.5)
+    krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
+    krum_keep: int = Field(default=0, ge=0, le=MAX_COUNT)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.quorum is not None and self.sampling == "fixed" and self.quorum > self.clients_per_round:
+            raise ValueError(
+                f"expected quorum to be at most clients_per_round ({self.clients_per_round}), got {self.quorum}"
+            )
+        if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
+            raise ValueError(
+                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
+                f"got {self.min_clients}"
+            )
+        for key in ("max_relative_norm", "max_relative_payload"):
+            if 0 < getattr(self, key) < 1:
+                raise ValueError(
+                    f"expected {key} to be 0 or at least 1, because half of all updates exceed the median or equal it, "
+                    f"got {getattr(self, key):g}"
+                )
+        return self
+
+    @field_validator("reducer_parameters", mode="before")
+    @classmethod
+    def _few(cls, parameters: Any) -> Any:
+        check_plain(parameters)
+        return parameters
+
+    @model_validator(mode="after")
+    def _reducer_has_enough(self) -> Self:
+        """Every round that closes must have enough updates for the reducer. One from outside is checked when loaded."""
+        if self.reducer in BUILT_IN_REDUCERS and self.reducer_parameters:
+            raise ValueError(
+                f'expected no reducer_parameters with reducer = "{self.reducer}": they are of reducers from outside,'
+                " built-in ones have trim, krum_byzantine and krum_keep"
+            )
+        if self.reducer == "mean" or self.reducer not in BUILT_IN_REDUCERS:
+            return self
+        if self.sampling != "fixed":
+            raise ValueError(f'expected sampling = "fixed" with reducer = "{self.reducer}": a cohort may be too small')
+        krum = self.reducer == "krum"
+        least = 2 * self.krum_byzantine + 3 if krum else 3
+        if self.fewest < least:
+            raise ValueError(
+                f'expected quorum to be at least {least} with reducer = "{self.reducer}"'
+                f"{' (2 krum_byzantine + 3)' if krum else ''}, got {self.fewest}"
+            )
+        if krum and self.krum_keep > self.fewest - self.krum_byzantine - 2:
+            raise ValueError(
+                "expected krum_keep to be at most quorum - krum_byzantine - 2 "
+                f"({self.fewest - self.krum_byzantine - 2}), got {self.krum_keep}"
+            )
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Fewest updates that may close a round."""
+        return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
