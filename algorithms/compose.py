@@ -132,6 +132,8 @@ class Correction:
     objective: Objective = "uniform"
     """examples: the rule depends on each client's omega_i."""
     needs_population: bool = False
+    no_loop: str = ""
+    """Why a training loop of a task's own cannot make its local steps; empty: it can, exactly or inexactly."""
     incompatible: Mapping[str, str] = field(default_factory=dict)
     """Option values that this correction cannot be combined with -> the reason."""
 
@@ -218,9 +220,17 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
         next_client_state=correction.client.advance,
         restart=restart,
         keeps_client_state=correction.client != ClientState(),
+        plain_steps=correction.local_rule is _plain_rule and components.gradient == GradientRule(),
+        no_loop=_no_loop(components),
         objective=correction.objective,
         needs_population=correction.needs_population,
     )
+
+
+def _no_loop(components: Components) -> str:
+    if components.normaliser == "fednova":
+        return "it divides each update by its number of steps, and the number that a loop reports cannot be checked"
+    return components.correction.no_loop
 
 
 class _Sums(dict[str, Tensors]):

@@ -16,6 +16,7 @@ from fl_server.plain_values import (
     MAX_EXAMPLES,
     MAX_LABELS,
     MAX_NUMBER,
+    MAX_PATTERNS,
     MAX_SCHEDULES,
     MAX_SECONDS,
     FileName,
@@ -108,6 +109,7 @@ class LocalSection(_Section):
     weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     learning_rate_changes: tuple[RateChange, ...] = ()
+    inexact: bool = False
 
     @field_validator("learning_rate_changes")
     @classmethod
@@ -178,6 +180,7 @@ class RunConfig(_Section):
     initial_model: FileName = ""
     keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
     owner: Annotated[str, AfterValidator(_owner)] | None = None
+    personal: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(default=(), max_length=MAX_PATTERNS)
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:

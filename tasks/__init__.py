@@ -20,6 +20,7 @@ from tasks.data.shard import Shard
 from tasks.errors import TaskError
 from tasks.loading import fingerprint, load_task
 from tasks.naming import BUILT_IN, TaskNotListed
+from tasks.own_loop import TrainContext, TrainReport
 from tasks.partitioning.file import Partition, load_partition, save_partition
 from tasks.partitioning.partition import (
     PartitionSpec,
@@ -29,6 +30,7 @@ from tasks.partitioning.partition import (
     training_labels,
     training_size,
 )
+from tasks.torchvision_compat import install_import_hook
 
 __all__ = [
     "BUILT_IN",
@@ -42,6 +44,8 @@ __all__ = [
     "Task",
     "TaskError",
     "TaskNotListed",
+    "TrainContext",
+    "TrainReport",
     "fingerprint",
     "load_partition",
     "load_task",
@@ -52,3 +56,7 @@ __all__ = [
     "training_labels",
     "training_size",
 ]
+
+# Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
+# through peft or transformers.
+install_import_hook()

@@ -28,7 +28,8 @@ class Task(Protocol):
     results. `train_labels()` returns the class numbers [M] of the whole training set, for partitions by class;
     `train_data(Shard())` would need the memory of all inputs and may lack a held-out part. `train_groups()` returns
     the group number [M] of each example's writer, person or speaker, for partitioning by group. `train_size()` returns
-    M; it is needed only where M follows from none of these.
+    M; it is needed only where M follows from none of these. `train(model, data, context)` is a training loop of its own
+    (`tasks.own_loop`).
     """
 
     version: str

@@ -20,6 +20,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "cifar100": "tasks.built_in.vision:Cifar100",
         "emnist": "tasks.built_in.vision:Emnist",
         "emnist-digits": "tasks.built_in.vision:EmnistDigits",
+        "shakespeare": "tasks.built_in.shakespeare:Shakespeare",
     }
 )
 """Names of the built-in tasks, with the class of each."""

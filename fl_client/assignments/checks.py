@@ -6,6 +6,7 @@ They read the message alone, before anything is fetched.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from algorithms.base import LocalSettings
 from fl_client.connection.messages import log_text
@@ -24,6 +25,8 @@ MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 NAME_CHARS = 64
 METHOD_CHARS = 256
 """A method's name may be module:attribute."""
+MAX_PATTERNS, PATTERN_CHARS = 64, 256
+"""Limits of the patterns of personal parameters."""
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
@@ -66,6 +69,7 @@ def check_assignment(
     examples: number of examples of this device's shard; own_batches: batches of its epoch if the task makes them.
     """
     check_resources(assignment)
+    _check_personal(assignment.personal)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
         ("payload_names", len(assignment.payload_names), MAX_PAYLOADS),
@@ -81,6 +85,20 @@ def check_assignment(
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
     _check_work(assignment.training, limits, examples, own_batches)
+
+
+def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for values that are not valid."""
+    check_resources(assignment)
+    _check_personal(assignment.personal)
+
+
+def _check_personal(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS or any(len(pattern) > PATTERN_CHARS for pattern in patterns):
+        raise _unsupported(
+            f"personal: expected at most {MAX_PATTERNS} patterns of at most {PATTERN_CHARS} characters, got"
+            f" {len(patterns)} patterns, the longest of {max(map(len, patterns))}"
+        )
 
 
 def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:

@@ -18,6 +18,7 @@ from tasks.data.forms import Data, as_data
 from tasks.data.shard import Shard, checked_shard
 from tasks.errors import TaskError, task_code
 from tasks.loading import fingerprint, load_function, load_task
+from tasks.own_loop import own_loop
 from tasks.partitioning.file import load_indices, load_partition
 from tasks.partitioning.partition import PartitionSpec, partition_task, training_size
 
@@ -65,6 +66,7 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
     try:
         task = load_task(config.task.name, config.task.options)
         version, source = fingerprint(task)
+        own_loop(task)  # one with other arguments is refused
         shard = _shard(config, state, task)
         train, held_out = local_data(task, shard, device)
         if not len(train):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -18,9 +19,13 @@ Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
 """The bundles of an assignment, by kind."""
 
 
-def layouts_of(model: nn.Module) -> Layouts:
-    """The layouts of this model's bundles."""
-    here = state_views(model)
+def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: bool = False) -> Layouts:
+    """The layouts of this model's bundles.
+
+    personal: names of the parameters and buffers that are personal. own_frozen: the model's own frozen parameters are
+    not sent.
+    """
+    here = _received(model, personal, own_frozen=own_frozen)
     layouts = {
         tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
         tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
@@ -28,28 +33,35 @@ def layouts_of(model: nn.Module) -> Layouts:
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
-def load(model: nn.Module, bundles: Bundles, *, keep_frozen: bool = False) -> Tensors:
+def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, own_frozen: bool = False) -> Tensors:
     """Give the model the values of the round. Returns x, the trainable values in the bundle's memory, read only.
 
-    keep_frozen: the frozen parameters are the model's own and stay. Raises WorkFailed when the layout is that of
-    another model.
+    Personal parameters get their initial values. own_frozen: the model's own frozen parameters stay.
+
+    Raises WorkFailed when the layout is that of another model.
     """
-    here = state_views(model)
+    here = _received(model, personal, own_frozen=own_frozen)
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
-    if keep_frozen:
-        here = ModelState(here.trainable, here.buffers, {})
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
     trainable = {name: values[name] for name in here.trainable}
     fill(here, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
     return trainable
 
 
-def direction(model: nn.Module, bundles: Bundles) -> Tensors | None:
+def _received(model: nn.Module, personal: Collection[str], *, own_frozen: bool) -> ModelState:
+    """Views of the values that a run sends."""
+    here = state_views(model, personal)
+    if not own_frozen:
+        return here
+    return replace(here, frozen={name: each for name, each in here.frozen.items() if name in personal})
+
+
+def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors | None:
     """The direction bundle, if there is one. Raises WorkFailed for another layout than the trainable tensors'."""
     if tensor_pb2.RESOURCE_KIND_DIRECTION not in bundles:
         return None
-    x = trainable_views(model)
+    x = trainable_views(model, personal)
     return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
 
 

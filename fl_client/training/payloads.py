@@ -35,6 +35,15 @@ def method_of(training: training_pb2.LocalTraining, methods: Methods = NO_METHOD
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
 
 
+def check_loop(algorithm: Algorithm) -> None:
+    """Raises WorkFailed if a training loop of the task's own cannot make the method's steps, not even inexactly."""
+    if why := algorithm.loop_conflict(inexact=True):
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"algorithm {algorithm.name!r}: expected another method for a task that has its own training loop: {why}",
+        )
+
+
 def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Exchange:
     """The exchange of an assignment. Raises WorkFailed, before any work, if this device cannot answer it."""
     number = assignment.key.exchange
@@ -78,6 +87,10 @@ def check_finite(update: ClientUpdate) -> None:
     """Raises WorkFailed if the loss or a value of a payload is NaN or infinite."""
     if update.loss is not None and not math.isfinite(update.loss):
         raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
+    for number, values in enumerate(update.epochs):
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
     for name, tensor in _all_tensors(update):
         # A finite sum proves finite values. Each element is checked only if the sum is not finite.
         if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
@@ -109,6 +122,7 @@ def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, exa
         training_loss=computed.loss,
         training_seconds=seconds,
         state_epoch=assignment.state_epoch,
+        epochs=[training_pb2.EpochMetrics(values=values) for values in computed.epochs],
     )
     return Update(work_digest(assignment), header, tuple(pieces))
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -26,14 +25,17 @@ from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
+from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
 from fl_client.training.local_model import LocalModel
 from fl_client.training.model_values import Bundles
+from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
 from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
+from tasks.own_loop import MAX_EPOCHS, own_loop
 
 log = structlog.get_logger()
 
@@ -43,13 +45,7 @@ class Interrupted(Exception):
 
 
 AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
-"""What both have: the bundles to load."""
-
-OnStep = Callable[[int, int], object]
-"""Called after each step, or batch of a full gradient, with its number from 1 and the total.
-
-An exception that it raises ends the training.
-"""
+"""What both have: the values to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +55,17 @@ class TrainingResult:
     update: Update
     next_state: NextState | None
     """None where the method has no client state in this exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a device measured on its held-out examples."""
+
+    examples: int
+    metrics: dict[str, float]
+    """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
+    without_personal: dict[str, float]
+    """With personal parameters: the same with their initial values. Otherwise empty."""
 
 
 class Trainer:
@@ -78,8 +85,8 @@ class Trainer:
         if model is None:
             model = LocalModel(local.task.model, lambda module: compute.prepared(module, local.device))
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
-        self.layouts: Layouts | None = None
-        """Layouts of the model's bundles. None before `prepare`."""
+        self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
+        """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
 
     @property
     def examples(self) -> int:
@@ -96,11 +103,19 @@ class Trainer:
         """Number of held-out examples of this device."""
         return len(self._local.held_out)
 
-    def prepare(self) -> None:
-        """Make the model, if there is none, and set `layouts`. Raises WorkFailed."""
-        model = self._get_model()
+    def layouts(self, assignment: AnyAssignment) -> Layouts:
+        """The layouts of an assignment's bundles. The first call makes the model. Raises WorkFailed."""
+        if (known := self.known_layouts(assignment)) is not None:
+            return known
+        model, (personal, own_frozen) = self._get_model(), _layouts_key(assignment)
         with _task_failures():
-            self.layouts = model_values.layouts_of(model)
+            layouts = model_values.layouts_of(model, own.names_in(model, personal), own_frozen=own_frozen)
+        self._layouts = {(personal, own_frozen): layouts}  # a coordinator may have many runs: the latest is kept
+        return layouts
+
+    def known_layouts(self, assignment: AnyAssignment) -> Layouts | None:
+        """What `layouts` returns at once; None if it has to make the model, or to look at it."""
+        return self._layouts.get(_layouts_key(assignment))
 
     def own_frozen(self) -> tensor_pb2.Resource | None:
         """The frozen parameters that the task gives its model, for the registration; None if there are none.
@@ -128,37 +143,59 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
-        model, x = self._load(assignment, bundles)
+        personal = own.names_in(self._get_model(), assignment.personal)
+        model, x = self._load(assignment, bundles, personal)
+        own.load(model, personal, client_state)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
-            model_values.direction(model, bundles),
-            _state_of(algorithm, model, client_state),
+            model_values.direction(model, bundles, personal),
+            _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
             self._omega(algorithm, training),
         )
         settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-        work = Work(algorithm, context, settings, assignment.key.exchange, x)
+        work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         started = time.monotonic()
         with _task_failures():
             data, steps = self._data(training, exchange)
+            if exchange.trains and (loop := own_loop(self._local.task)) is not None:
+                payloads.check_loop(algorithm)
+                round_ = Round(assignment.key.round, context.direction, on_step)
+                data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
             seed_everything(training.seed)
             computed = answer(model, data, work, on_step=lambda step: on_step(step + 1, steps))
         seconds = time.monotonic() - started
         payloads.check_finite(computed)
-        update = payloads.pack_update(assignment, computed, len(self._local.train), seconds)
+        update = payloads.pack_update(assignment, computed, computed.examples or len(self._local.train), seconds)
         keeps_state = algorithm.keeps_client_state and exchange.trains
-        return TrainingResult(update, NextState.of(algorithm, context, computed) if keeps_state else None)
+        next_state = NextState.of(algorithm, context, computed) if keeps_state else None
+        return TrainingResult(update, own.added(next_state, computed.personal))
 
-    def evaluate(self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles) -> tuple[int, dict[str, float]]:
-        """The number of held-out examples, and the mean of each metric over them. Raises WorkFailed as `train` does."""
+    def evaluate(
+        self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None
+    ) -> Evaluation:
+        """The mean of each metric over the held-out examples. Raises WorkFailed as `train` does.
+
+        client_state: the run's, whose personal values are used. None: their initial values.
+        """
         self.check_task(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
-        model, _ = self._load(assignment, bundles)
+        personal = own.names_in(self._get_model(), assignment.personal)
+        model, _ = self._load(assignment, bundles, personal)
+        metrics = self._metrics(model)
+        without = {}
+        if personal:
+            without = metrics
+            own.load(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
+            metrics = self._metrics(model) if client_state is not None else without
+        return Evaluation(len(self._local.held_out), metrics, without)
+
+    def _metrics(self, model: nn.Module) -> dict[str, float]:
         with _task_failures():
             metrics = evaluate(self._local.task, model, self._local.held_out)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
-        return len(self._local.held_out), metrics
+        return metrics
 
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
@@ -176,16 +213,16 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, assignment: AnyAssignment, bundles: Bundles) -> tuple[nn.Module, Tensors]:
+    def _load(self, assignment: AnyAssignment, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, and x in the bundle's memory."""
         if assignment.HasField("local_frozen"):
             with _task_failures():
                 model = self._model.with_own_frozen(assignment.local_frozen)
-            return model, model_values.load(model, bundles, keep_frozen=True)
+            return model, model_values.load(model, bundles, personal, own_frozen=True)
         model = self._get_model()
         if tensor_pb2.RESOURCE_KIND_FROZEN in bundles:
             self._model.replaced()
-        return model, model_values.load(model, bundles)
+        return model, model_values.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
         with _task_failures():
@@ -217,22 +254,20 @@ class Trainer:
 
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
-        local, size = self._local.train, training.batch_size
-        work: dict[str, Any] = {
-            "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
-            "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
-        }
+        local, size, task = self._local.train, training.batch_size, self._local.task
+        work, own_batches = work_of(training), local.own_batches
         steps: Batches = batches(local, size, training.seed, **work)
-        own = local.own_batches
-        total = count_steps(len(local), size, epochs=1, own_batches=own) if exchange.passes else 0
-        total += count_steps(len(local), size, own_batches=own, **work) if exchange.trains else 0
-        task = self._local.task
-        return LocalData(steps, ordered_batches(local, size), task.loss, forward_of(task)), total
+        total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
+        total += count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
+        # With one epoch its mean loss is the training loss.
+        several = 1 < training.local_epochs <= MAX_EPOCHS
+        epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
+        return LocalData(steps, ordered_batches(local, size), task.loss, forward_of(task), epoch_steps=epoch), total
 
 
-def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | None) -> Memory:
+def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
-    initial = algorithm.client_init(trainable_views(model))
+    initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
     try:
@@ -243,6 +278,10 @@ def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | Non
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}
+
+
+def _layouts_key(assignment: AnyAssignment) -> tuple[tuple[str, ...], bool]:
+    return tuple(assignment.personal), assignment.HasField("local_frozen")
 
 
 def _moved(tensors: Tensors, device: torch.device) -> Tensors:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from algorithms import AlgorithmError
 from extensions.methods import Code, load_method, load_reducer
-from fl_server.run_config import Fingerprint, RunConfig
+from fl_server.round_config import Fingerprint
+from fl_server.run_config import RunConfig
 
 
 def with_code(run: RunConfig) -> RunConfig:

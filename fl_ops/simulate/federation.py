@@ -25,11 +25,12 @@ from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.epochs import Epochs, epochs_of
 from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
-from fl_server.rounds.client_metrics import ClientMetrics
+from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import digest_bytes, digest_text, pack
@@ -53,6 +54,8 @@ class Contribution:
     path: Path
     norms: Mapping[str, float]
     """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
+    epochs: Epochs
+    """What the client measured in each local epoch."""
 
     @property
     def measured(self) -> Measured:
@@ -125,11 +128,15 @@ class Federation:
         local = self.clients[client]
         bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
         assignment = EvaluationAssignment(
-            task=self.config.task.name, fingerprint=local.fingerprint, local_frozen=self.engine.local_frozen
+            task=self.config.task.name,
+            fingerprint=local.fingerprint,
+            personal=self.config.personal,
+            local_frozen=self.engine.local_frozen,
         )
         self.traffic.download(client, bundles)
         with one_thread():
-            return Trainer(local, self._model).evaluate(assignment, bundles)
+            found = Trainer(local, self._model).evaluate(assignment, bundles, self._states.get(client))
+        return found.examples, with_own(found.metrics, found.without_personal)
 
     def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
         """Check an update with the coordinator's admission gate and spool it. Raises Refused."""
@@ -146,7 +153,7 @@ class Federation:
         clip_factor = gate.clip_factor(next(iter(norms.values())))
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
         loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path, norms)
+        return Contribution(info, digest, loss, path, norms, epochs_of(header))
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
@@ -199,6 +206,10 @@ class Federation:
         self._states.clear()
         self.snapshot = self.engine.restart(self.snapshot)
         self._prepare_bundles(0)
+
+    def restart_state(self, client: str) -> None:
+        """Delete one client's state. Others keep theirs, and so does the server."""
+        self._states.pop(client, None)
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""

@@ -15,6 +15,7 @@ from fl_server.run_config import LocalSection
 from fl_server.store.records import ClientRecord
 from protos.fl.v1.training_pb2 import UpdateHeader
 from tasks.batches import count_steps
+from tasks.own_loop import most_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class ExpectedWork:
     """Whether the exchange trains. Nothing in a full gradient depends on the number of batches."""
     own_batches: int = 0
     """Batches of an epoch that the client registered, where its task makes the batches."""
+    own_loop: bool = False
+    """Whether the client trains with a loop of the task's own, which makes as many steps as it likes up to a limit."""
 
     def difference(self, header: UpdateHeader) -> str:
         """The contradiction between header and work; empty if there is none."""
@@ -37,14 +40,18 @@ class ExpectedWork:
                 f"got {header.num_examples}"
             )
         steps = self.steps(header.num_examples)
+        if self.trains and self.own_loop:
+            return "" if header.num_steps <= steps else f"expected {steps} steps at most, got {header.num_steps}"
         if self.trains and header.num_steps != steps:
             return f"expected {steps} steps, as ordered for {header.num_examples} examples, got {header.num_steps}"
         return ""
 
     def steps(self, examples: int) -> int:
-        """K_i, the local steps of a client with this number of examples."""
+        """K_i, the local steps of a client with this number of examples; with a loop of the task's, the most."""
         epochs = None if self.local.steps else self.local.epochs or 1
         size, steps = self.local.batch_size, self.local.steps
+        if self.own_loop:
+            return most_steps(examples, size, epochs=epochs, steps=steps)
         return count_steps(examples, size, epochs=epochs, steps=steps, own_batches=self.own_batches)
 
 

@@ -27,7 +27,7 @@ def build_gate(engine: Engine, collecting: Collecting, registered: RegisteredDat
     section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
     shape = engine.shape(exchange)
     trains = engine.algorithm.exchanges[exchange].trains
-    ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches)
+    ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
     others = collecting.history.others(section)
     steps = ordered.steps(max(1, registered.examples))
     # A batch that the task makes may have any number of the examples.

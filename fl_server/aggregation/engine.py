@@ -21,7 +21,7 @@ from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
-from fl_server.aggregation.methods import algorithm_in, build_algorithm
+from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
@@ -36,6 +36,7 @@ from tasks import Task, TaskError
 from tasks.data.forms import Data, as_data
 from tasks.errors import task_code
 from tasks.evaluation import evaluate
+from tasks.own_loop import own_loop
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 
@@ -65,7 +66,11 @@ class Engine:
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
         self._task = task
-        self._model = TaskModel(task, config.seed, frozen_here=config.task.frozen == "local")
+        self.own_loop = own_loop(task) is not None
+        """Whether clients train with a loop of the task's own."""
+        if self.own_loop:
+            check_own_loop(config, self.algorithm)
+        self._model = TaskModel(task, config.seed, config.personal, own_frozen=config.task.frozen == "local")
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {

@@ -40,6 +40,18 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     return algorithm
 
 
+def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
+    """Raises InvalidInput unless the method works with a training loop of the task's own."""
+    if not (why := algorithm.loop_conflict(inexact=config.local.inexact)):
+        return
+    remedy = "" if algorithm.no_loop else ", or local.inexact = true to use it without its guarantees"
+    raise InvalidInput(
+        "algorithm.name",
+        f"a method of plain local steps for a task that has its own training loop, such as fedavg{remedy}",
+        f"{algorithm.name}: {why}",
+    )
+
+
 def complete(config: RunConfig) -> RunConfig:
     """The configuration with its defaults filled in, as it is stored and shown.
 
@@ -49,6 +61,11 @@ def complete(config: RunConfig) -> RunConfig:
     parameters = dict(fl.build(config.algorithm.name, **config.algorithm.parameters).parameters)
     algorithm = config.algorithm.model_copy(update={"parameters": parameters})
     return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
+
+
+def keeps_client_state(config: RunConfig, algorithm: fl.Algorithm) -> bool:
+    """Whether each client of the run keeps a state of its own from round to round."""
+    return algorithm.keeps_client_state or bool(config.personal)
 
 
 def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:

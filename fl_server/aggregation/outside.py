@@ -8,7 +8,7 @@ import torch
 
 import algorithms as fl
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 
 
 def outside_reducer(section: RoundSection) -> fl.Reducer | None:

@@ -10,7 +10,7 @@ from fl_server.aggregation import mean, robust
 from fl_server.aggregation.outside import check_outside_reducer
 from fl_server.aggregation.shapes import AcceptedUpdates
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 
 
 @dataclass(frozen=True, slots=True)

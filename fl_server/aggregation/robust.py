@@ -29,7 +29,7 @@ from algorithms.robust import (
 from fl_server.aggregation.blocks import by_block
 from fl_server.aggregation.outside import as_weights, geometry_of, outside_reducer
 from fl_server.aggregation.shapes import AcceptedUpdates
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 from protos.codec import Layout
 
 BLOCK_ENTRIES = 1 << 13

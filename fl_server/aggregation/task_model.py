@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import algorithms as fl
-from algorithms.model_state import state_views, tied_names
+from algorithms.model_state import fill, personal_names, state_views, tied_names
 from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.initial_model import load_initial
 from fl_server.errors import InvalidInput
@@ -26,37 +27,48 @@ from tasks.errors import task_code
 class TaskModel:
     """One run's module. Not for two threads at once."""
 
-    def __init__(self, task: Task, seed: int, *, frozen_here: bool = False) -> None:
-        """Build the model. Raises TaskError for one that cannot be built, trained or sent, InvalidInput for `frozen`.
+    def __init__(self, task: Task, seed: int, personal: Iterable[str] = (), *, own_frozen: bool = False) -> None:
+        """Build the model. Raises TaskError for one that cannot be built, trained or sent.
 
-        frozen_here: clients have the frozen parameters from their own tasks. The module is then built anew for each
-        use, so that its frozen parameters take no memory in between.
+        personal: patterns of the names of personal parameters. own_frozen: clients have the frozen parameters from
+        their own tasks. The module is then built anew for each use, so that these take no memory in between. Raises
+        InvalidInput if one of the two does not fit the model.
         """
         self._task, self._seed = task, seed
         module = self._built(seed)
         self._module: nn.Module | None = module
-        self._memories = _memories(module)
-        values = state_views(module)
+        self._personal = _matched(module, tuple(personal))
+        self.local_frozen = _local_frozen(module) if own_frozen else None
+        """The frozen parameters that clients must have too. None if they are sent, or there are none."""
+        values = self._views(module)
         if not values.trainable:
             raise TaskError("expected a model with trainable parameters, got none; is all of it frozen?")
         try:
             self.layout = Layout.of({**values.trainable, **values.buffers}, trainable=values.trainable.keys())
             """Layout of the bundle sent every round: trainable tensors, then buffers."""
             self.trainable_layout = Layout.of(values.trainable, trainable=values.trainable.keys())
-            self.local_frozen = _local_frozen(values.frozen) if frozen_here else None
-            """The frozen parameters that clients must have too. None if they are sent, or there are none."""
         except LayoutError as error:
             raise TaskError(f"the task's model cannot be sent: {error}") from error
         tied = tied_names(module)
-        self.tied = {name: of for name, of in tied.items() if not frozen_here or of not in values.frozen}
+        own = {} if self.local_frozen is None else state_views(module).frozen
+        self.tied = {name: of for name, of in tied.items() if of not in own}
         """Names of the state_dict that the layout leaves out, because they are second names -> the first name."""
         self._has_first = True
+
+    def _views(self, module: nn.Module) -> fl.ModelState:
+        """Views of the run's values: without the frozen parameters that clients have themselves."""
+        views = state_views(module, self._personal)
+        if self.local_frozen is None:
+            return views
+        return replace(views, frozen={name: each for name, each in views.frozen.items() if name in self._personal})
 
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(initial_model_seed(seed))
             with task_code("the task's model()"):
-                return self._task.model()
+                module = self._task.model()
+        self._memories = _memories(module)
+        return module
 
     @contextmanager
     def first(self, path: str = "") -> Iterator[fl.ModelState]:
@@ -67,19 +79,13 @@ class TaskModel:
         """
         if self._module is None or not self._has_first:
             self._module = self._built(self._seed)
-            self._memories = _memories(self._module)
         if path:
             load_initial(self._module, Path(path), keep_frozen=self.local_frozen is not None)
-        values = state_views(self._module)
-        if self.local_frozen is None:
-            yield values
-            self.release()
-            return
-        frozen = tensor_digests(values.frozen)
-        yield fl.ModelState(values.trainable, values.buffers, {})
-        del values
+        yield self._views(self._module)
+        frozen = {} if self.local_frozen is None else tensor_digests(state_views(self._module).frozen)
         self.release()
-        self._check_constant(frozen)
+        if frozen:
+            self._check_constant(frozen)
 
     def _check_constant(self, frozen: Mapping[str, bytes]) -> None:
         """Raises InvalidInput if a model of another seed has other frozen parameters: no device could have these."""
@@ -92,17 +98,16 @@ class TaskModel:
                 f"random values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file,"
                 ' or give them a fixed seed inside model(), or set task.frozen = "send"',
             )
-        del other
         self.release()
 
     def release(self) -> None:
         """Release the values. Tensors outside the state_dict stay: only a newly built module would have them again."""
         self._has_first = False
-        if self.local_frozen is not None:
-            self._module, self._memories = None, []
-            gc.collect()  # modules of some libraries refer to themselves
         for memory, _ in self._memories:
             memory.resize_(0)
+        if self.local_frozen is not None:
+            self._module, self._memories = None, []
+            gc.collect()  # modules of some libraries refer to themselves, and keep mapped files
         give_back_freed_memory()
 
     @contextmanager
@@ -115,9 +120,7 @@ class TaskModel:
         for memory, size in self._memories:
             memory.resize_(size)
         try:
-            frozen = values.frozen if self.local_frozen is None else state_views(module).frozen
-            fl.load_state(module, fl.ModelState(values.trainable, values.buffers, frozen))
-            del frozen
+            fill(self._views(module), values)
             yield module
         finally:
             del module
@@ -139,12 +142,19 @@ def other_frozen(expected: str, now: str) -> str:
     )
 
 
-def _local_frozen(frozen: fl.Tensors) -> Resource:
-    if (resource := frozen_resource(frozen)) is None:
+def _local_frozen(module: nn.Module) -> Resource:
+    if (resource := frozen_resource(state_views(module).frozen)) is None:
         raise InvalidInput(
             "task.frozen", '"send" for a model that trains all of its parameters (requires_grad = True)', "local"
         )
     return resource
+
+
+def _matched(module: nn.Module, patterns: tuple[str, ...]) -> frozenset[str]:
+    try:
+        return personal_names(module, patterns)
+    except ValueError as error:
+        raise InvalidInput("personal", "patterns that fit the names in the task's model", error) from error
 
 
 def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:

@@ -15,7 +15,8 @@ from extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, 
 from extensions.naming import Kind, comma_separated
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
-from fl_server.run_config import Fingerprint, RunConfig
+from fl_server.round_config import Fingerprint
+from fl_server.run_config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
         local_frozen=work.local_frozen,
+        personal=work.config.personal,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     return message

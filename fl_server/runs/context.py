@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import keeps_client_state
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.run_config import AlgorithmSection, RunConfig
@@ -52,6 +53,8 @@ class RunContext:
     model: ModelStore
     norms: NormHistory
     client_states: ClientStates
+    keeps_client_state: bool
+    """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
 
     @classmethod
     def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
@@ -71,6 +74,7 @@ class RunContext:
             model=ModelStore(services, run_id, dependencies.make_engine),
             norms=NormHistory(),
             client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
+            keeps_client_state=keeps_client_state(config, algorithm),
         )
 
     @property

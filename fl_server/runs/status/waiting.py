@@ -159,10 +159,9 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
         return f"without {_labels(labels)}"
     if record.banned or record.draining:
         return "banned" if record.banned else "draining"
-    if not fits(record, context.code, labels):
-        return "with another version of the task"
     if not fits(record, context.task, labels):
-        return "with other frozen parameters"
+        has_code = fits(record, context.code, labels)
+        return "with other frozen parameters" if has_code else "with another version of the task"
     if not has_method(record, context.method):
         return f"without the code of the algorithm {context.method['name']}"
     if fleet.quarantine.seconds_left(client):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import cast
+
 import torch
-from tasks.built_in.torchvision_compat import declare_missing_operators
 from torch import Tensor, nn
 
 from tests.processes.tiny_task import CLASSES, FEATURES, Tiny
@@ -54,10 +56,7 @@ class Peft(Tiny):
         self._wrapped = wrapped
 
     def model(self) -> nn.Module:
-        declare_missing_operators()
-        from peft import LoraConfig, get_peft_model, inject_adapter_in_model
-
-        config = LoraConfig(r=2, lora_alpha=4, target_modules=["0"], init_lora_weights=False)
-        if self._wrapped:
-            return get_peft_model(base(), config)  # type: ignore[arg-type] # any module will do
-        return inject_adapter_in_model(config, base())
+        peft = importlib.import_module("peft")  # only where it is used: it takes seconds
+        config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["0"], init_lora_weights=False)
+        made = peft.get_peft_model(base(), config) if self._wrapped else peft.inject_adapter_in_model(config, base())
+        return cast(nn.Module, made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -84,13 +85,12 @@ def test_a_model_of_another_task_is_refused(adapted: Adapted, tmp_path: Path) ->
 @pytest.mark.parametrize("frozen", ["send", "local"])
 def test_an_adapter_loads_with_peft(tmp_path: Path, frozen: str, wrapped: bool) -> None:
     """PeftModel.from_pretrained on the base gives the outputs of the exported model."""
+    pytest.importorskip("peft")
     task = Peft(wrapped=wrapped)
     file = exported(task, tmp_path, frozen)
     write_adapter(file, Target(tmp_path / "adapter"), task)
     write_whole(file, tmp_path / "whole", task)
-    from peft import PeftModel
-
-    loaded = PeftModel.from_pretrained(base(), str(tmp_path / "adapter"))  # type: ignore[arg-type] # any module
+    loaded = importlib.import_module("peft").PeftModel.from_pretrained(base(), str(tmp_path / "adapter"))
     model = task.model()
     model.load_state_dict(load_file(tmp_path / "whole"), strict=True)
     inputs = task.eval_data().inputs
