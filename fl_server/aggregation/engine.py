@@ -237,7 +237,9 @@ class Engine:
     def whole_model(self, snapshot: Snapshot) -> fl.Tensors:
         """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own."""
         with self._evaluating, self._filled(snapshot) as model:
-            return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            del model
+        return whole
 
     def _filled(self, snapshot: Snapshot) -> AbstractContextManager[nn.Module]:
         return self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen))
@@ -249,7 +251,9 @@ class Engine:
                 with task_code("the task's eval_data()"):
                     self.held_out = as_data(self._task.eval_data())
             with self._filled(snapshot) as model:
-                return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
+                metrics = evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
+                del model  # with it goes its memory, when the block ends
+        return metrics
 
 
 def _check_finite(what: str, tensors: fl.Tensors, round_: int) -> None:

@@ -98,21 +98,22 @@ class TaskModel:
                 f"random values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file,"
                 ' or give them a fixed seed inside model(), or set task.frozen = "send"',
             )
+        del other
         self.release()
 
     def release(self) -> None:
         """Release the values. Tensors outside the state_dict stay: only a newly built module would have them again."""
         self._has_first = False
-        for memory, _ in self._memories:
-            memory.resize_(0)
         if self.local_frozen is not None:
             self._module, self._memories = None, []
-            gc.collect()  # modules of some libraries refer to themselves, and keep mapped files
+            gc.collect()  # modules of some libraries refer to themselves
+        for memory, _ in self._memories:
+            memory.resize_(0)
         give_back_freed_memory()
 
     @contextmanager
     def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:
-        """The module with copies of these values: changes to the module do not affect them.
+        """The module with copies of these values: changes to the module do not affect them. Keep no reference to it.
 
         Raises TaskError if the frozen parameters that clients have themselves are others now.
         """
