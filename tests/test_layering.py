@@ -91,6 +91,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "compare",
         "demo",
         "simulate",
+        "exports",
         "admin",
         "certificates",
         "render",
