@@ -217,6 +217,12 @@ class ClientUpdate:
     """Parameters of an InputAscent after the last step. The client keeps them and never sends them."""
     optimizer: Memory = field(default_factory=dict)
     """State of the local optimizer after the last step; empty if it starts anew in each round."""
+    personal: Tensors = field(default_factory=dict)
+    """Final values of the personal parameters and buffers. The client keeps them and never sends them."""
+    examples: int | None = None
+    """n_i, if a training loop of the task's own reported it; None: all local examples."""
+    epochs: tuple[Mapping[str, float], ...] = ()
+    """Means that were measured in each local epoch, by name; empty if none were."""
 
     def admitted(self, clip_factor: float) -> ClientUpdate:
         """The update as the server admitted it: its delta times `clip_factor`."""
@@ -324,6 +330,10 @@ class Algorithm:
     restart: Callable[[ServerState], ServerState]
     """Reset the server memory that mirrors the clients' states, when all of these are reset. x stays."""
     keeps_client_state: bool = False
+    plain_steps: bool = False
+    """Its local steps are plain SGD on g, so that its formulas hold for a training loop of a task's own too."""
+    no_loop: str = ""
+    """Why a training loop of a task's own cannot make its local steps, not even inexactly; empty: it can."""
     objective: Objective = "uniform"
     """examples: each client's context needs its omega_i."""
     needs_population: bool = False
@@ -334,6 +344,15 @@ class Algorithm:
     """Why its local steps cannot be those of another optimizer, not even inexactly; empty: they can."""
     averaged: tuple[str, ...] = ()
     """Symbols of the server's memory that are the averaged state of the local optimizer."""
+
+    def loop_conflict(self, *, inexact: bool) -> str:
+        """Why a training loop of a task's own cannot make the local steps; empty if it can.
+
+        inexact: its formulas may be wrong then.
+        """
+        if self.no_loop or inexact or self.plain_steps:
+            return self.no_loop
+        return "its local steps are not plain steps along the gradient, and the task's loop makes its own"
 
     def direction(self, state: ServerState) -> Tensors | None:
         """The direction of the first exchange. Most methods have only one."""

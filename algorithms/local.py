@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, repeat
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from algorithms import tree
 from algorithms.base import LocalRule, LocalSettings, Memory, Tensors
 from algorithms.batches import Batch, Forward, forward_pair
-from algorithms.gradients import Batches, BatchGradients, Loss, clipped
-from algorithms.model_state import read_buffers, trainable_views
+from algorithms.gradients import Batches, BatchGradients, Loss, clipped, decayed
+from algorithms.model_state import personal_views, read_buffers, trainable_views
+from algorithms.optimizers.steps import OptimizerSteps
 from algorithms.precision import low_dtypes, rounded_like, widened
 
 
@@ -27,14 +28,20 @@ class LocalResult:
     """Final values of the model's buffers."""
     steps: int
     """K_i."""
-    loss: float
-    """Mean loss of the steps, each computed before its step."""
+    loss: float | None
+    """Mean loss of the steps, each computed before its step. None: a training loop of the task's own has none."""
     v: Tensors | None = None
     """Final local momentum, if the rule has one."""
     ascent: Tensors = field(default_factory=dict)
     """Final parameters of the rule's input map, if it has one."""
     optimizer: Memory = field(default_factory=dict)
     """Final state of the rule's optimizer, if it has one that is kept."""
+    personal: Tensors = field(default_factory=dict)
+    """Final values of the personal parameters and buffers."""
+    examples: int | None = None
+    """n_i, if a training loop of the task's own reported it."""
+    epochs: tuple[Mapping[str, float], ...] = ()
+    """Means over each epoch, by name: "loss" of the steps. Empty if they were not asked for."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inputs
@@ -48,6 +55,8 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     on_step: Callable[[int], object] | None = None,
     forward: Forward = forward_pair,
     steps: int = 0,
+    personal: Collection[str] = (),
+    epoch_steps: int = 0,
 ) -> LocalResult:
     """Train `model` in place from its current values, one step for each batch.
 
@@ -61,6 +70,9 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         on_step: called after each step with its number, from 0. Its exceptions end the training.
         forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
         steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
+        personal: names of the model's parameters and buffers that are personal. They take plain steps, d = g, and they
+            are not in `x`, `rule` and the delta.
+        epoch_steps: steps of an epoch, to measure the mean loss of each. 0: it is not measured.
 
     Raises:
         AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors; or its optimizer is
@@ -68,25 +80,50 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
             parameters.
     """
-    y = trainable_views(model)
-    step = _Step(BatchGradients(model, loss, settings, rule, forward), model, settings, rule, _start(y, x, rule), steps)
+    y = trainable_views(model, personal)
+    gradients = BatchGradients(model, loss, settings, rule, forward)
+    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal)
+    step.rates = _rates(settings, steps)
     total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
+    sums = [total]
 
     model.train()
     for batch in batches:
         # The sum stays on the device: reading it here would wait for the GPU.
         total = total + step.take(batch)
         steps += 1
+        if epoch_steps and not steps % epoch_steps:
+            sums.append(total)
         if on_step is not None:
             on_step(steps - 1)
     model.zero_grad()
 
     if not steps:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
+    if epoch_steps and steps % epoch_steps:
+        sums.append(total)
     v = None if step.v is None else rounded_like(y, step.v)
     # The delta goes into memory that the gradients no longer use.
     return LocalResult(
-        step.delta(), read_buffers(model), steps, total.item() / steps, v, step.ascended, step.optimizer_state()
+        step.delta(),
+        read_buffers(model, personal),
+        steps,
+        total.item() / steps,
+        v,
+        step.ascended,
+        step.optimizer_state(),
+        tree.map(torch.clone, personal_views(model, personal)),
+        epochs=_epoch_losses(sums, epoch_steps, steps),
+    )
+
+
+def _epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
+    """The mean loss of each epoch, from the sums at their ends. The last epoch may have fewer steps."""
+    values = [each.item() for each in sums] if epoch_steps else []
+    ends = [min(number * epoch_steps, steps) for number in range(len(values))]
+    return tuple(
+        {"loss": (values[number] - values[number - 1]) / (ends[number] - ends[number - 1])}
+        for number in range(1, len(values))
     )
 
 
@@ -104,18 +141,23 @@ class _Step:
         settings: LocalSettings,
         rule: LocalRule,
         x: Tensors,
-        steps: int,
+        personal: Collection[str],
     ) -> None:
         self._gradients = gradients
-        self._rates = _rates(settings, steps)
-        self._low, self._sent, self._model = bool(low_dtypes(x)), x, trainable_views(model)
+        self.rates: Iterator[float] = repeat(settings.learning_rate)
+        """The learning rates of the steps to come."""
+        self._low, self._sent = bool(low_dtypes(trainable_views(model))), x
+        self._model = trainable_views(model, personal)
+        self._personal_model = {name: each for name, each in trainable_views(model).items() if name in personal}
+        self._personal = widened(self._personal_model)
+        """The parameters with plain steps, as y."""
         x = self._x = widened(x)
         rule = _prepared(rule, x)
         self._settings, self._rule = settings, rule
         self._y, self._u, self._anchor = widened(self._model), rule.u, None
         self._g_out, self._d_out, self._v_out = tree.scratch(x), tree.scratch(x), tree.scratch(x)
         self.v = rule.v
-        self._optimizer = None if rule.optimizer is None else rule.optimizer.begin(self._y)
+        self._optimizer, self._personal_optimizer = _optimizers(rule, self._y, self._personal)
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
@@ -127,7 +169,11 @@ class _Step:
 
     def optimizer_state(self) -> Memory:
         """State of the rule's optimizer, if it is kept."""
-        return {} if self._optimizer is None else self._optimizer.memory()
+        memory = {} if self._optimizer is None else self._optimizer.memory()
+        if self._personal_optimizer is None:
+            return memory
+        own = self._personal_optimizer.memory()
+        return {symbol: {**memory.get(symbol, {}), **own.get(symbol, {})} for symbol in {**memory, **own}}
 
     def delta(self) -> Tensors:
         """y - x, in the model's dtypes."""
@@ -138,12 +184,30 @@ class _Step:
         loss, g = self._gradients.compute(batch)
         if self._low:
             g = widened(g)
+        g_personal = {name: g[name] for name in self._personal}
+        if self._personal:
+            g = {name: g[name] for name in self._y}
         if self._rule.anchored:
-            g = tree.subtract(g, self._gradients.recompute_at(self._sent), self._g_out)
-        self._advance(g, next(self._rates))
+            point = {**self._sent, **self._personal_model}
+            g = tree.subtract(g, self._gradients.recompute_at(point), self._g_out)
+        rate = next(self.rates)
+        self._advance(g, rate)
+        if self._personal:
+            self._advance_personal(g_personal, rate)
         if self._low:
             tree.copy_(self._model, self._y)
         return loss
+
+    def _advance_personal(self, g: Tensors, rate: float) -> None:
+        """One step of the personal parameters without a term of the method's rule, for they have no server."""
+        if self._rule.gradient.order == "feddyn_code":
+            g = decayed(clipped(g, self._settings), self._personal, self._settings)
+        if self._personal_optimizer is None:
+            tree.add_(self._personal, g, -rate)
+        else:
+            self._personal_optimizer.step(g, rate)
+        if self._low:
+            tree.copy_(self._personal_model, self._personal)
 
     def _advance(self, g: Tensors, rate: float) -> None:
         """One step of y."""
@@ -189,6 +253,14 @@ class _Step:
         return tree.add(d, self._y, decay, self._d_out) if decay else d
 
 
+def _optimizers(rule: LocalRule, y: Tensors, personal: Tensors) -> tuple[OptimizerSteps | None, OptimizerSteps | None]:
+    """The rule's optimizer for y, and another one for personal parameters, whose state never leaves the device."""
+    if rule.optimizer is None:
+        return None, None
+    own = rule.optimizer.private().begin(personal) if personal else None
+    return rule.optimizer.begin(y), own
+
+
 def _rates(settings: LocalSettings, steps: int) -> Iterator[float]:
     """The learning rate of each step. Raises ValueError for a schedule over an unknown number of steps."""
     if settings.schedule.constant:
@@ -198,7 +270,7 @@ def _rates(settings: LocalSettings, steps: int) -> Iterator[float]:
     return (settings.learning_rate * settings.schedule.factor(step, steps) for step in count())
 
 
-def _start(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
+def values_before(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
     """x, which stays while y moves. For a model that computes at x, it lies in memory allocated by torch."""
     if kept is None or rule.anchored:
         return tree.map(torch.clone, y)

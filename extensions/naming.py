@@ -31,6 +31,11 @@ class Kind:
     classes: bool = False
     """Whether it is written as a class. Otherwise it is a function."""
 
+    @property
+    def one(self) -> str:
+        """The noun with its article."""
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
 
 def path_of(kind: Kind, name: str, listed: Collection[str] | None = None) -> str:
     """The `module:attribute` of a name.

@@ -46,6 +46,7 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.state import FILES, StateDir
 from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.methods import load_optimizers_of, offers
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
@@ -108,7 +109,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     """
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
     worker = Worker(config.threads)
-    host = HostState(local.train.inputs.device, worker.idle_for, instruments.clock)
+    host = HostState(local.device, worker.idle_for, instruments.clock)
     file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
     policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
     gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
@@ -123,7 +124,9 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
         trainer=Trainer(
-            local, compute=devices.Compute(config.precision, config.memory_format), optimizers=config.optimizers
+            local,
+            compute=devices.Compute(config.precision, config.memory_format),
+            optimizers=load_optimizers_of(config.optimizers),
         ),
         worker=worker,
         disk=disk,
@@ -249,7 +252,8 @@ def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         software=f"impetus {package_version('impetus-fl')}",
         labels=config.labels,
-        device=devices.describe(local.train.inputs.device),
+        device=devices.describe(local.device),
         tasks=[local.offer()],
+        methods=offers(local.methods),
         encodings=[tensor_pb2.ENCODING_PLAIN],
     )

@@ -9,12 +9,12 @@ from traceback import FrameSummary, StackSummary, TracebackException
 _PACKAGES = Path(__file__).resolve().parents[1]
 _OURS = tuple(
     f"{_PACKAGES / name}/"
-    for name in ("fl_ops", "fl_client", "fl_server", "fl_common", "algorithms", "tasks", "protos")
+    for name in ("fl_ops", "fl_client", "fl_server", "fl_common", "algorithms", "extensions", "tasks", "protos")
 )
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
-_NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "tasks.")
-_RAN_A_TASK = {"TaskError", "WorkFailed"}
-"""Errors that have an exception of a task's code as their cause."""
+_NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "extensions.", "tasks.")
+_RAN_A_TASK = {"TaskError", "WorkFailed", "AlgorithmError"}
+"""Errors that have an exception of a user's code as their cause."""
 
 
 def traceback_of(error: BaseException) -> str:

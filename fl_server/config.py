@@ -13,7 +13,7 @@ from fl_server.limits_config import ConnectionsConfig, LimitsConfig, TransfersCo
 from fl_server.oidc.settings import OidcConfig
 from fl_server.security_config import EnrollmentConfig, TlsConfig
 
-_TASK_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Of each run whose details are kept."""
 _MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen", "token_listen")
@@ -29,16 +29,21 @@ def _postgres_url(url: SecretStr) -> SecretStr:
     return url
 
 
-def _task_path(name: str) -> str:
-    if _TASK_PATH.fullmatch(name) is None:
-        raise ValueError(
-            f'expected module:attribute, such as "my_task:Wine", got {name!r}: built-in tasks and entry points of'
-            " installed packages need no mention"
-        )
-    return name
+def _path_of(kind: str, example: str) -> AfterValidator:
+    def checked(name: str) -> str:
+        if _PATH.fullmatch(name) is None:
+            raise ValueError(
+                f'expected module:attribute, such as "{example}", got {name!r}: built-in {kind} and entry points of'
+                " installed packages need no mention"
+            )
+        return name
+
+    return AfterValidator(checked)
 
 
-TaskPath = Annotated[str, AfterValidator(_task_path)]
+TaskPath = Annotated[str, _path_of("tasks", "my_task:Wine")]
+MethodPath = Annotated[str, _path_of("methods", "my_methods:sign_momentum")]
+ReducerPath = Annotated[str, _path_of("reducers", "my_reducers:geometric_median")]
 """module:attribute."""
 
 LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
@@ -135,6 +140,12 @@ class ServerConfig(Section):
     tasks: list[TaskPath] = Field(default_factory=list)
     """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
     module:attribute: ["my_task:Wine"]. No other module is imported for a run."""
+    algorithms: list[MethodPath] = Field(default_factory=list)
+    """Methods that runs may name beside the built-in ones and the entry points of installed packages, each as
+    module:attribute: ["my_methods:sign_momentum"]."""
+    reducers: list[ReducerPath] = Field(default_factory=list)
+    """Reducers that runs may name beside the built-in ones and the entry points of installed packages, each as
+    module:attribute: ["my_reducers:geometric_median"]."""
     reflection: bool = False
     """Offer gRPC server reflection to callers, which grpcurl uses."""
     limits: LimitsConfig = LimitsConfig()

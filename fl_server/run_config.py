@@ -7,24 +7,29 @@ descriptor. `run_spec.py` converts between the two.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from fl_server.local_config import LocalSection, Section
 from fl_server.plain_values import (
     MAX_COUNT,
     MAX_EXAMPLES,
     MAX_LABELS,
     MAX_NUMBER,
+    MAX_PATTERNS,
     MAX_SCHEDULES,
     MAX_SECONDS,
     FileName,
     Word,
     check_plain,
 )
+from fl_server.round_config import CHECKS, Fingerprint, LocalSection, RoundSection
 from fl_server.rounds.client_metrics import by_clients
 from fl_server.rounds.state import RoundPolicy
+
+
+class _Section(BaseModel):
+    model_config = CHECKS
 
 
 def _name(name: str) -> str:
@@ -47,7 +52,7 @@ def _with_whole_numbers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class TaskSection(Section):
+class TaskSection(_Section):
     """The task of the run."""
 
     name: Word = Field(min_length=1)
@@ -61,7 +66,7 @@ class TaskSection(Section):
         return _with_whole_numbers(options) if isinstance(options, dict) else options
 
 
-class ScheduleSection(Section):
+class ScheduleSection(_Section):
     """How a parameter changes from round to round. `algorithms.Schedule` checks the values."""
 
     kind: Word
@@ -70,12 +75,13 @@ class ScheduleSection(Section):
     factor: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(_Section):
     """The method and its parameters."""
 
     name: Word = "fedcm"
     parameters: dict[str, float | str | bool] = Field(default={})
     schedules: dict[Word, ScheduleSection] = Field(default={}, max_length=MAX_SCHEDULES)
+    fingerprint: Fingerprint | None = None
 
     @field_validator("parameters", mode="before")
     @classmethod
@@ -84,75 +90,7 @@ class AlgorithmSection(Section):
         return parameters
 
 
-class RoundSection(Section):
-    """Which clients take part in a round, and when it closes."""
-
-    sampling: Literal["fixed", "bernoulli"] = "fixed"
-    clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
-    rate: float = Field(default=0.1, gt=0, le=1)
-    min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    close: Literal["cohort", "goal"] = "cohort"
-    quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
-    over_selection: float = Field(default=1.3, ge=1, le=4)
-    max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    clip_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    max_relative_norm: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
-    over_relative_norm: Literal["refuse", "clip"] = "refuse"
-    max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
-    max_client_share: float = Field(default=0.0, ge=0, le=1)
-    reducer: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
-    trim: float = Field(default=0.2, gt=0, lt=0.5)
-    krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
-    krum_keep: int = Field(default=0, ge=0, le=MAX_COUNT)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.quorum is not None and self.sampling == "fixed" and self.quorum > self.clients_per_round:
-            raise ValueError(
-                f"expected quorum to be at most clients_per_round ({self.clients_per_round}), got {self.quorum}"
-            )
-        if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
-            raise ValueError(
-                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
-                f"got {self.min_clients}"
-            )
-        for key in ("max_relative_norm", "max_relative_payload"):
-            if 0 < getattr(self, key) < 1:
-                raise ValueError(
-                    f"expected {key} to be 0 or at least 1, because half of all updates exceed the median or equal it, "
-                    f"got {getattr(self, key):g}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _reducer_has_enough(self) -> Self:
-        """Every round that closes must have enough updates for the reducer."""
-        if self.reducer == "mean":
-            return self
-        if self.sampling != "fixed":
-            raise ValueError(f'expected sampling = "fixed" with reducer = "{self.reducer}": a cohort may be too small')
-        krum = self.reducer == "krum"
-        least = 2 * self.krum_byzantine + 3 if krum else 3
-        if self.fewest < least:
-            raise ValueError(
-                f'expected quorum to be at least {least} with reducer = "{self.reducer}"'
-                f"{' (2 krum_byzantine + 3)' if krum else ''}, got {self.fewest}"
-            )
-        if krum and self.krum_keep > self.fewest - self.krum_byzantine - 2:
-            raise ValueError(
-                "expected krum_keep to be at most quorum - krum_byzantine - 2 "
-                f"({self.fewest - self.krum_byzantine - 2}), got {self.krum_keep}"
-            )
-        return self
-
-    @property
-    def fewest(self) -> int:
-        """Fewest updates that may close a round."""
-        return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
-
-
-class StopSection(Section):
+class StopSection(_Section):
     """The stop rules."""
 
     rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
@@ -162,7 +100,7 @@ class StopSection(Section):
     wall_time_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
 
 
-class EvaluationSection(Section):
+class EvaluationSection(_Section):
     """How often the model is evaluated, by the server and by clients."""
 
     every: int = Field(default=1, ge=0, le=MAX_COUNT)
@@ -172,7 +110,7 @@ class EvaluationSection(Section):
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
 
 
-class RunConfig(Section):
+class RunConfig(_Section):
     """The configuration of a run."""
 
     name: Annotated[str, AfterValidator(_name)] = ""
@@ -190,6 +128,7 @@ class RunConfig(Section):
     initial_model: FileName = ""
     keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
     owner: Annotated[str, AfterValidator(_owner)] | None = None
+    personal: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(default=(), max_length=MAX_PATTERNS)
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
@@ -206,11 +145,6 @@ class RunConfig(Section):
     def horizon(self) -> int:
         """T, the number of rounds for which schedules are planned."""
         return self.planned_rounds or self.stop.rounds
-
-    def learning_rate_in(self, round: int) -> float:
-        """eta_l(t) of a round: that of `local`, times the factor of its schedule over the planned rounds."""
-        rate, schedule = self.local.learning_rate_in(round), self.local.round_schedule
-        return rate if schedule is None else rate * schedule.schedule.factor(round, self.horizon)
 
     def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
         """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""

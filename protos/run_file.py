@@ -100,6 +100,8 @@ def _expectation(field: FieldDescriptor, value: Any) -> tuple[str, bool]:
         return f"a whole number from 0 to {limit}", number and isinstance(value, int) and 0 <= value <= limit
     if field.type == FieldDescriptor.TYPE_DOUBLE:
         return "a finite number", number and _is_finite(value)
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return "true or false", isinstance(value, bool)
     return "text", isinstance(value, str)
 
 

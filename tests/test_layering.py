@@ -19,11 +19,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-SHARED = ("protos", "fl_common", "algorithms", "tasks")
-"""Packages that import no other package of ours."""
+SHARED = ("protos", "fl_common", "algorithms", "extensions", "tasks")
+"""Packages that import no program of ours."""
 
 MAY_IMPORT: Mapping[str, set[str]] = {
-    **{package: set[str]() for package in SHARED},
+    "protos": set[str](),
+    "fl_common": set[str](),
+    "algorithms": set[str](),
+    "extensions": {"algorithms"},
+    "tasks": {"extensions"},
     "fl_server": {*SHARED},
     "fl_client": {*SHARED},
     "fl_ops": {*SHARED, "fl_server", "fl_client"},
@@ -49,7 +53,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "store",
         "run_spec",
         "run_config",
-        "local_config",
+        "round_config",
         "rounds",
         "logs",
         "shutdown",
@@ -132,12 +136,15 @@ UNPICKLE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
     "fl_common.tracing",
-    "tasks.loading",
+    "extensions.importing",
 }
-"""Modules that import a module by a computed name. Only `tasks.loading` gets the name from outside."""
+"""Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""
 
 LOAD_TASKS = {"fl_client.training.data", "fl_server.coordinator.task_loading", "tasks"}
 """Modules of the coordinator and the daemon that load a task by its name."""
+
+LOAD_METHODS = {"fl_client.training.methods", "fl_server.coordinator.method_loading", "extensions.methods"}
+"""The same for methods and reducers from outside."""
 
 
 def module_name(path: Path) -> str:
@@ -264,12 +271,14 @@ def test_nothing_unpickles() -> None:
 
 
 def test_few_modules_import_by_name() -> None:
-    """No name from the wire is imported or called, except by the one check of tasks."""
+    """No name from the wire is imported or called, except by the one check of code from outside."""
     used = {module: names_used(module) for module in sources()}
     by_name = {"import_module", "__import__", "spec_from_file_location"}
     assert {module for module in sources() if used[module] & by_name} == IMPORT_BY_NAME
     loading = {module for module in sources() if "load_task" in used[module]}
     assert {module for module in loading if not within(module, ["fl_ops", "benchmarks"])} == LOAD_TASKS
+    loading = {module for module in sources() if used[module] & {"load_method", "load_reducer", "attribute_of"}}
+    assert {module for module in loading if not within(module, ["fl_ops", "benchmarks", "tasks"])} == LOAD_METHODS
 
 
 def test_the_mathematics_has_no_effects() -> None:

@@ -22,6 +22,10 @@ from tasks.batches import count_steps
 MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 """Limits of one assignment, above the needs of any method."""
 NAME_CHARS = 64
+METHOD_CHARS = 256
+"""A method's name may be module:attribute."""
+MAX_PATTERNS, PATTERN_CHARS = 64, 256
+"""Limits of the patterns of personal parameters."""
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
@@ -59,12 +63,15 @@ def checked_outcome(outcome: training_pb2.Outcome) -> Key:
     return key
 
 
-def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int) -> None:
+def check_assignment(
+    assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int, own_batches: int = 0
+) -> None:
     """Raises WorkFailed for values that are not valid, and for more work than the owner allows.
 
-    examples: number of examples of this device's shard.
+    examples: number of examples of this device's shard; own_batches: batches of its epoch if the task makes them.
     """
     check_resources(assignment.resources)
+    _check_personal(assignment.personal)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
         ("payload_names", len(assignment.payload_names), MAX_PAYLOADS),
@@ -79,7 +86,21 @@ def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, 
             raise _unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
-    _check_work(assignment.training, limits, examples)
+    _check_work(assignment.training, limits, examples, own_batches)
+
+
+def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for values that are not valid."""
+    check_resources(assignment.resources)
+    _check_personal(assignment.personal)
+
+
+def _check_personal(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS or any(len(pattern) > PATTERN_CHARS for pattern in patterns):
+        raise _unsupported(
+            f"personal: expected at most {MAX_PATTERNS} patterns of at most {PATTERN_CHARS} characters, got"
+            f" {len(patterns)} patterns, the longest of {max(map(len, patterns))}"
+        )
 
 
 def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
@@ -105,10 +126,14 @@ def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
     """Names and plain values only. Only the registry of methods interprets them."""
     fields = spec.parameters.fields
-    if len(spec.name) > NAME_CHARS or any(len(name) > NAME_CHARS for name in fields):
-        raise _unsupported(
-            f"algorithm: expected names of at most {NAME_CHARS} characters, got {log_text(spec.name, 80)!r}"
-        )
+    for what, name, limit in (
+        ("a", spec.name, METHOD_CHARS),
+        *(("a parameter's", each, NAME_CHARS) for each in fields),
+    ):
+        if len(name) > limit:
+            raise _unsupported(
+                f"algorithm: expected {what} name of at most {limit} characters, got {log_text(name, 80)!r}"
+            )
     if len(fields) > MAX_PARAMETERS:
         raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
     for name, value in fields.items():
@@ -137,7 +162,7 @@ def _check_counted(assignment: training_pb2.Assignment) -> None:
         raise _unsupported("counted: expected an update of the assignment's own run, got one of another run")
 
 
-def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int) -> None:
+def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int, own_batches: int) -> None:
     settings_of(training)
     optimizer_of(training)
     unit = training.WhichOneof("work")
@@ -146,10 +171,12 @@ def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, exam
     amount, size = getattr(training, unit), training.batch_size
     if amount < 1 or size < 1:
         raise _unsupported(f"training: expected {unit} and batch_size of 1 or more, got {amount} and {size}")
+    if own_batches:
+        size = -(-examples // own_batches)
     at_once = min(size, examples, training.micro_batch_size or size)
     if at_once > limits.max_batch_size:
         raise _over_limit(f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", at_once)
-    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount})
+    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches)
     if steps > limits.max_steps:
         raise _over_limit(f"at most {limits.max_steps} steps (limits.max_steps)", steps)
 

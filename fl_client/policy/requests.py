@@ -16,7 +16,7 @@ _SHOWN = 5
 """Unknown fields that a message names."""
 
 
-def training_request(assignment: training_pb2.Assignment, examples: int) -> Request:
+def training_request(assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> Request:
     """The request of an assignment whose values were checked. examples: of this device's shard, 1 or more."""
     training = assignment.training
     amount = {"epochs": training.local_epochs} if training.WhichOneof("work") == "local_epochs" else {}
@@ -25,7 +25,9 @@ def training_request(assignment: training_pb2.Assignment, examples: int) -> Requ
         task=assignment.task,
         source=assignment.fingerprint.source,
         algorithm=training.algorithm.name,
-        work=work_of(examples, training.batch_size, **(amount or {"steps": training.local_steps})),
+        work=work_of(
+            examples, training.batch_size, **(amount or {"steps": training.local_steps}), own_batches=own_batches
+        ),
         model_bytes=_model_bytes(assignment.resources),
         unknown=unknown_fields(assignment),
     )

@@ -60,10 +60,19 @@ def _class_path(value: str) -> str:
     return value
 
 
+def _query(value: str) -> str:
+    module, colon, function = value.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise ValueError(f"expected module:function, such as my_data:mine, got {value!r}")
+    return value
+
+
 WindowText = Annotated[str, AfterValidator(_window)]
 """A window of local time."""
 ZoneName = Annotated[str, AfterValidator(_zone)]
 """A time zone; empty for the device's own."""
+QueryName = Annotated[str, AfterValidator(_query)]
+"""A function of an installed module."""
 
 
 class TlsConfig(Section):
@@ -117,7 +126,7 @@ class TaskConfig(Section):
 
 
 class ShardConfig(Section):
-    """This device's part of the training data, by one of partition, file and folder. Without any of them: all data."""
+    """This device's part of the training data, by one of the ways below. Without any of them: all data."""
 
     partition: dict[str, str | bool | int | float] | None = None
     """A partition made from a seed, by the fields of tasks.PartitionSpec. Devices differ only in `index`."""
@@ -125,14 +134,20 @@ class ShardConfig(Section):
     """A partition file."""
     index: int | None = Field(default=None, ge=0)
     """Number of the client in the partition, from 0."""
+    indices: Path | None = None
+    """A file with the numbers of this device's examples in the training set: a text file with one a line, or .npy."""
     folder: Path | None = None
     """A folder of the device's own files, which the task reads."""
+    query: QueryName | None = None
+    """module:function of this device. It is called without arguments at each start and returns indices, a folder (a
+    pathlib.Path), or rows, which the task reads as shard.rows."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in ("partition", "file", "folder") if getattr(self, name) is not None]
+        names = ("partition", "file", "indices", "folder", "query")
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"expected one of partition, file and folder, got {' and '.join(given)}")
+            raise ValueError(f"expected one of {', '.join(names[:-1])} and {names[-1]}, got {' and '.join(given)}")
         if given in (["partition"], ["file"]) and self.index is None:
             raise ValueError(f"{given[0]} needs an index: the number of this device's part, from 0")
         if self.index is not None and given not in (["partition"], ["file"]):
@@ -208,6 +223,9 @@ class ClientConfig(Section):
     """Directory of identity, shard, pending updates and client states. For one daemon at a time."""
     task: TaskConfig
     shard: ShardConfig = ShardConfig()
+    algorithms: list[str] = Field(default_factory=list)
+    """Methods that the daemon loads beside those of installed packages, each as module:attribute:
+    ["my_methods:sign_momentum"]. No other module is imported for a coordinator."""
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """"auto": the first CUDA device, else the CPU."""
     precision: Precision = "float32"

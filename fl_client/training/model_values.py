@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
@@ -20,9 +20,9 @@ Bundles = Mapping[ResourceKey, Bundle]
 """The bundles of an assignment, by kind, and by name if they have one."""
 
 
-def layouts_of(model: nn.Module) -> Layouts:
-    """The layouts of this model's bundles."""
-    here = state_views(model)
+def layouts_of(model: nn.Module, personal: Collection[str] = ()) -> Layouts:
+    """The layouts of this model's bundles. personal: names of the parameters and buffers that are personal."""
+    here = state_views(model, personal)
     layouts = {
         tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
         tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
@@ -31,12 +31,14 @@ def layouts_of(model: nn.Module) -> Layouts:
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
-def load(model: nn.Module, bundles: Bundles) -> Tensors:
+def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors:
     """Give the model the values of the round. Returns x, the trainable values in the bundle's memory, read only.
+
+    Personal parameters get their initial values.
 
     Raises WorkFailed when the layout is that of another model.
     """
-    here = state_views(model)
+    here = state_views(model, personal)
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
@@ -45,15 +47,15 @@ def load(model: nn.Module, bundles: Bundles) -> Tensors:
     return trainable
 
 
-def direction(model: nn.Module, bundles: Bundles) -> Tensors | None:
+def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors | None:
     """The direction bundle, if there is one. Raises WorkFailed for another layout than the trainable tensors'."""
     if tensor_pb2.RESOURCE_KIND_DIRECTION not in bundles:
         return None
-    x = trainable_views(model)
+    x = trainable_views(model, personal)
     return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
 
 
-def optimizer_state(model: nn.Module, bundles: Bundles) -> dict[str, Tensors]:
+def optimizer_state(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> dict[str, Tensors]:
     """The averaged state of the local optimizer, if the coordinator sent one, by its symbols.
 
     Raises WorkFailed for another layout than that of the trainable tensors in the state's dtypes.
@@ -61,7 +63,7 @@ def optimizer_state(model: nn.Module, bundles: Bundles) -> dict[str, Tensors]:
     keys = [key for key in bundles if isinstance(key, tuple)]
     if not keys:
         return {}
-    x = widened(trainable_views(model))
+    x = widened(trainable_views(model, personal))
     layout = Layout.of(x, x.keys())
     return {f"{PREFIX}{key[1]}": _tensors(bundles, key, layout) for key in keys}
 

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 
 import algorithms as fl
+from extensions.optimizers import load_optimizers
 from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
@@ -24,10 +25,13 @@ from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.epochs import Epochs, epochs_of
+from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
-from fl_server.rounds.client_metrics import ClientMetrics
+from fl_server.aggregation.methods import optimizer_spec
+from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import digest_bytes, digest_text, pack
@@ -51,6 +55,8 @@ class Contribution:
     path: Path
     norms: Mapping[str, float]
     """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
+    epochs: Epochs
+    """What the client measured in each local epoch."""
 
     @property
     def measured(self) -> Measured:
@@ -77,7 +83,7 @@ class Federation:
         self._norms = NormHistory()
         self._model = _new_model(task)
         # The run's file is of this machine's user, so the class that it names may be imported.
-        self._optimizers = (config.local.optimizer_spec.name,)
+        self._optimizers = load_optimizers([optimizer_spec(config.local).name])
         self._states: dict[str, fl.Memory] = {}
         self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
@@ -124,16 +130,20 @@ class Federation:
         local = self.clients[client]
         used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
         bundles: dict[ResourceKey, Bundle] = {key: bundle for key, bundle in self._bundles.items() if key in used}
-        assignment = EvaluationAssignment(task=self.config.task.name, fingerprint=local.fingerprint)
+        assignment = EvaluationAssignment(
+            task=self.config.task.name, fingerprint=local.fingerprint, personal=self.config.personal
+        )
         self.traffic.download(client, bundles)
         with one_thread():
-            return Trainer(local, self._model).evaluate(assignment, bundles)
+            found = Trainer(local, self._model).evaluate(assignment, bundles, self._states.get(client))
+        return found.examples, with_own(found.metrics, found.without_personal)
 
     def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
         """Check an update with the coordinator's admission gate and spool it. Raises Refused."""
         header, digest = update.header, digest_bytes(update.header.digest)
         collecting = Collecting(self.snapshot, exchange, self.state_epoch, self._norms)
-        gate = build_gate(self.engine, collecting, len(self.clients[client].train))
+        train = self.clients[client].train
+        gate = build_gate(self.engine, collecting, RegisteredData(len(train), train.own_batches))
         gate.check_header(header)
         self.traffic.upload(header.size_bytes)
         path = Path(self._spool.name) / f"{exchange}-{client}"
@@ -143,7 +153,7 @@ class Federation:
         clip_factor = gate.clip_factor(next(iter(norms.values())))
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
         loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path, norms)
+        return Contribution(info, digest, loss, path, norms, epochs_of(header))
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
@@ -196,6 +206,10 @@ class Federation:
         self._states.clear()
         self.snapshot = self.engine.restart(self.snapshot)
         self._prepare_bundles(0)
+
+    def restart_state(self, client: str) -> None:
+        """Delete one client's state. Others keep theirs, and so does the server."""
+        self._states.pop(client, None)
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""

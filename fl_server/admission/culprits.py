@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from fl_server.admission.norms import DELTA, NormHistory
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 
 FEWEST = 3
 """Fewest updates that are compared: of two, neither is known to be the wrong one."""

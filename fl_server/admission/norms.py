@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 from fl_server.store.protocol import Store, accepted_updates
 from fl_server.store.records import CommitRecord, UpdateRecord
 

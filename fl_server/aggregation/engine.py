@@ -21,7 +21,7 @@ from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
-from fl_server.aggregation.methods import algorithm_in, build_algorithm
+from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
@@ -36,9 +36,11 @@ from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_MODEL,
     RESOURCE_KIND_OPTIMIZER,
 )
-from tasks import Examples, Task
+from tasks import Task
 from tasks.base import task_code
+from tasks.data.forms import Data, as_data
 from tasks.evaluation import evaluate
+from tasks.own_loop import own_loop
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 
@@ -68,7 +70,11 @@ class Engine:
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
         self._task = task
-        self._model = TaskModel(task, config.seed)
+        self.own_loop = own_loop(task) is not None
+        """Whether clients train with a loop of the task's own."""
+        if self.own_loop:
+            check_own_loop(config, self.algorithm)
+        self._model = TaskModel(task, config.seed, config.personal)
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {
@@ -87,7 +93,7 @@ class Engine:
         ]
         self.frozen: fl.Tensors = {}
         """Frozen tensors of the first model; set with the first snapshot."""
-        self.held_out: Examples | None = None
+        self.held_out: Data | None = None
         self._evaluating = threading.Lock()
 
     def first(self) -> Snapshot:
@@ -190,7 +196,8 @@ class Engine:
         """
         last = len(self.algorithm.exchanges) - 1
         accepted = AcceptedUpdates(self._capped(cohort), paths, self.shape(last))
-        selected = select_updates(self.config.round, accepted)
+        weights = self.algorithm.weights(accepted.cohort)
+        selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
@@ -200,7 +207,6 @@ class Engine:
             tree.copy_(made.rounded, made.state.x)
             _check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
             self._check_direction(made, 0, _NONE)
-        weights = self.algorithm.weights(accepted.cohort)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         return made, replace(
@@ -228,11 +234,10 @@ class Engine:
         return replace(snapshot, state=self.algorithm.restart(snapshot.state))
 
     def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
-        rate = self.config.learning_rate_in
         return fl.RoundInfo(
             round_,
-            rate(round_),
-            previous_learning_rate=rate(round_ - 1) if round_ else None,
+            learning_rate_in(self.config, round_),
+            previous_learning_rate=learning_rate_in(self.config, round_ - 1) if round_ else None,
             rounds=self.config.horizon,
             population=self.config.population or None,
             population_examples=self.config.population_examples or None,
@@ -244,7 +249,7 @@ class Engine:
         with self._evaluating:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
-                    self.held_out = self._task.eval_data()
+                    self.held_out = as_data(self._task.eval_data())
             with self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)) as model:
                 return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
 

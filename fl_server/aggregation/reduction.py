@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import algorithms as fl
 from fl_server.aggregation import mean, robust
+from fl_server.aggregation.outside import check_outside_reducer
 from fl_server.aggregation.shapes import AcceptedUpdates
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +31,26 @@ class Reduction:
         """The method's sums by name, with the run's reducer in place of the mean. names: only these tensors."""
         updates = self.updates if names is None else self.updates.only(names)
         wanted = self.algorithm.exchanges[self.exchange].sums(updates.cohort, self.info)
-        if self.section.reducer in ("mean", "krum"):  # multi-Krum is a selection, then a mean
+        if self.section.reducer == "mean" or robust.selects(self.section):  # a selection, then a mean
             return mean.sum_payloads(updates, wanted)
         return robust.centre_payloads(self.section, updates, wanted, self.algorithm.weights(updates.cohort))
 
 
 def check_reducer(section: RoundSection, algorithm: fl.Algorithm) -> None:
-    """Raises InvalidInput when the run's reducer and its method exclude each other."""
-    if section.reducer != "mean" and (why := robust.conflict(section.reducer, algorithm)):
+    """Raises InvalidInput when the run's reducer and its method exclude each other, or the reducer has too few."""
+    check_outside_reducer(section)
+    if section.reducer != "mean" and (why := robust.conflict(section, algorithm)):
         raise InvalidInput("round.reducer", f'"mean" with {algorithm.name}: {why}', section.reducer)
 
 
-def select_updates(section: RoundSection, updates: AcceptedUpdates) -> AcceptedUpdates:
-    """The updates that the reducer uses: multi-Krum's selection by the deltas as admitted, or all updates."""
-    if section.reducer != "krum":
+def select_updates(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> AcceptedUpdates:
+    """The updates that the reducer uses: a selection by the deltas as admitted, or all updates.
+
+    weights: the method's p_i of all updates.
+    """
+    if section.reducer == "mean" or not robust.selects(section):
         return updates
-    selected = robust.select_by_krum(section, updates)
+    selected = robust.select(section, updates, weights)
     return replace(updates, cohort=[updates.cohort[i] for i in selected], paths=[updates.paths[i] for i in selected])
 
 
@@ -53,4 +58,4 @@ def reduce_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     """The model's buffers after a round, with the run's reducer in place of the mean and of the maximum."""
     if section.reducer == "mean":
         return mean.average_buffers(updates.paths, updates.shape.layout_of("delta"), weights)
-    return robust.centre_buffers(section, updates)
+    return robust.centre_buffers(section, updates, weights)

@@ -1,4 +1,4 @@
-"""Robust reducers over the spool: median, trimmed mean and multi-Krum, block by block over all updates at once.
+"""Robust reducers over the spool: median, trimmed mean, multi-Krum and those from outside, block by block.
 
 Memory is one block times the cohort for median and trimmed mean; multi-Krum adds the distances of all pairs. Every
 entry of a centre is computed by itself, so cutting tensors into blocks changes no bit of it. `algorithms.robust`
@@ -7,10 +7,12 @@ derives how these reducers fit into the sums of a method.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import algorithms as fl
 from algorithms.precision import master_dtype
@@ -25,69 +27,91 @@ from algorithms.robust import (
     trimmed_mean,
 )
 from fl_server.aggregation.blocks import by_block
+from fl_server.aggregation.outside import as_weights, geometry_of, outside_reducer
 from fl_server.aggregation.shapes import AcceptedUpdates
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 from protos.codec import Layout
 
 BLOCK_ENTRIES = 1 << 13
 """Entries of one update in a block. Distances are summed block by block, so their last bits depend on this number."""
 
 Blocks = Iterator[torch.Tensor]
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+"""Contributions [clients, entries] -> [entries], both float64."""
 
 
-def conflict(reducer: str, algorithm: fl.Algorithm) -> str:
-    """Why the method does not work with this robust reducer; empty if it does."""
+def selects(section: RoundSection) -> bool:
+    """Whether the run's reducer selects updates, whose mean is then taken."""
+    outside = outside_reducer(section)
+    return section.reducer == "krum" or (outside is not None and outside.select is not None)
+
+
+def conflict(section: RoundSection, algorithm: fl.Algorithm) -> str:
+    """Why the method does not work with the run's robust reducer; empty if it does."""
     if algorithm.needs_population or algorithm.keeps_client_state:
         return "the states of its clients must add up to the server's state, which needs a mean of all updates"
     if "fednova" in (algorithm.name, algorithm.parameters.get("normaliser")):
         return "its step is as long as the step counts that clients report, so one client could report any length"
     sent = [payload for exchange in algorithm.exchanges for payload in exchange.payloads]
-    if reducer == "krum" and sent != ["delta"]:
+    if selects(section) and sent != ["delta"]:
         return "updates are selected by their deltas, and its clients send other payloads, which nothing would check"
     return ""
 
 
-def select_by_krum(section: RoundSection, updates: AcceptedUpdates) -> tuple[int, ...]:
-    """Positions of the updates that multi-Krum keeps, by their clipped deltas."""
+def select(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> tuple[int, ...]:
+    """Positions of the updates that the reducer keeps, by their clipped deltas. weights: p_i of the method."""
+    outside = outside_reducer(section)
+    if outside is None:
+        return multi_krum(_distances(updates), section.krum_byzantine, section.krum_keep)
+    geometry = geometry_of(_distances(updates, with_zero=True))
+    return outside.selected(section.reducer, geometry, as_weights(weights))
+
+
+def _distances(updates: AcceptedUpdates, *, with_zero: bool = False) -> torch.Tensor:
+    """Squared distances between the clipped deltas, [n, n]; with_zero: and to a last one that is 0, [n + 1, n + 1]."""
     factors = torch.tensor([[info.clip_factor] for info in updates.cohort], dtype=torch.float64)
-    distances = torch.zeros(len(factors), len(factors), dtype=torch.float64)
+    size = len(factors) + with_zero
+    distances = torch.zeros(size, size, dtype=torch.float64)
 
     def measure(blocks: Blocks) -> list[torch.Tensor]:
-        distances.add_(squared_distances(stacked(blocks) * factors))
+        deltas = stacked(blocks) * factors
+        distances.add_(squared_distances(nn.functional.pad(deltas, (0, 0, 0, 1)) if with_zero else deltas))
         return []
 
     for entry in updates.shape.layout_of("delta").entries:
         if entry.trainable:
             by_block(updates.paths, entry, measure, BLOCK_ENTRIES)
-    return multi_krum(distances, section.krum_byzantine, section.krum_keep)
+    return distances
 
 
 def centre_payloads(
     section: RoundSection, updates: AcceptedUpdates, sums: Mapping[str, fl.WeightedSum], weights: Sequence[float]
 ) -> dict[str, fl.Tensors]:
     """The centre in place of each weighted sum, by name. weights: the method's weights p_i of the updates."""
-    cut = _cut(section, len(updates.paths))
+    reduce = _reduce(section, weights)
     centres: dict[str, fl.Tensors] = {}
     for payload in {row.payload: None for row in sums.values()}:
         scales = {
             name: contribution_scales(row.coefficients, weights) for name, row in sums.items() if row.payload == payload
         }
         layout = updates.shape.layout_of(payload)
-        centres |= zip(scales, centre_updates(updates.paths, layout, list(scales.values()), cut), strict=True)
+        centres |= zip(scales, centre_updates(updates.paths, layout, list(scales.values()), reduce), strict=True)
     return {name: centres[name] for name in sums}
 
 
-def centre_buffers(section: RoundSection, updates: AcceptedUpdates) -> fl.Tensors:
+def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> fl.Tensors:
     """The centre of the buffers, in place of their mean or maximum.
 
-    Multi-Krum selects by deltas, and a selected update may still lie in its buffers: their median over all is used.
+    A selection is made by deltas, and a selected update may still lie in its buffers: their median over all is used.
+    Counters, of which a mean takes the maximum, have the median of a reducer from outside too.
     """
     cut = _cut(section, len(updates.paths))
+    reduce = partial(trimmed_mean, cut=cut) if selects(section) else _reduce(section, weights)
 
     def centre(blocks: Blocks) -> list[torch.Tensor]:
         alike = list(blocks)
         if alike[0].is_floating_point():
-            return [trimmed_mean(stacked(alike), cut).to(alike[0].dtype)]
+            return [reduce(stacked(alike)).to(alike[0].dtype)]
         return [trimmed_maximum(torch.stack(alike), cut)]
 
     centres: fl.Tensors = {}
@@ -97,21 +121,29 @@ def centre_buffers(section: RoundSection, updates: AcceptedUpdates) -> fl.Tensor
     return centres
 
 
+def _reduce(section: RoundSection, weights: Sequence[float]) -> Reduce:
+    """The run's reducer of contributions. weights: p_i of the method."""
+    outside, p = outside_reducer(section), as_weights(weights)
+    if outside is None:
+        return partial(trimmed_mean, cut=_cut(section, len(weights)))
+    return lambda values: outside.reduced(section.reducer, values, p)
+
+
 def _cut(section: RoundSection, count: int) -> int:
     """Values that a centre of `count` updates leaves out on each side."""
     return trimmed_cut(count, section.trim) if section.reducer == "trimmed_mean" else median_cut(count)
 
 
 def centre_updates(
-    paths: Sequence[Path], layout: Layout, scales: Sequence[Sequence[float]], cut: int
+    paths: Sequence[Path], layout: Layout, scales: Sequence[Sequence[float]], reduce: Reduce
 ) -> list[fl.Tensors]:
-    """For each row of scales the trimmed mean of the scaled updates' trainable tensors, rounded once, as a mean is.
+    """For each row of scales the scaled updates' trainable tensors, reduced and rounded once, as a mean is.
 
     Args:
         paths: one file an update, all of this layout.
         layout: of each file.
         scales: rows of one factor for each path.
-        cut: values of each entry that are left out on each side.
+        reduce: of the values of a block.
 
     Raises:
         OSError, LayoutError: a file is gone or too short.
@@ -124,7 +156,7 @@ def centre_updates(
 
         def centre(blocks: Blocks, dtype: torch.dtype = entry.dtype) -> list[torch.Tensor]:
             values = stacked(blocks)
-            return [trimmed_mean(values * factor, cut).to(master_dtype(dtype)) for factor in factors]
+            return [reduce(values * factor).to(master_dtype(dtype)) for factor in factors]
 
         for result, whole in zip(centres, by_block(paths, entry, centre, BLOCK_ENTRIES), strict=True):
             result[entry.name] = whole

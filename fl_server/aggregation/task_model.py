@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import algorithms as fl
-from algorithms.model_state import state_views, tied_names
+from algorithms.model_state import fill, personal_names, state_views, tied_names
 from fl_common.allocator import give_back_freed_memory
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
@@ -24,12 +24,16 @@ from tasks.base import task_code
 class TaskModel:
     """One run's module. Not for two threads at once."""
 
-    def __init__(self, task: Task, seed: int) -> None:
-        """Build the model. Raises TaskError for one that cannot be built, trained or sent."""
+    def __init__(self, task: Task, seed: int, personal: Iterable[str] = ()) -> None:
+        """Build the model. Raises TaskError for one that cannot be built, trained or sent.
+
+        personal: patterns of the names of personal parameters. Raises InvalidInput if one does not fit the model.
+        """
         self._task = task
         self._seed = seed
         self._module = self._built()
-        values = state_views(self._module)
+        self._personal = _matched(self._module, tuple(personal))
+        values = state_views(self._module, self._personal)
         if not values.trainable:
             raise TaskError("expected a model with trainable parameters, got none; is all of it frozen?")
         try:
@@ -60,7 +64,7 @@ class TaskModel:
             self._module = self._built()
         if path:
             _load_file(self._module, Path(path))
-        yield state_views(self._module)
+        yield state_views(self._module, self._personal)
         self.release()
 
     def release(self) -> None:
@@ -76,10 +80,17 @@ class TaskModel:
         for memory, size in self._memories:
             memory.resize_(size)
         try:
-            fl.load_state(self._module, values)
+            fill(state_views(self._module, self._personal), values)
             yield self._module
         finally:
             self.release()
+
+
+def _matched(module: nn.Module, patterns: tuple[str, ...]) -> frozenset[str]:
+    try:
+        return personal_names(module, patterns)
+    except ValueError as error:
+        raise InvalidInput("personal", "patterns that fit the names in the task's model", error) from error
 
 
 def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import structlog
@@ -21,10 +22,13 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 _MAY_TRAIN = pb.Availability(may_train=True)
-Wanted = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
-"""A task and labels, as items."""
-Check = Callable[[str, Mapping[str, str], Mapping[str, str]], bool]
-"""Whether a client is able to work for a task with labels."""
+Wanted = tuple[tuple[tuple[str, str], ...], ...]
+"""A task, labels and a method, as items."""
+Pairs = Mapping[str, str]
+Check = Callable[[str, Pairs, Pairs, Pairs], bool]
+"""Whether a client is able to work for a task with labels and a method."""
+BUILT_IN: Pairs = MappingProxyType({})
+"""A built-in method, which every client has. One from outside is its name, version and source."""
 
 Work = Literal["training", "evaluation"]
 
@@ -60,19 +64,19 @@ class Eligibility:
         records.watch(self._able.changed)
         roster.watch(self._able.changed)
 
-    def eligible(self, run_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+    def eligible(self, run_id: str, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> tuple[str, ...]:
         """Clients that a run may draw now, in the order of id bytes.
 
-        task: name, version and source of the fingerprint that a client must have.
+        task, method: name, version and source of the fingerprint that a client must have.
         """
-        able = self.able_clients(task, labels)
+        able = self.able_clients(task, labels, method)
         if refusing := self.policy.of(run_id):
             able = tuple(client_id for client_id in able if client_id not in refusing)
         if len(self._run_of) == len(self._workers.get(run_id, ())):  # no other run has workers
             return able
         return tuple(client_id for client_id in able if self._run_of.get(client_id, run_id) == run_id)
 
-    def evaluators(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+    def evaluators(self, task: Pairs, labels: Pairs) -> tuple[str, ...]:
         """Clients with held-out examples of the task, whichever run they work for, in the order of id bytes."""
 
         def examples(client_id: str) -> int:
@@ -81,15 +85,15 @@ class Eligibility:
 
         return tuple(client_id for client_id in self.able_clients(task, labels) if examples(client_id))
 
-    def able_clients(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Clients that are present, may train, and have the task and the labels, in the order of id bytes."""
-        able, quarantined = self._able.of(task, labels), set(self._quarantine.clients())
+    def able_clients(self, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> tuple[str, ...]:
+        """Clients that are present, may train, and have task, labels and method, in the order of id bytes."""
+        able, quarantined = self._able.of(task, labels, method), set(self._quarantine.clients())
         return tuple(client_id for client_id in able if client_id not in quarantined) if quarantined else able
 
-    def _is_able(self, client_id: str, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    def _is_able(self, client_id: str, task: Pairs, labels: Pairs, method: Pairs) -> bool:
         """All of it but the quarantine, which ends by itself."""
         here = client_id in self._roster and self.availability(client_id).may_train
-        return here and fits(self._records[client_id], task, labels)
+        return here and fits(self._records[client_id], task, labels, method)
 
     def set_workers(self, run_id: str, clients: AbstractSet[str]) -> None:
         """From now on exactly these clients work for the run."""
@@ -222,15 +226,20 @@ class PolicyRefusals:
         return bool(kept)
 
 
-def fits(record: ClientRecord, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether the client offers this task, has these labels, and is neither draining nor banned."""
+def fits(record: ClientRecord, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> bool:
+    """Whether the client offers this task and method, has these labels, and is neither draining nor banned."""
     if record.draining or record.banned or not labels.items() <= record.labels.items():
         return False
-    return any(offers_task(offer, task) for offer in record.tasks)
+    return any(offers_task(offer, task) for offer in record.tasks) and has_method(record, method)
 
 
-def offers_task(offer: Mapping[str, Any], task: Mapping[str, str]) -> bool:
-    """Whether an offer of a client is of this task: name, version and source."""
+def has_method(record: ClientRecord, method: Pairs) -> bool:
+    """Whether the client has this code of a method. Every client has the built-in ones."""
+    return not method or any(offers_task(offer, method) for offer in record.methods)
+
+
+def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
+    """Whether an offer of a client is of this task or method: name, version and source."""
     return all(offer.get(key) == value for key, value in task.items())
 
 
@@ -251,18 +260,18 @@ class AbleClients:
         for kind in self._kinds.values():
             kind.changed.add(client_id)
 
-    def of(self, task: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
+    def of(self, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> tuple[str, ...]:
         """The clients that are able now, in the order of id bytes."""
-        wanted = tuple(sorted(task.items())), tuple(sorted(labels.items()))
+        wanted = tuple(tuple(sorted(each.items())) for each in (task, labels, method))
         kind = self._kinds.get(wanted)
         if kind is None:
             kind = self._kinds[wanted] = _Kind(
-                [client for client in self._present() if self._check(client, task, labels)]
+                [client for client in self._present() if self._check(client, task, labels, method)]
             )
             if len(self._kinds) > MOST_KINDS:
                 self._kinds.popitem(last=False)
         self._kinds.move_to_end(wanted)
-        return kind.current(lambda client: self._check(client, task, labels))
+        return kind.current(lambda client: self._check(client, task, labels, method))
 
 
 class _Kind:

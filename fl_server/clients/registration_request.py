@@ -12,7 +12,7 @@ from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
-MAX_ENTRIES = {"labels": 64, "tasks": 64, "pending": 1000, "states": 1000}
+MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "pending": 1000, "states": 1000}
 MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
@@ -29,13 +29,19 @@ def checked_id(client_id: str) -> str:
 
 def check_sizes(request: pb.RegisterRequest) -> None:
     """Raises InvalidInput for a request that is too large: ledger and memory keep what it has."""
-    counts = {"labels": request.labels, "tasks": request.tasks, "pending": request.pending, "states": request.states}
-    for field, values in counts.items():
-        if len(values) > MAX_ENTRIES[field]:
-            raise InvalidInput(field, f"{MAX_ENTRIES[field]} at most", f"{len(values)}")
+    for field, most in MAX_ENTRIES.items():
+        if (count := len(getattr(request, field))) > most:
+            raise InvalidInput(field, f"{most} at most", f"{count}")
     for field, text in _texts(request):
         if len(text) > MAX_CHARS:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
+    for offer in request.tasks:
+        if offer.train_batches > offer.train_examples:
+            raise InvalidInput(
+                "tasks.train_batches",
+                f"{offer.train_examples} batches at most, as the task {offer.name!r} has so many examples to train on",
+                f"{offer.train_batches}",
+            )
     check_availability(request.availability)
 
 
@@ -52,9 +58,10 @@ def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
     yield from (("device", request.device.kind), ("device", request.device.name))
     for name, value in request.labels.items():
         yield from (("labels", name), ("labels", value))
-    for offer in request.tasks:
-        for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
-            yield "tasks", text
+    for field in ("tasks", "methods"):
+        for offer in getattr(request, field):
+            for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
+                yield field, text
 
 
 def unregistered(client_id: str) -> ClientRecord:
@@ -88,7 +95,12 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
             {
                 "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
                 "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+                **({"train_batches": offer.train_batches} if offer.train_batches else {}),
             }
             for offer in request.tasks
+        ],
+        methods=[
+            {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
+            for offer in request.methods
         ],
     )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import replace
 import structlog
 
 from fl_server.coordinator.deletion import Deletions
+from fl_server.coordinator.method_loading import load_code
 from fl_server.coordinator.reconfiguration import Reconfiguration, extended, resumed
 from fl_server.coordinator.run_table import RunTable
 from fl_server.errors import InvalidInput, NoSuchRun, WrongState, one_line
@@ -87,6 +88,7 @@ class RunActions:
         self._table.require(run)
         config, record, ended = run.config, run.record, run.ended
         try:
+            await self._services.in_compute(load_code, config, self._services.config)
             await _reload(run)
             change = change_of()
             run.config = change.config
@@ -94,7 +96,7 @@ class RunActions:
                 run.model.reconfigure(change.config)
             spec = run.config.model_dump(exclude_none=True)
             run.record = replace(record, spec=spec, extended_at=run.state.round)
-            if ended and run.context.algorithm.keeps_client_state:
+            if ended and run.context.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
             event = event or ev.Extended(run.config.stop.rounds)

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import structlog
 
-from algorithms import AlgorithmError, names
+from algorithms import AlgorithmError
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, complete
 from fl_server.coordinator.audit import Audit
 from fl_server.coordinator.deletion import Deletions
+from fl_server.coordinator.method_loading import load_code
 from fl_server.coordinator.run_table import RunTable
 from fl_server.coordinator.task_loading import LoadedTask, load_allowed, not_loadable
 from fl_server.coordinator.task_versions import notify_of_other_version
 from fl_server.errors import InvalidInput, RunExists
-from fl_server.run_config import AlgorithmSection, RunConfig
+from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
 from fl_server.runs.context import RunDependencies
 from fl_server.runs.restore.run import restore_run
 from fl_server.runs.run import Run
 from fl_server.services import Services
-from fl_server.store.records import DELETING, HistoryRecord, RunRecord
+from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
 from tasks import TaskError
 
 log = structlog.get_logger()
@@ -50,7 +52,7 @@ class RunCreation:
                 self._deletions.start(record.run_id)
                 continue
             try:
-                config = from_stored(record.spec)
+                config = await self._load_code(from_stored(record.spec), ended=record.state in ENDED)
                 run = self._table.loaded[record.run_id] = self._build(record, config, await self._load_task(config))
                 await restore_run(run)
             except (TaskError, InvalidInput, AlgorithmError) as error:
@@ -71,7 +73,7 @@ class RunCreation:
     async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
         try:
-            config = complete(config)
+            config = complete(await self._code_for(run_id, config, actor))
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
             run = self._build(record, config, await self._task_for(run_id, config, actor))
             # A crash before `create_run` may have left files under the id.
@@ -80,7 +82,7 @@ class RunCreation:
         except TaskError as error:
             raise not_loadable(error) from error
         except AlgorithmError as error:
-            raise _invalid_algorithm(error, config.algorithm) from error
+            raise _invalid_algorithm(error) from error
         why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
         await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
         self._table.loaded[run_id] = run
@@ -109,6 +111,17 @@ class RunCreation:
             await self._audit.run_refused(actor, run_id, config.task.name, str(error))
             raise
 
+    async def _code_for(self, run_id: str, config: RunConfig, actor: str) -> RunConfig:
+        """The configuration with the code of its method and reducer; a refusal goes into the history."""
+        try:
+            return await self._load_code(config)
+        except InvalidInput as error:
+            await self._audit.run_refused(actor, run_id, config.task.name, str(error))
+            raise
+
+    async def _load_code(self, config: RunConfig, *, ended: bool = False) -> RunConfig:
+        return await self._services.in_compute(partial(load_code, config, self._services.config, ended=ended))
+
     async def _load_task(self, config: RunConfig) -> LoadedTask:
         return await self._services.in_compute(load_allowed, config.task, self._services.config.tasks)
 
@@ -119,9 +132,7 @@ class RunCreation:
         return Run(self._services, record, config, dependencies)
 
 
-def _invalid_algorithm(error: AlgorithmError, given: AlgorithmSection) -> InvalidInput:
+def _invalid_algorithm(error: AlgorithmError) -> InvalidInput:
     """The error for the creator of a run, which names the wrong field."""
-    if given.name not in names():
-        return InvalidInput("algorithm.name", "a known algorithm", error)
     field = ".".join(filter(None, ("algorithm.parameters", error.parameter)))
     return InvalidInput(field, "a value that the algorithm takes", error)

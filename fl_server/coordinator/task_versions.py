@@ -1,4 +1,4 @@
-"""Clients that have another version of a run's task than the coordinator."""
+"""Clients that have another version of a run's task or method than the coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ log = structlog.get_logger()
 
 
 def notify_of_other_version(run: Run, client_id: str) -> None:
-    """A client with another version of the run's task is never drawn for it: log that, and notify the client."""
+    """A client with other code of the run's task or method is never drawn for it: log that, and notify the client."""
+    _notify_of_other_method(run, client_id)
     name, (version, source) = run.config.task.name, run.context.fingerprint
     for offer in run.context.fleet.record(client_id).tasks:
         if offer["name"] == name and (offer["version"], offer["source"]) != (version, source):
@@ -20,4 +21,18 @@ def notify_of_other_version(run: Run, client_id: str) -> None:
                 f"{offer['version']!r} ({offer['source'][:15]}): install the coordinator's version of the task"
             )
             log.warning("task_differs", run=run.id, client=client_id, why=text)
+            run.context.fleet.push(client_id, pb.AttendResponse(notice=pb.Notice(text=text)))
+
+
+def _notify_of_other_method(run: Run, client_id: str) -> None:
+    """A client without the method is silent about it: it may be for other runs."""
+    wanted = run.context.method
+    for offer in run.context.fleet.record(client_id).methods if wanted else ():
+        if offer["name"] == wanted["name"] and offer != wanted:
+            text = (
+                f"run {run.id!r} needs algorithm {wanted['name']!r} in version {wanted['version']!r}"
+                f" ({wanted['source'][:15]}), this client has {offer['version']!r} ({offer['source'][:15]}): install"
+                " the coordinator's version of the algorithm"
+            )
+            log.warning("method_differs", run=run.id, client=client_id, why=text)
             run.context.fleet.push(client_id, pb.AttendResponse(notice=pb.Notice(text=text)))

@@ -66,7 +66,7 @@ def run_status(run: Run) -> pb.RunStatus:
         status.latest.CopyFrom(round_summary(log.latest))
     if log.best_commit is not None:
         status.best.CopyFrom(round_summary(log.best_commit))
-    if run.context.algorithm.keeps_client_state:
+    if run.context.keeps_client_state:
         status.states.CopyFrom(_states(run))
     return status
 
@@ -165,6 +165,7 @@ def round_summary(commit: CommitRecord) -> pb.RoundSummary:
         bytes_up=commit.bytes_up,
         model_digest=commit.model_digest,
         account=_account(RoundStatistics.from_text(commit.account)) if commit.account else None,
+        local_epochs=[training_pb2.EpochMetrics(values=epoch) for epoch in commit.epochs],
     )
 
 
@@ -188,8 +189,16 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
             fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
             train_examples=task["train_examples"],
             eval_examples=task["eval_examples"],
+            train_batches=task.get("train_batches", 0),
         )
         for task in record.tasks
+    ]
+    methods = [
+        coordinator_pb2.MethodOffer(
+            name=method["name"],
+            fingerprint=training_pb2.TaskFingerprint(version=method["version"], source=method["source"]),
+        )
+        for method in record.methods
     ]
     status = pb.ClientStatus(
         client_id=record.client_id,
@@ -200,6 +209,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         labels=record.labels,
         device=coordinator_pb2.Device(**record.device),
         tasks=offers,
+        methods=methods,
         software=record.software,
         last_seen=timestamp(fleet.last_seen(record)),
         run_id=fleet.eligibility.run_of(record.client_id),

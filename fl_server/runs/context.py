@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import keeps_client_state
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
-from fl_server.run_config import RunConfig
+from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.runs.client_states.members import ClientStates
 from fl_server.runs.model_store import ModelStore
 from fl_server.runs.progress import RoundTrace, Watchers
@@ -29,6 +30,10 @@ class RunDependencies:
     make_engine: Callable[[RunConfig], Engine]
 
 
+def _method(section: AlgorithmSection) -> dict[str, str]:
+    return {} if section.fingerprint is None else {"name": section.name, **dict(section.fingerprint)}
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """The parts of a run that are never replaced. The configuration may be: `RunControl.config` is the current one."""
@@ -38,6 +43,8 @@ class RunContext:
     algorithm: fl.Algorithm
     task: Mapping[str, str]
     """Name, version and source of the task that clients must have."""
+    method: Mapping[str, str]
+    """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
     log: RoundLog
     counters: RunCounters
     watchers: Watchers
@@ -45,6 +52,8 @@ class RunContext:
     model: ModelStore
     norms: NormHistory
     client_states: ClientStates
+    keeps_client_state: bool
+    """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
 
     @classmethod
     def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
@@ -56,6 +65,7 @@ class RunContext:
             services=services,
             algorithm=algorithm,
             task={"name": config.task.name, "version": version, "source": source},
+            method=_method(config.algorithm),
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
             watchers=Watchers(),
@@ -63,6 +73,7 @@ class RunContext:
             model=ModelStore(services, run_id, dependencies.make_engine),
             norms=NormHistory(),
             client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
+            keeps_client_state=keeps_client_state(config, algorithm),
         )
 
     @property

@@ -70,7 +70,7 @@ class EligibleClients:
     def now(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""
         context, run = self._context, self._run
-        eligible = context.fleet.eligibility.eligible(context.run_id, context.task, run.config.labels)
+        eligible = context.fleet.eligibility.eligible(context.run_id, context.task, run.config.labels, context.method)
         never = self._refused() | context.client_states.excluded(run.record.state_epoch)
         return tuple(client for client in eligible if client not in never) if never else eligible
 

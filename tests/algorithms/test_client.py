@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import algorithms as fl
+from algorithms.conformance.federation import Federation, Round, flat
 from algorithms.gradients import full_gradient
-from tests.algorithms.federation import Federation, Round, flat
 
 
 def net() -> nn.Sequential:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import algorithms as fl
-from tests.algorithms.federation import UNEVEN, Federation, Round, flat
+from algorithms.conformance.federation import UNEVEN, Federation, Round, flat
 
 
 def end(federation: Federation, name: str, rounds: Sequence[Round] = UNEVEN, /, **parameters: object) -> Tensor:

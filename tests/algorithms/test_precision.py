@@ -9,8 +9,8 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.conformance.federation import UNEVEN, Federation, Round, flat
 from algorithms.precision import widened
-from tests.algorithms.federation import UNEVEN, Federation, Round, flat
 
 LOW = [torch.bfloat16, torch.float16]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import algorithms as fl
+from algorithms.conformance.federation import Federation
 from algorithms.parameters import Range, declared, read_parameters
 from algorithms.registry import OPTIMIZERS
-from tests.algorithms.federation import Federation
 
 OF_FEDCM = "Available: alpha, eta_g, gradient, normaliser, order, server_optimizer, weights."
 OPTIONS = {

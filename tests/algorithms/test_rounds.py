@@ -12,7 +12,7 @@ from torch import nn
 
 import algorithms as fl
 from algorithms import tree
-from tests.algorithms.federation import UNEVEN, Client, Federation, flat, half_squares
+from algorithms.conformance.federation import UNEVEN, Client, Federation, flat, half_squares
 
 
 def participant(client: Client) -> fl.Participant:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import algorithms as fl
-from tests.algorithms.federation import Federation, Round, flat, parabolas, path
+from algorithms.conformance.federation import Federation, Round, flat, parabolas, path
 
 COSINE, LINEAR = fl.Schedule("cosine", end=0.1), fl.Schedule("linear", end=0.1)
 STEP = fl.Schedule("step", milestones=(1, 3), factor=0.5)

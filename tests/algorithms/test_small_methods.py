@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import algorithms as fl
-from tests.algorithms.federation import everyone, parabolas, path
+from algorithms.conformance.federation import everyone, parabolas, path
 
 
 def test_fedprox_by_hand() -> None:

@@ -29,7 +29,9 @@ PAGES = [
 ]
 SOURCES = [
     path
-    for folder in ("fl_server", "fl_client", "fl_ops", "fl_common", "algorithms", "tasks", "protos", "k8s")
+    for folder in (
+        *("fl_server", "fl_client", "fl_ops", "fl_common", "algorithms", "extensions", "tasks", "protos", "k8s"),
+    )
     for kind in ("*.py", "*.proto", "*.yaml", "*.json")
     for path in (ROOT / folder).rglob(kind)
     if "_pb2" not in path.name

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fl_server.clients.eligibility import fits
+from fl_server.clients.eligibility import fits, has_method
 from fl_server.rounds.state import Phase
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -25,7 +25,7 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason, and which present clients cannot be drawn.
 
     They are in quarantine, left out for lost states, closed by their owners' gates, refuse the run by the policy of
-    their site, or have another version of the task's code.
+    their site, or have another version of the task's code or of the method's, or no such method.
     """
     waiting, fleet = control.run_status.waiting_reason, context.fleet
     if quarantined := _quarantined(context, control):
@@ -55,7 +55,7 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             f"{expected_version!r} {expected_source[:_SHOWN]}, got {version!r} {source[:_SHOWN]}; install the same on "
             "both sides"
         )
-    return waiting
+    return waiting + _describe_methods(context)
 
 
 def policy_refusals(context: RunContext) -> Counter[str]:
@@ -126,7 +126,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 def _away(context: RunContext, control: RunControl) -> str:
     """The registered clients that the run could draw if they were here."""
     records = context.fleet.records.in_memory().values()
-    away = sorted(each.client_id for each in records if fits(each, context.task, control.config.labels))
+    away = sorted(each.client_id for each in records if fits(each, context.task, control.config.labels, context.method))
     return f"; {len(away)} with the task and labels away, first {away[0]}" if away else ""
 
 
@@ -139,6 +139,8 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
         return "banned" if record.banned else "draining"
     if not fits(record, context.task, labels):
         return "with another version of the task"
+    if not has_method(record, context.method):
+        return f"without the code of the algorithm {context.method['name']}"
     if fleet.quarantine.seconds_left(client):
         return "in quarantine"
     if not fleet.eligibility.availability(client).may_train:
@@ -156,7 +158,11 @@ def _quarantined(context: RunContext, control: RunControl) -> list[str]:
     """Present clients that could be drawn for the run without their quarantine."""
     fleet = context.fleet
     here = (client for client in fleet.quarantine.clients() if client in fleet.present())
-    return sorted(client for client in here if fits(fleet.record(client), context.task, control.config.labels))
+    return sorted(client for client in here if _fits(context, control, client))
+
+
+def _fits(context: RunContext, control: RunControl, client: str) -> bool:
+    return fits(context.fleet.record(client), context.task, control.config.labels, context.method)
 
 
 def _unavailable(context: RunContext, control: RunControl) -> dict[str, pb.Availability]:
@@ -166,7 +172,7 @@ def _unavailable(context: RunContext, control: RunControl) -> dict[str, pb.Avail
     return {
         client: availability
         for client, availability in reported.items()
-        if not availability.may_train and fits(fleet.record(client), context.task, control.config.labels)
+        if not availability.may_train and _fits(context, control, client)
     }
 
 
@@ -194,3 +200,24 @@ def _differing(context: RunContext) -> list[tuple[str, str, str]]:
     offers = ((client, offer) for client in fleet.present() for offer in fleet.record(client).tasks)
     found = [(client, offer["version"], offer["source"]) for client, offer in offers if offer["name"] == name]
     return [each for each in found if each[1:] != context.fingerprint]
+
+
+def _describe_methods(context: RunContext) -> str:
+    """The present clients with the run's task that lack its method from outside, or have other code of it."""
+    fleet, wanted = context.fleet, context.method
+    records = [fleet.record(client) for client in fleet.present()] if wanted else []
+    lacking = [each for each in records if _offers(each, context) and not has_method(each, wanted)]
+    if not lacking:
+        return ""
+    first = lacking[0]
+    other = next((offer for offer in first.methods if offer["name"] == wanted["name"]), None)
+    got = "none" if other is None else f"version {other['version']!r} {other['source'][:_SHOWN]}"
+    return (
+        f"; {len(lacking)} without the code of the algorithm {wanted['name']}, first {first.client_id}: expected"
+        f" version {wanted['version']!r} {wanted['source'][:_SHOWN]}, got {got}; install it on the device, with an"
+        " entry point or listed under `algorithms` in its client.toml, and restart the daemon"
+    )
+
+
+def _offers(record: ClientRecord, context: RunContext) -> bool:
+    return any(offer["name"] == context.task["name"] for offer in record.tasks)

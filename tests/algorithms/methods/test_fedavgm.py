@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import algorithms as fl
-from tests.algorithms.federation import Federation, Round, everyone, flat, parabolas, path
+from algorithms.conformance.federation import Federation, Round, everyone, flat, parabolas, path
 
 
 def test_heavy_ball_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import algorithms as fl
-from tests.algorithms.federation import Federation
+from algorithms.conformance.federation import Federation
 
 
 def test_two_rounds_by_hand() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import algorithms as fl
+from algorithms.conformance.federation import Federation, Round, flat
 from algorithms.methods.feddemon import decayed_momentum
-from tests.algorithms.federation import Federation, Round, flat
 
 
 def moved(name: str, deltas: Sequence[float], **parameters: object) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import algorithms as fl
-from tests.algorithms.federation import Federation, Round, everyone, flat, half_squares, parabolas, path
+from algorithms.conformance.federation import Federation, Round, everyone, flat, half_squares, parabolas, path
 
 
 def test_two_rounds_by_hand() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import algorithms as fl
-from tests.algorithms.federation import UNEVEN, Federation, everyone, flat, parabolas, path
+from algorithms.conformance.federation import UNEVEN, Federation, everyone, flat, parabolas, path
 
 
 def test_fedsam_by_hand() -> None:

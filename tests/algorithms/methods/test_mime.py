@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 import algorithms as fl
-from tests.algorithms.federation import UNEVEN, Federation, everyone, flat, parabolas, path, total
+from algorithms.conformance.federation import UNEVEN, Federation, everyone, flat, parabolas, path, total
 
 
 def test_mimelite_by_hand() -> None:

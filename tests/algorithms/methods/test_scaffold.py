@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import algorithms as fl
-from tests.algorithms.federation import UNEVEN, Federation, Round, everyone, flat, parabolas, path, total
+from algorithms.conformance.federation import UNEVEN, Federation, Round, everyone, flat, parabolas, path, total
 
 OBJECTIVES = ["uniform", "examples"]
 

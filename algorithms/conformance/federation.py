@@ -1,4 +1,4 @@
-"""A federation in one process: small least-squares problems with gradients in closed form."""
+"""A federation in one process: small least-squares problems with gradients in closed form, for tests of methods."""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+"""The plugin with the laws of methods and reducers."""
+
+pytest_plugins = ["algorithms.conformance.plugin"]

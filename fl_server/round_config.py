@@ -1,0 +1,201 @@
+"""The parts of a run's configuration on local training and on rounds, and what all parts share."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fl_server.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
+
+BUILT_IN_REDUCERS = ("mean", "median", "trimmed_mean", "krum")
+"""As in `algorithms.BUILT_IN_REDUCERS`, repeated here so that a configuration is read without torch."""
+
+
+MAX_PARAMETERS, MAX_LIST = 64, 16
+"""Parameters of an optimizer, and numbers in one of them."""
+
+CHECKS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+"""Of every table of a run's configuration."""
+
+
+class _Section(BaseModel):
+    model_config = CHECKS
+
+
+class Fingerprint(_Section):
+    """Which code of a method or a reducer from outside a run has. The coordinator sets it when it creates the run."""
+
+    version: Word = ""
+    source: Word = ""
+
+    def __str__(self) -> str:
+        return f"version {self.version!r} {self.source}"
+
+
+class OptimizerSection(_Section):
+    """The optimizer of the local steps. `algorithms.optimizers` checks the parameters."""
+
+    name: Word = Field(min_length=1)
+    parameters: dict[Word, bool | float | str | tuple[float, ...]] = Field(default={}, max_length=MAX_PARAMETERS)
+    state: Literal["fresh", "device", "server"] = "fresh"
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _few(cls, parameters: Any) -> Any:
+        check_plain(parameters)
+        if isinstance(parameters, dict) and any(
+            isinstance(value, list | tuple) and len(value) > MAX_LIST for value in parameters.values()
+        ):
+            raise ValueError(f"expected lists of at most {MAX_LIST} numbers")
+        return parameters
+
+
+class RateSection(_Section):
+    """A factor of the learning rate over steps or rounds."""
+
+    kind: Literal["constant", "linear", "cosine"]
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    end: float | None = Field(default=None, ge=0, le=MAX_NUMBER)
+
+    @model_validator(mode="after")
+    def _valid(self) -> RateSection:
+        if self.end is not None and self.kind == "constant":
+            raise ValueError('expected no end with kind = "constant", which does not read it')
+        return self
+
+
+class RateChange(_Section):
+    """A learning rate that applies from a round on."""
+
+    round: int = Field(ge=0, le=MAX_COUNT)
+    learning_rate: float = Field(gt=0, le=MAX_NUMBER)
+
+
+class LocalSection(_Section):
+    """A client's local training in a round."""
+
+    learning_rate: float = Field(default=0.1, gt=0, le=MAX_NUMBER)
+    learning_rate_decay: float = Field(default=1.0, gt=0, le=1)
+    epochs: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    batch_size: int = Field(default=32, ge=1, le=MAX_COUNT)
+    weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    learning_rate_changes: tuple[RateChange, ...] = ()
+    optimizer: OptimizerSection | None = None
+    schedule: RateSection | None = None
+    round_schedule: RateSection | None = None
+    micro_batch_size: int = Field(default=0, ge=0, le=MAX_COUNT)
+    inexact: bool = False
+
+    @field_validator("learning_rate_changes")
+    @classmethod
+    def _in_order(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
+        rounds = [change.round for change in changes]
+        if rounds != sorted(set(rounds)):
+            raise ValueError(f"expected each change in a later round than the one before, got the rounds {rounds}")
+        return changes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_kind_of_work(cls, values: dict[str, Any]) -> dict[str, Any]:
+        given = [name for name in ("epochs", "steps") if values.get(name) is not None]
+        if len(given) == 2:
+            raise ValueError("expected epochs or steps, got both: remove one")
+        return values if given else {**values, "epochs": 1}
+
+    def learning_rate_in(self, round: int) -> float:
+        """eta_l * r^t, without the factor of the schedule over rounds; t counts from the latest change."""
+        rate, since = self.learning_rate, 0
+        for change in self.learning_rate_changes:
+            if change.round <= round:
+                rate, since = change.learning_rate, change.round
+        return rate * self.learning_rate_decay ** (round - since)
+
+    def with_rate(self, learning_rate: float, round: int) -> LocalSection:
+        """A copy with this learning rate from a round on."""
+        earlier = tuple(change for change in self.learning_rate_changes if change.round < round)
+        change = RateChange(round=round, learning_rate=learning_rate)
+        return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
+
+
+class RoundSection(_Section):
+    """Which clients take part in a round, and when it closes."""
+
+    sampling: Literal["fixed", "bernoulli"] = "fixed"
+    clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
+    rate: float = Field(default=0.1, gt=0, le=1)
+    min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    close: Literal["cohort", "goal"] = "cohort"
+    quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
+    over_selection: float = Field(default=1.3, ge=1, le=4)
+    max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    clip_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_relative_norm: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
+    over_relative_norm: Literal["refuse", "clip"] = "refuse"
+    max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
+    max_client_share: float = Field(default=0.0, ge=0, le=1)
+    reducer: Word = Field(default="mean", min_length=1)
+    reducer_parameters: dict[str, float | str | bool] = {}
+    reducer_fingerprint: Fingerprint | None = None
+    trim: float = Field(default=0.2, gt=0, lt=0.5)
+    krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
+    krum_keep: int = Field(default=0, ge=0, le=MAX_COUNT)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.quorum is not None and self.sampling == "fixed" and self.quorum > self.clients_per_round:
+            raise ValueError(
+                f"expected quorum to be at most clients_per_round ({self.clients_per_round}), got {self.quorum}"
+            )
+        if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
+            raise ValueError(
+                f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
+                f"got {self.min_clients}"
+            )
+        for key in ("max_relative_norm", "max_relative_payload"):
+            if 0 < getattr(self, key) < 1:
+                raise ValueError(
+                    f"expected {key} to be 0 or at least 1, because half of all updates exceed the median or equal it, "
+                    f"got {getattr(self, key):g}"
+                )
+        return self
+
+    @field_validator("reducer_parameters", mode="before")
+    @classmethod
+    def _few(cls, parameters: Any) -> Any:
+        check_plain(parameters)
+        return parameters
+
+    @model_validator(mode="after")
+    def _reducer_has_enough(self) -> Self:
+        """Every round that closes must have enough updates for the reducer. One from outside is checked when loaded."""
+        if self.reducer in BUILT_IN_REDUCERS and self.reducer_parameters:
+            raise ValueError(
+                f'expected no reducer_parameters with reducer = "{self.reducer}": they are of reducers from outside,'
+                " built-in ones have trim, krum_byzantine and krum_keep"
+            )
+        if self.reducer == "mean" or self.reducer not in BUILT_IN_REDUCERS:
+            return self
+        if self.sampling != "fixed":
+            raise ValueError(f'expected sampling = "fixed" with reducer = "{self.reducer}": a cohort may be too small')
+        krum = self.reducer == "krum"
+        least = 2 * self.krum_byzantine + 3 if krum else 3
+        if self.fewest < least:
+            raise ValueError(
+                f'expected quorum to be at least {least} with reducer = "{self.reducer}"'
+                f"{' (2 krum_byzantine + 3)' if krum else ''}, got {self.fewest}"
+            )
+        if krum and self.krum_keep > self.fewest - self.krum_byzantine - 2:
+            raise ValueError(
+                "expected krum_keep to be at most quorum - krum_byzantine - 2 "
+                f"({self.fewest - self.krum_byzantine - 2}), got {self.krum_keep}"
+            )
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Fewest updates that may close a round."""
+        return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
