@@ -123,7 +123,9 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
+        trainer=Trainer(
+            local, compute=devices.Compute(config.precision, config.memory_format), optimizers=config.optimizers
+        ),
         worker=worker,
         disk=disk,
         state=state_directory,
