@@ -61,7 +61,10 @@ def test_the_table_of_methods_is_complete() -> None:
     """Every method has its row: allowed, only inexactly, or never."""
     section = OWN_LOOP[OWN_LOOP.index("## Methods") :]
     allowed = set(re.findall(r"`(\w+)`", section[: section.index("| methods |")])) & set(fl.names())
-    rows = {row: set(re.findall(r"`(\w+)`", row)) & set(fl.names()) for row in re.findall(r"^\| `.*$", section, re.M)}
+    rows = {
+        row: set(re.findall(r"`(\w+)`", row)) & set(fl.names())
+        for row in re.findall(r"^\| `.*$", section, re.MULTILINE)
+    }
     inexact = next(names for row, names in rows.items() if "local.inexact" in row)
     never = set().union(*(names for row, names in rows.items() if "| no:" in row))
     built = {name: fl.build(name) for name in fl.names()}
