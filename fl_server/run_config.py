@@ -7,7 +7,7 @@ descriptor. `run_spec.py` converts between the two.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
@@ -57,6 +57,7 @@ class TaskSection(_Section):
 
     name: Word = Field(min_length=1)
     options: dict[str, Any] = {}
+    frozen: Literal["send", "local"] = "send"
 
     @field_validator("options", mode="before")
     @classmethod

@@ -90,6 +90,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "compare",
         "demo",
         "simulate",
+        "exports",
         "admin",
         "certificates",
         "render",

@@ -21,6 +21,7 @@ from fl_client.connection.bundles import Bundle
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
@@ -79,7 +80,8 @@ class Federation:
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
-        self._model = _new_model(task)
+        self._model = LocalModel(lambda: _new_model(task))
+        self._model.module()  # an error of the task's code is found now
         self._states: dict[str, fl.Memory] = {}
         self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
@@ -112,7 +114,7 @@ class Federation:
         algorithm = self.engine.algorithm
         order = RoundWork(
             self.config.name, self.config, algorithm, (local.fingerprint.version, local.fingerprint.source), (), 0,
-            self.state_epoch,
+            self.state_epoch, self.engine.local_frozen,
         )  # fmt: skip
         self.traffic.download(client, self._bundles)
         state = self._states.get(client)
@@ -126,7 +128,10 @@ class Federation:
         local = self.clients[client]
         bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
         assignment = EvaluationAssignment(
-            task=self.config.task.name, fingerprint=local.fingerprint, personal=self.config.personal
+            task=self.config.task.name,
+            fingerprint=local.fingerprint,
+            personal=self.config.personal,
+            local_frozen=self.engine.local_frozen,
         )
         self.traffic.download(client, bundles)
         with one_thread():
@@ -208,6 +213,8 @@ class Federation:
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
+        if self.engine.local_frozen is not None:
+            return dict(self.engine.whole_model(self.snapshot))
         return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:

@@ -13,7 +13,7 @@ from fl_server.aggregation.methods import parameters_in
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
-from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN
+from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource
 from protos.wire import payload_kind, payload_name
 
 
@@ -29,6 +29,8 @@ class RoundWork:
     broadcasts: Sequence[Broadcast]
     max_update_bytes: int
     state_epoch: int = 0
+    local_frozen: Resource | None = None
+    """The frozen parameters that clients have themselves. None if they are among the broadcasts, or there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         state_epoch=work.state_epoch,
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
+        local_frozen=work.local_frozen,
         personal=work.config.personal,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
