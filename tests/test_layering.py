@@ -54,6 +54,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "run_spec",
         "run_config",
         "round_config",
+        "local_config",
         "rounds",
         "logs",
         "shutdown",
