@@ -14,7 +14,17 @@ import torch
 from torch import nn
 
 from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, LocalRule, LocalSettings, Payload, Tensors
+from algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientUpdate,
+    ComputedPayload,
+    Exchange,
+    LocalRule,
+    LocalSettings,
+    Payload,
+    Tensors,
+)
 from algorithms.batches import Forward, forward_pair
 from algorithms.gradients import Batches, Loss, full_gradient
 from algorithms.local import LocalResult, train_locally, values_before
@@ -50,6 +60,8 @@ class LocalData:
     """Batches of an epoch, to measure the mean loss of each. 0: it is not measured."""
     loop: Callable[[], LoopReport] | None = None
     """A training loop of the task's own, which trains the model in place of local steps."""
+    steps: int = 0
+    """Number of batches of local steps. Only a schedule of the learning rate needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +104,22 @@ def answer(
         update = ClientUpdate(basic, {}, passes, rate)
     else:
         update = ClientUpdate(
-            basic, result.buffers, result.steps, rate, result.loss, result.ascent, result.personal, result.examples,
-            result.epochs,
-        )  # fmt: skip
+            basic,
+            result.buffers,
+            result.steps,
+            rate,
+            result.loss,
+            ascent=result.ascent,
+            personal=result.personal,
+            examples=result.examples,
+            epochs=result.epochs,
+            optimizer=result.optimizer,
+        )
     sent_like = trainable_views(model, work.personal)  # a computed payload may have the precision of a client's state
     return replace(
         update,
         payloads={
-            payload: rounded_like(sent_like, exchange.computed[payload].compute(work.context, update))
+            payload: _computed(exchange.computed[payload], work.context, update, sent_like)
             if payload in exchange.computed
             else basic[payload]
             for payload in exchange.payloads
@@ -122,6 +142,7 @@ def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
         on_step=on_step,
         forward=data.forward,
         personal=work.personal,
+        steps=data.steps,
         epoch_steps=data.epoch_steps,
     )
 
@@ -169,6 +190,11 @@ def _restore_trainable(model: nn.Module, trained: Collection[str]) -> None:
     """The model trains for other rounds too."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
+
+
+def _computed(rule: ComputedPayload, context: ClientContext, update: ClientUpdate, model: Tensors) -> Tensors:
+    payload = rule.compute(context, update)
+    return payload if rule.wide else rounded_like(model, payload)
 
 
 def _full_gradient(

@@ -238,7 +238,8 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
 
 
 def _trainer(config: ClientConfig, local: LocalTask) -> Trainer:
-    return Trainer(local, compute=devices.Compute(config.precision, config.memory_format))
+    compute = devices.Compute(config.precision, config.memory_format)
+    return Trainer(local, compute=compute, optimizers=config.optimizers)
 
 
 def _traces() -> Traces:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from algorithms.base import LocalSettings
 from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, WorkFailed
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
+from fl_client.training.local_steps import optimizer_of, settings_of
 from fl_common.names import check_id
 from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -31,6 +31,9 @@ _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
 )
+"""Kinds of which there is one resource. Of the optimizer's state there may be several, with names."""
+MAX_NAMED = 8
+"""Named resources of one assignment."""
 
 
 class InvalidEvent(ClientError):
@@ -102,15 +105,24 @@ def _check_personal(patterns: Sequence[str]) -> None:
 
 
 def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:
-    """Raises WorkFailed for an unknown kind, for two resources of one kind, and for `local_frozen` without a digest."""
+    """Raises WorkFailed for an unknown kind, two resources of one kind and name, or `local_frozen` without a digest."""
     resources = assignment.resources
-    if len(resources) > len(_KINDS):
-        raise _unsupported(f"resources: expected at most {len(_KINDS)}, got {len(resources)}")
-    kinds = [resource.kind for resource in resources]
-    if unknown := [kind for kind in kinds if kind not in _KINDS]:
-        raise _unsupported(f"resources: expected MODEL, DIRECTION and FROZEN, got kind number {unknown[0]}")
-    if len(set(kinds)) < len(kinds):
-        raise _unsupported("resources: expected each kind once, got one twice")
+    if len(resources) > len(_KINDS) + MAX_NAMED:
+        raise _unsupported(f"resources: expected at most {len(_KINDS) + MAX_NAMED}, got {len(resources)}")
+    for resource in resources:
+        named = resource.kind == tensor_pb2.RESOURCE_KIND_OPTIMIZER
+        if not named and resource.kind not in _KINDS:
+            raise _unsupported(
+                f"resources: expected MODEL, DIRECTION, FROZEN and OPTIMIZER, got kind number {resource.kind}"
+            )
+        if bool(resource.name) != named or len(resource.name) > NAME_CHARS:
+            raise _unsupported(
+                f"resources: expected a name of at most {NAME_CHARS} characters for OPTIMIZER and for no other kind, "
+                f"got {log_text(resource.name, NAME_CHARS)!r}"
+            )
+    keys = [(resource.kind, resource.name) for resource in resources]
+    if len(set(keys)) < len(keys):
+        raise _unsupported("resources: expected each kind and name once, got one twice")
     if not assignment.HasField("local_frozen"):
         return
     if (kind := assignment.local_frozen.kind) != tensor_pb2.RESOURCE_KIND_FROZEN:
@@ -161,10 +173,8 @@ def _check_counted(assignment: training_pb2.Assignment) -> None:
 
 
 def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int, own_batches: int) -> None:
-    try:
-        LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-    except ValueError as error:
-        raise _unsupported(f"training: {error}") from None
+    settings_of(training)
+    optimizer_of(training)
     unit = training.WhichOneof("work")
     if unit is None:
         raise _unsupported("training: expected local_epochs or local_steps, got neither")
@@ -173,10 +183,9 @@ def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, exam
         raise _unsupported(f"training: expected {unit} and batch_size of 1 or more, got {amount} and {size}")
     if own_batches:
         size = -(-examples // own_batches)
-    if min(size, examples) > limits.max_batch_size:
-        raise _over_limit(
-            f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", min(size, examples)
-        )
+    at_once = min(size, examples, training.micro_batch_size or size)
+    if at_once > limits.max_batch_size:
+        raise _over_limit(f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", at_once)
     steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches)
     if steps > limits.max_steps:
         raise _over_limit(f"at most {limits.max_steps} steps (limits.max_steps)", steps)

@@ -9,14 +9,16 @@ from torch import nn
 
 from algorithms.base import Tensors
 from algorithms.model_state import ModelState, fill, state_views, trainable_views
-from fl_client.connection.bundles import Bundle, Layouts
+from algorithms.optimizers.spec import PREFIX
+from algorithms.precision import widened
+from fl_client.connection.bundles import Bundle, Layouts, ResourceKey
 from fl_client.errors import WorkFailed
 from protos.codec import Layout, LayoutError, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
-Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
-"""The bundles of an assignment, by kind."""
+Bundles = Mapping[ResourceKey, Bundle]
+"""The bundles of an assignment, by kind, and by name if they have one."""
 
 
 def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: bool = False) -> Layouts:
@@ -29,6 +31,7 @@ def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: 
     layouts = {
         tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
         tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
+        tensor_pb2.RESOURCE_KIND_OPTIMIZER: Layout.of(widened(here.trainable), here.trainable.keys()),
     }
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
@@ -65,9 +68,22 @@ def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()
     return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
 
 
-def _tensors(bundles: Bundles, kind: tensor_pb2.ResourceKind, expected: Layout) -> Tensors:
+def optimizer_state(model: nn.Module, bundles: Bundles) -> dict[str, Tensors]:
+    """The averaged state of the local optimizer, if the coordinator sent one, by its symbols.
+
+    Raises WorkFailed for another layout than that of the trainable tensors in the state's dtypes.
+    """
+    keys = [key for key in bundles if isinstance(key, tuple)]
+    if not keys:
+        return {}
+    x = widened(trainable_views(model))
+    layout = Layout.of(x, x.keys())
+    return {f"{PREFIX}{key[1]}": _tensors(bundles, key, layout) for key in keys}
+
+
+def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
     """The tensors of a bundle. Raises WorkFailed unless it has the expected layout."""
-    name = tensor_pb2.ResourceKind.Name(kind)
+    name = tensor_pb2.ResourceKind.Name(kind[0] if isinstance(kind, tuple) else kind)
     if (bundle := bundles.get(kind)) is None:
         raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
     if difference := expected.difference(bundle.layout):

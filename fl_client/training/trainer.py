@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, Exchange, LocalSettings, Memory, Tensors
+from algorithms.base import Algorithm, ClientContext, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
+from algorithms.optimizers.spec import PREFIX
+from algorithms.optimizers.steps import check_state
 from algorithms.parameters import AlgorithmError
 from algorithms.precision import widened
 from fl_client.connection.bundles import Layouts
@@ -28,6 +30,7 @@ from fl_client.training import model_values, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
 from fl_client.training.local_model import LocalModel
+from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -75,13 +78,18 @@ class Trainer:
     """
 
     def __init__(
-        self, local: LocalTask, model: nn.Module | LocalModel | None = None, compute: Compute = DEFAULT_COMPUTE
+        self,
+        local: LocalTask,
+        model: nn.Module | LocalModel | None = None,
+        compute: Compute = DEFAULT_COMPUTE,
+        optimizers: Collection[str] = (),
     ) -> None:
         """model: the task's, on the data's device. Trainers that take turns may share one. None: made when needed.
 
         compute: precision and memory format of a model that is made here.
+        optimizers: classes of other packages that may be imported for local steps.
         """
-        self._local = local
+        self._local, self._compute, self._optimizers = local, compute, optimizers
         if model is None:
             model = LocalModel(local.task.model, lambda module: compute.prepared(module, local.device))
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
@@ -151,8 +159,9 @@ class Trainer:
             model_values.direction(model, bundles, personal),
             _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
             self._omega(algorithm, training),
+            model_values.optimizer_state(model, bundles),
         )
-        settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
+        settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         started = time.monotonic()
         with _task_failures():
@@ -199,7 +208,7 @@ class Trainer:
 
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
-        return payloads.method_of(training, self._local.methods)
+        return payloads.method_of(training, self._local.methods, self._optimizers)
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""
@@ -228,13 +237,14 @@ class Trainer:
         with _task_failures():
             return self._model.module()
 
-    def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
+    def _context(self, direction: Tensors | None, state: Memory, omega: float, optimizer: Memory) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
         device = self._local.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},
             omega,
+            {symbol: _moved(tensors, device) for symbol, tensors in optimizer.items()},
         )
 
     def _omega(self, algorithm: Algorithm, training: training_pb2.LocalTraining) -> float:
@@ -258,11 +268,12 @@ class Trainer:
         work, own_batches = work_of(training), local.own_batches
         steps: Batches = batches(local, size, training.seed, **work)
         total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
-        total += count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
+        count = count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
         # With one epoch its mean loss is the training loss.
         several = 1 < training.local_epochs <= MAX_EPOCHS
         epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
-        return LocalData(steps, ordered_batches(local, size), task.loss, forward_of(task), epoch_steps=epoch), total
+        whole, forward = ordered_batches(local, size), forward_of(task)
+        return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
 
 
 def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
@@ -275,6 +286,7 @@ def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> 
         kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, x)
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}

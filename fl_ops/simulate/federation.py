@@ -17,7 +17,7 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from fl_client.connection.bundles import Bundle
+from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
@@ -34,7 +34,7 @@ from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import digest_bytes, digest_text, pack
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, ResourceKind
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import EvaluationAssignment
 from tasks import Task
 
@@ -80,6 +80,8 @@ class Federation:
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
+        # The run's file is of this machine's user, so the class that it names may be imported.
+        self._optimizers = (config.local.optimizer_spec.name,)
         self._model = LocalModel(lambda: _new_model(task))
         self._model.module()  # an error of the task's code is found now
         self._states: dict[str, fl.Memory] = {}
@@ -89,7 +91,7 @@ class Federation:
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
         self._spool = tempfile.TemporaryDirectory(prefix="fl-simulate-", dir=self._spool_folder())
-        self._bundles: dict[ResourceKind, Bundle] = {}
+        self._bundles: dict[ResourceKey, Bundle] = {}
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
         self._prepare_bundles(0)
@@ -119,14 +121,15 @@ class Federation:
         self.traffic.download(client, self._bundles)
         state = self._states.get(client)
         with one_thread():
-            return Trainer(local, self._model).train(
+            return Trainer(local, self._model, optimizers=self._optimizers).train(
                 assignment(order, place, client), self._bundles, state, _never_cancelled
             )
 
     def evaluate(self, client: str) -> ClientMetrics:
         """Metrics of the latest model on a client's held-out data. Raises WorkFailed, for example if it has none."""
         local = self.clients[client]
-        bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
+        used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
+        bundles: dict[ResourceKey, Bundle] = {key: bundle for key, bundle in self._bundles.items() if key in used}
         assignment = EvaluationAssignment(
             task=self.config.task.name,
             fingerprint=local.fingerprint,
@@ -230,7 +233,10 @@ class Federation:
     def _prepare_bundles(self, exchange: int) -> None:
         """Pack the bundles that the clients of an exchange load."""
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
-        self._bundles = {each.kind: Bundle(each.layout, pack(each.tensors, each.layout)) for each in outgoing}
+        self._bundles = {
+            (each.kind, each.name) if each.name else each.kind: Bundle(each.layout, pack(each.tensors, each.layout))
+            for each in outgoing
+        }
         model = self._bundles[RESOURCE_KIND_MODEL]
         self.digest = digest_text(model.layout.digest(model.data))
 

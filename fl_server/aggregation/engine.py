@@ -17,6 +17,8 @@ from torch import nn
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.optimizers.federated import averaged_state
+from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
@@ -30,7 +32,12 @@ from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
+from protos.fl.v1.tensor_pb2 import (
+    RESOURCE_KIND_DIRECTION,
+    RESOURCE_KIND_FROZEN,
+    RESOURCE_KIND_MODEL,
+    RESOURCE_KIND_OPTIMIZER,
+)
 from protos.frozen import frozen_text
 from tasks import Task, TaskError
 from tasks.data.forms import Data, as_data
@@ -79,7 +86,12 @@ class Engine:
             if entry.dtype != master_dtype(entry.dtype)
         }
         self._shapes = [
-            UpdateShape.of(exchange.payloads, self.layout, self._trainable_layout)
+            UpdateShape.of(
+                exchange.payloads,
+                self.layout,
+                self._trainable_layout,
+                {payload: self._state_layout for payload, rule in exchange.computed.items() if rule.wide},
+            )
             for exchange in self.algorithm.exchanges
         ]
         self.frozen: fl.Tensors = {}
@@ -135,7 +147,7 @@ class Engine:
         return self._shapes[exchange]
 
     def outgoing(self, snapshot: Snapshot, exchange: int = 0, sums: Mapping[str, fl.Tensors] = _NONE) -> list[Outgoing]:
-        """The bundles for the clients of an exchange: model, and direction and frozen parts if there are any.
+        """The bundles for the clients of an exchange: model; direction, optimizer's state and frozen parts if any.
 
         Args:
             snapshot: of the round before.
@@ -144,9 +156,16 @@ class Engine:
         """
         model = {**snapshot.parameters, **snapshot.buffers}
         sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
-        direction = self._algorithm_after(snapshot).exchanges[exchange].direction(snapshot.state, sums)
+        algorithm = self._algorithm_after(snapshot)
+        direction = algorithm.exchanges[exchange].direction(snapshot.state, sums)
         if direction is not None:
             sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
+        if algorithm.exchanges[exchange].trains:
+            averaged = averaged_state(algorithm, snapshot.state, snapshot.round + 1)
+            sent += [
+                Outgoing(RESOURCE_KIND_OPTIMIZER, tensors, self._state_layout, symbol.removeprefix(PREFIX))
+                for symbol, tensors in averaged.items()
+            ]
         if self.frozen:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
         return sent
@@ -223,7 +242,7 @@ class Engine:
         return replace(snapshot, state=self.algorithm.restart(snapshot.state))
 
     def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
-        rate = self.config.local.learning_rate_in
+        rate = self.config.learning_rate_in
         return fl.RoundInfo(
             round_,
             rate(round_),

@@ -10,6 +10,7 @@ from google.protobuf.struct_pb2 import Struct
 import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.aggregation.methods import parameters_in
+from fl_server.local_config import LocalSection
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
@@ -110,4 +111,19 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
         training.local_steps = local.steps
     else:
         training.local_epochs = local.epochs or 1
+    _set_steps(training, local)
     return training
+
+
+def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
+    """Optimizer, schedule and micro-batches, only where they differ from plain SGD: older clients do not know them."""
+    spec, schedule = local.optimizer_spec, local.step_schedule
+    if not spec.plain:
+        training.optimizer.name, training.optimizer.state = spec.name, spec.state
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in spec.parameters.items()}
+        training.optimizer.parameters.update(values)
+    if not schedule.constant:
+        training.schedule.kind, training.schedule.warmup = schedule.kind, schedule.warmup
+        if schedule.end is not None:
+            training.schedule.end = schedule.end
+    training.micro_batch_size = local.micro_batch_size

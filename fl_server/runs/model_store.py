@@ -129,10 +129,11 @@ class ModelStore:
     def _encode(self, snapshot: Snapshot, exchange: int) -> tuple[Broadcast, ...]:
         chunk_bytes = self._services.config.limits.chunk_bytes
         # Frozen parts never change in a run, and the model does not change within a round.
-        kept = {each.resource.kind: each for each in self.broadcasts if exchange or each.kind == "frozen"}
+        held = (each for each in self.broadcasts if exchange or each.kind == "frozen")
+        kept = {(each.resource.kind, each.resource.name): each for each in held}
         return tuple(
-            kept[outgoing.kind]
-            if outgoing.kind in kept and outgoing.kind != RESOURCE_KIND_DIRECTION
+            kept[outgoing.kind, outgoing.name]
+            if (outgoing.kind, outgoing.name) in kept and outgoing.kind != RESOURCE_KIND_DIRECTION
             else make_broadcast(outgoing, chunk_bytes)
             for outgoing in self.engine.outgoing(snapshot, exchange, self._sums)
         )
