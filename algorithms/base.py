@@ -25,6 +25,8 @@ from typing import Literal
 
 import torch
 
+from algorithms.optimizers.spec import RateSchedule
+from algorithms.optimizers.steps import LocalOptimizer
 from algorithms.precision import rounded, widened
 
 Tensors = dict[str, torch.Tensor]
@@ -118,6 +120,12 @@ class LocalSettings:
     """wd: wd * y is added to the gradient g before the method's rule. 0 for none."""
     max_gradient_norm: float = 0.0
     """C: the data gradient is clipped to this global L2 norm, before weight decay. 0 for no clipping."""
+    schedule: RateSchedule = field(default_factory=RateSchedule)
+    """Of the learning rate over the steps."""
+    micro_batch_size: int = 0
+    """A batch goes through the model in parts of at most so many examples. 0: whole batches."""
+    scaled_loss: bool = False
+    """The loss is scaled, for a forward pass in float16 (algorithms.optimizers.loss_scale)."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate < math.inf:
@@ -126,6 +134,8 @@ class LocalSettings:
             raise ValueError(f"expected a weight decay of 0 or more, got {self.weight_decay}")
         if not 0.0 <= self.max_gradient_norm < math.inf:
             raise ValueError(f"expected a gradient norm of 0 (no clipping) or more, got {self.max_gradient_norm}")
+        if self.micro_batch_size < 0:
+            raise ValueError(f"expected a micro_batch_size of 0 (whole batches) or more, got {self.micro_batch_size}")
 
 
 Scope = Literal["model", "tensor"]
@@ -171,6 +181,8 @@ class LocalRule:
     """Initial local momentum: v <- gamma * v + d, y <- y - eta_l * v. None: y <- y - eta_l * d."""
     gamma: float = 0.0
     ascent: InputAscent | None = None
+    optimizer: LocalOptimizer | None = None
+    """It makes the steps, with d in place of the gradient. None: y <- y - eta_l * d. Not with v."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +195,8 @@ class ClientContext:
     """The client's state after its last round that counted, or `client_init`."""
     omega: float = 1.0
     """omega_i = N n_i / sum n if the method's objective is weighted by examples."""
+    optimizer: Memory = field(default_factory=dict)
+    """The averaged state of the local optimizer that the server sent. Empty: none, so that it starts anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +215,14 @@ class ClientUpdate:
     """Mean loss over the local steps, each before its step; None without training."""
     ascent: Tensors = field(default_factory=dict)
     """Parameters of an InputAscent after the last step. The client keeps them and never sends them."""
+    personal: Tensors = field(default_factory=dict)
+    """Final values of the personal parameters and buffers. The client keeps them and never sends them."""
+    examples: int | None = None
+    """n_i, if a training loop of the task's own reported it; None: all local examples."""
+    epochs: tuple[Mapping[str, float], ...] = ()
+    """Means that were measured in each local epoch, by name; empty if none were."""
+    optimizer: Memory = field(default_factory=dict)
+    """State of the local optimizer after the last step; empty if it starts anew in each round."""
 
     def admitted(self, clip_factor: float) -> ClientUpdate:
         """The update as the server admitted it: its delta times `clip_factor`."""
@@ -218,6 +240,8 @@ class ComputedPayload:
     """The basic payloads that it needs; they are computed, but not sent."""
     compute: Callable[[ClientContext, ClientUpdate], Tensors]
     """(context, an update with these basic payloads) -> the payload."""
+    wide: bool = False
+    """Sent in float32 for parameters of a lower precision. False: in the model's dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +330,29 @@ class Algorithm:
     restart: Callable[[ServerState], ServerState]
     """Reset the server memory that mirrors the clients' states, when all of these are reset. x stays."""
     keeps_client_state: bool = False
+    plain_steps: bool = False
+    """Its local steps are plain SGD on g, so that its formulas hold for a training loop of a task's own too."""
+    no_loop: str = ""
+    """Why a training loop of a task's own cannot make its local steps, not even inexactly; empty: it can."""
     objective: Objective = "uniform"
     """examples: each client's context needs its omega_i."""
     needs_population: bool = False
     """Every RoundInfo needs N, and N must not change. Reducers other than the mean break such a method."""
+    needs_sgd: str = ""
+    """Why its formulas hold only for local steps of plain SGD with one learning rate; empty: they hold for any."""
+    own_steps: str = ""
+    """Why its local steps cannot be those of another optimizer, not even inexactly; empty: they can."""
+    averaged: tuple[str, ...] = ()
+    """Symbols of the server's memory that are the averaged state of the local optimizer."""
+
+    def loop_conflict(self, *, inexact: bool) -> str:
+        """Why a training loop of a task's own cannot make the local steps; empty if it can.
+
+        inexact: its formulas may be wrong then.
+        """
+        if self.no_loop or inexact or self.plain_steps:
+            return self.no_loop
+        return "its local steps are not plain steps along the gradient, and the task's loop makes its own"
 
     def direction(self, state: ServerState) -> Tensors | None:
         """The direction of the first exchange. Most methods have only one."""

@@ -7,18 +7,42 @@ state   = algorithm.next_client_state(context, update.admitted(clip_factor))    
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
-from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, LocalSettings, Payload, Tensors
+from algorithms import tree
+from algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientUpdate,
+    ComputedPayload,
+    Exchange,
+    LocalRule,
+    LocalSettings,
+    Payload,
+    Tensors,
+)
 from algorithms.batches import Forward, forward_pair
 from algorithms.gradients import Batches, Loss, full_gradient
-from algorithms.local import LocalResult, train_locally
-from algorithms.model_state import trainable_views
+from algorithms.local import LocalResult, train_locally, values_before
+from algorithms.model_state import personal_views, read_buffers, trainable_parameters, trainable_views
 from algorithms.parameters import AlgorithmError
-from algorithms.precision import rounded_like
+from algorithms.precision import rounded_like, widened
+
+
+@dataclass(frozen=True, slots=True)
+class LoopReport:
+    """What a training loop of the task's own did."""
+
+    steps: int
+    """K_i; greater than 0."""
+    examples: int
+    """n_i; greater than 0."""
+    loss: float | None
+    epochs: tuple[Mapping[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +56,12 @@ class LocalData:
     loss: Loss
     forward: Forward = forward_pair
     """(model, batch) -> (output, target), the arguments of the loss. By default, that of pairs (inputs, targets)."""
+    epoch_steps: int = 0
+    """Batches of an epoch, to measure the mean loss of each. 0: it is not measured."""
+    loop: Callable[[], LoopReport] | None = None
+    """A training loop of the task's own, which trains the model in place of local steps."""
+    steps: int = 0
+    """Number of batches of local steps. Only a schedule of the learning rate needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +74,8 @@ class Work:
     exchange: int = 0
     x: Tensors | None = None
     """The model's values if the caller has a copy; they are only read. None: `answer` makes a copy."""
+    personal: frozenset[str] = frozenset()
+    """Names of the model's parameters and buffers that are personal: they are trained, and in no payload."""
 
 
 def answer(
@@ -66,31 +98,103 @@ def answer(
         whole, passes = _full_gradient(model, data, work, notify)
     result = None
     if rule is not None:
-        result = train_locally(
-            model,
-            data.batches,
-            data.loss,
-            rule,
-            work.settings,
-            x=work.x,
-            on_step=lambda step: notify(passes + step),
-            forward=data.forward,
-        )
+        result = _train(model, data, work, rule, lambda step: notify(passes + step))
     basic, rate = _basic_payloads(exchange, whole, result), work.settings.learning_rate
     if result is None:
         update = ClientUpdate(basic, {}, passes, rate)
     else:
-        update = ClientUpdate(basic, result.buffers, result.steps, rate, result.loss, result.ascent)
-    sent_like = trainable_views(model)  # a computed payload may have the precision of a client's state
+        update = ClientUpdate(
+            basic,
+            result.buffers,
+            result.steps,
+            rate,
+            result.loss,
+            ascent=result.ascent,
+            personal=result.personal,
+            examples=result.examples,
+            epochs=result.epochs,
+            optimizer=result.optimizer,
+        )
+    sent_like = trainable_views(model, work.personal)  # a computed payload may have the precision of a client's state
     return replace(
         update,
         payloads={
-            payload: rounded_like(sent_like, exchange.computed[payload].compute(work.context, update))
+            payload: _computed(exchange.computed[payload], work.context, update, sent_like)
             if payload in exchange.computed
             else basic[payload]
             for payload in exchange.payloads
         },
     )
+
+
+def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
+    model: nn.Module, data: LocalData, work: Work, rule: LocalRule, on_step: Callable[[int], object]
+) -> LocalResult:
+    if data.loop is not None:
+        return train_by_loop(model, data.loop, work.x, work.personal)
+    return train_locally(
+        model,
+        data.batches,
+        data.loss,
+        rule,
+        work.settings,
+        x=work.x,
+        on_step=on_step,
+        forward=data.forward,
+        personal=work.personal,
+        steps=data.steps,
+        epoch_steps=data.epoch_steps,
+    )
+
+
+def train_by_loop(
+    model: nn.Module, loop: Callable[[], LoopReport], x: Tensors | None = None, personal: Collection[str] = ()
+) -> LocalResult:
+    """Let a training loop of the task's own train `model` in place, and take the delta from the model.
+
+    Args:
+        model: as in `train_locally`; it is in training mode when the loop begins.
+        loop: trains the model. Its exceptions end the training.
+        x: as in `train_locally`.
+        personal: as in `train_locally`.
+
+    Raises:
+        ValueError: after the loop, the model has other trainable parameters, or another shape or dtype of one.
+    """
+    y = trainable_views(model, personal)
+    x = widened(values_before(y, x, LocalRule()))
+    trained = trainable_parameters(model).keys()
+    model.train()
+    report = loop()
+    after = trainable_parameters(model)
+    if after.keys() != trained:
+        changed = ", ".join(sorted(after.keys() ^ trained)[:5])
+        _restore_trainable(model, trained)
+        raise ValueError(f"expected the training loop to leave requires_grad as it was, got a change of {changed}")
+    model.zero_grad()
+    after = trainable_views(model, personal)
+    tree.check_layout(y, after, "the model after the training loop")
+    delta = rounded_like(y, tree.subtract(widened(after), x))
+    return LocalResult(
+        delta,
+        read_buffers(model, personal),
+        report.steps,
+        report.loss,
+        personal=tree.map(torch.clone, personal_views(model, personal)),
+        examples=report.examples,
+        epochs=report.epochs,
+    )
+
+
+def _restore_trainable(model: nn.Module, trained: Collection[str]) -> None:
+    """The model trains for other rounds too."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+
+
+def _computed(rule: ComputedPayload, context: ClientContext, update: ClientUpdate, model: Tensors) -> Tensors:
+    payload = rule.compute(context, update)
+    return payload if rule.wide else rounded_like(model, payload)
 
 
 def _full_gradient(
@@ -106,7 +210,7 @@ def _full_gradient(
 
     rule = work.algorithm.gradient
     whole = full_gradient(model, data.whole, data.loss, work.settings, rule, on_batch=counted, forward=data.forward)
-    return whole, count
+    return {name: each for name, each in whole.items() if name not in work.personal}, count
 
 
 def _basic_payloads(exchange: Exchange, whole: Tensors | None, result: LocalResult | None) -> dict[Payload, Tensors]:

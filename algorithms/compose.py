@@ -132,6 +132,12 @@ class Correction:
     objective: Objective = "uniform"
     """examples: the rule depends on each client's omega_i."""
     needs_population: bool = False
+    no_loop: str = ""
+    """Why a training loop of a task's own cannot make its local steps; empty: it can, exactly or inexactly."""
+    needs_sgd: str = ""
+    """Why its formulas hold only for local steps of plain SGD with one learning rate; empty: they hold for any."""
+    own_steps: str = ""
+    """Why its local steps cannot be those of another optimizer; empty: they can."""
     incompatible: Mapping[str, str] = field(default_factory=dict)
     """Option values that this correction cannot be combined with -> the reason."""
 
@@ -218,9 +224,24 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
         next_client_state=correction.client.advance,
         restart=restart,
         keeps_client_state=correction.client != ClientState(),
+        plain_steps=correction.local_rule is _plain_rule and components.gradient == GradientRule(),
+        no_loop=_no_loop(components),
         objective=correction.objective,
         needs_population=correction.needs_population,
+        needs_sgd=correction.needs_sgd or (_FEDNOVA if components.normaliser == "fednova" else ""),
+        own_steps=correction.own_steps,
     )
+
+
+def _no_loop(components: Components) -> str:
+    if components.normaliser == "fednova":
+        return "it divides each update by its number of steps, and the number that a loop reports cannot be checked"
+    return components.correction.no_loop
+
+
+_FEDNOVA = "tau_i counts a client's steps as steps of plain SGD"
+GRADIENT_FROM_DELTA = "G = -delta / (eta_l K) is the mean gradient of a client's steps only for plain SGD"
+"""Why the sum G of `mean_delta_and_gradient` needs plain SGD."""
 
 
 class _Sums(dict[str, Tensors]):

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
-from algorithms.batches import Batch, Forward, examples_of, forward_pair, is_pair, to_device
+from algorithms.batches import Batch, Forward, examples_of, forward_pair, is_pair, split, to_device
 from algorithms.model_state import trainable_parameters
+from algorithms.optimizers.loss_scale import LossScale
 from algorithms.parameters import AlgorithmError
-from algorithms.precision import rounded_like, widened
+from algorithms.precision import low_dtypes, rounded_like, widened
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, target), as the forward pass returns them -> mean loss of the batch, of shape []."""
@@ -57,9 +58,17 @@ class BatchGradients:
         self._gradient = rule.gradient
         self._ascent = rule.ascent
         self._replays = rule.gradient.rho > 0.0 or rule.anchored
+        self._scale = None
         self._parameters = trainable_parameters(model)
         self._y = tree.map(torch.detach, self._parameters)
         self._device = next(iter(self._y.values())).device
+        if settings.scaled_loss and not low_dtypes(self._y):
+            if rule.ascent is not None:
+                raise AlgorithmError(
+                    "expected precision = float32 or bfloat16 on this device, because this method ascends the loss, "
+                    "which float16 scales"
+                )
+            self._scale = LossScale(list(self._parameters.values()), self._device)
         self._g_out, self._replay_out = tree.scratch(self._y), tree.scratch(self._y)
         self.ascended: Tensors = {} if rule.ascent is None else rule.ascent.parameters
 
@@ -90,12 +99,42 @@ class BatchGradients:
             return g
         return decayed(clipped(g, self._settings, into), point, self._settings, into)
 
-    def _pass(self, batch: Batch) -> Tensor:
-        value = self._loss(*self._forward(self._model, batch))
+    def _pass(self, batch: Batch, *, shared: bool = False) -> Tensor:
+        """The mean loss of a batch; the gradients are in the parameters then.
+
+        shared: the parts of the batch have a common graph, that of an input map.
+        """
+        if self._scale is None:
+            return self._backward(batch, torch.Tensor.backward, shared=shared)
+        buffers, random = _SavedBuffers(self._model), _random_state(self._device)
+        while True:
+            value = self._backward(batch, self._scale.backward, shared=shared)
+            if self._scale.unscale():
+                return value
+            # The scaled gradients overflowed: the same batch again, with a smaller scale.
+            buffers.restore()
+            _set_random_state(self._device, random)
+
+    def _backward(self, batch: Batch, backward: Callable[..., object], *, shared: bool) -> Tensor:
+        """One forward and backward pass, in parts if batches have them; their gradients add up to the batch's."""
+        size = self._settings.micro_batch_size
+        parts = split(batch, size) if size else [batch]
+        if len(parts) == 1:
+            value = self._loss(*self._forward(self._model, batch))
+            self._forget_gradients()
+            backward(value)
+            return value.detach()
+        self._forget_gradients()
+        total, examples = torch.zeros((), device=self._device), examples_of(batch)
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            value = self._loss(*self._forward(self._model, part)) * (examples_of(part) / examples)
+            backward(value, retain_graph=shared and left > 0)
+            total = total + value.detach()
+        return total
+
+    def _forget_gradients(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None
-        value.backward()
-        return value.detach()
 
     def _read_gradients(self) -> Tensors:
         """The gradients from autograd; zero for a parameter that the loss does not depend on."""
@@ -141,7 +180,7 @@ class BatchGradients:
         start = self.ascended or ascent.start(inputs)
         parameters = {name: tensor.to(self._device).detach().requires_grad_() for name, tensor in start.items()}
         mapped = ascent.apply(inputs, parameters)
-        value = self._pass((mapped, targets))
+        value = self._pass((mapped, targets), shared=True)
         slopes = {name: gradient_or_zero(tensor) for name, tensor in parameters.items()}
         self.ascended = ascent.ascend(tree.map(torch.detach, parameters), slopes)
         return value, (mapped.detach(), targets)

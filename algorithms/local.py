@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, repeat
 
 import torch
 from torch import Tensor, nn
 
 from algorithms import tree
-from algorithms.base import LocalRule, LocalSettings, Tensors
+from algorithms.base import LocalRule, LocalSettings, Memory, Tensors
 from algorithms.batches import Batch, Forward, forward_pair
-from algorithms.gradients import Batches, BatchGradients, Loss, clipped
-from algorithms.model_state import read_buffers, trainable_views
+from algorithms.gradients import Batches, BatchGradients, Loss, clipped, decayed
+from algorithms.model_state import personal_views, read_buffers, trainable_views
+from algorithms.optimizers.steps import OptimizerSteps
 from algorithms.precision import low_dtypes, rounded_like, widened
 
 
@@ -26,12 +28,20 @@ class LocalResult:
     """Final values of the model's buffers."""
     steps: int
     """K_i."""
-    loss: float
-    """Mean loss of the steps, each computed before its step."""
+    loss: float | None
+    """Mean loss of the steps, each computed before its step. None: a training loop of the task's own has none."""
     v: Tensors | None = None
     """Final local momentum, if the rule has one."""
     ascent: Tensors = field(default_factory=dict)
     """Final parameters of the rule's input map, if it has one."""
+    personal: Tensors = field(default_factory=dict)
+    """Final values of the personal parameters and buffers."""
+    examples: int | None = None
+    """n_i, if a training loop of the task's own reported it."""
+    epochs: tuple[Mapping[str, float], ...] = ()
+    """Means over each epoch, by name: "loss" of the steps. Empty if they were not asked for."""
+    optimizer: Memory = field(default_factory=dict)
+    """Final state of the rule's optimizer, if it has one that is kept."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inputs
@@ -44,6 +54,9 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     x: Tensors | None = None,
     on_step: Callable[[int], object] | None = None,
     forward: Forward = forward_pair,
+    personal: Collection[str] = (),
+    epoch_steps: int = 0,
+    steps: int = 0,
 ) -> LocalResult:
     """Train `model` in place from its current values, one step for each batch.
 
@@ -56,30 +69,61 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         x: the current values of the model if the caller has a copy. None: they are copied here.
         on_step: called after each step with its number, from 0. Its exceptions end the training.
         forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
+        personal: names of the model's parameters and buffers that are personal. Their steps have d = g, and they are
+            not in `x`, `rule` and the delta.
+        epoch_steps: steps of an epoch, to measure the mean loss of each. 0: it is not measured.
+        steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
 
     Raises:
-        AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors.
+        AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors; or its optimizer is
+            unknown here.
         ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
             parameters.
     """
-    y = trainable_views(model)
-    step = _Step(BatchGradients(model, loss, settings, rule, forward), model, settings, rule, _start(y, x, rule))
-    total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
+    y = trainable_views(model, personal)
+    gradients = BatchGradients(model, loss, settings, rule, forward)
+    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, steps)
+    total, taken = torch.zeros((), device=next(iter(y.values())).device), 0
+    sums = [total]
 
     model.train()
     for batch in batches:
         # The sum stays on the device: reading it here would wait for the GPU.
         total = total + step.take(batch)
-        steps += 1
+        taken += 1
+        if epoch_steps and not taken % epoch_steps:
+            sums.append(total)
         if on_step is not None:
-            on_step(steps - 1)
+            on_step(taken - 1)
     model.zero_grad()
 
-    if not steps:
+    if not taken:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
+    if epoch_steps and taken % epoch_steps:
+        sums.append(total)
     v = None if step.v is None else rounded_like(y, step.v)
     # The delta goes into memory that the gradients no longer use.
-    return LocalResult(step.delta(), read_buffers(model), steps, total.item() / steps, v, step.ascended)
+    return LocalResult(
+        step.delta(),
+        read_buffers(model, personal),
+        taken,
+        total.item() / taken,
+        v,
+        step.ascended,
+        tree.map(torch.clone, personal_views(model, personal)),
+        epochs=_epoch_losses(sums, epoch_steps, taken),
+        optimizer=step.optimizer_state(),
+    )
+
+
+def _epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
+    """The mean loss of each epoch, from the sums at their ends. The last epoch may have fewer steps."""
+    values = [each.item() for each in sums] if epoch_steps else []
+    ends = [min(number * epoch_steps, steps) for number in range(len(values))]
+    return tuple(
+        {"loss": (values[number] - values[number - 1]) / (ends[number] - ends[number - 1])}
+        for number in range(1, len(values))
+    )
 
 
 class _Step:
@@ -90,16 +134,30 @@ class _Step:
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - as train_locally
-        self, gradients: BatchGradients, model: nn.Module, settings: LocalSettings, rule: LocalRule, x: Tensors
+        self,
+        gradients: BatchGradients,
+        model: nn.Module,
+        settings: LocalSettings,
+        rule: LocalRule,
+        x: Tensors,
+        personal: Collection[str],
+        steps: int,
     ) -> None:
         self._gradients = gradients
-        self._low, self._sent, self._model = bool(low_dtypes(x)), x, trainable_views(model)
+        self._rates = _rates(settings, steps)
+        self._low, self._sent = bool(low_dtypes(trainable_views(model))), x
+        self._model = trainable_views(model, personal)
+        self._personal_model = {name: each for name, each in trainable_views(model).items() if name in personal}
+        self._personal = widened(self._personal_model)
+        """The personal parameters, as y."""
         x = self._x = widened(x)
         rule = _prepared(rule, x)
         self._settings, self._rule = settings, rule
         self._y, self._u, self._anchor = widened(self._model), rule.u, None
         self._g_out, self._d_out, self._v_out = tree.scratch(x), tree.scratch(x), tree.scratch(x)
         self.v = rule.v
+        self._optimizer = None if rule.optimizer is None else rule.optimizer.begin(self._y)
+        self._personal_optimizer = _personal_optimizer(rule, self._personal)
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
@@ -108,6 +166,10 @@ class _Step:
     def ascended(self) -> Tensors:
         """Current parameters of the rule's input map."""
         return self._gradients.ascended
+
+    def optimizer_state(self) -> Memory:
+        """State of the rule's optimizer, if it is kept."""
+        return {} if self._optimizer is None else self._optimizer.memory()
 
     def delta(self) -> Tensors:
         """y - x, in the model's dtypes."""
@@ -118,27 +180,48 @@ class _Step:
         loss, g = self._gradients.compute(batch)
         if self._low:
             g = widened(g)
+        g_personal = {name: g[name] for name in self._personal}
+        if self._personal:
+            g = {name: g[name] for name in self._y}
         if self._rule.anchored:
-            g = tree.subtract(g, self._gradients.recompute_at(self._sent), self._g_out)
-        self._advance(g)
+            point = {**self._sent, **self._personal_model}
+            g = tree.subtract(g, self._gradients.recompute_at(point), self._g_out)
+        rate = next(self._rates)
+        self._advance(g, rate)
+        if self._personal:
+            self._advance_personal(g_personal, rate)
         if self._low:
             tree.copy_(self._model, self._y)
         return loss
 
-    def _advance(self, g: Tensors) -> None:
+    def _advance_personal(self, g: Tensors, rate: float) -> None:
+        """One step of the personal parameters: no term of the method's rule, for they have no server."""
+        if self._rule.gradient.order == "feddyn_code":
+            g = decayed(clipped(g, self._settings), self._personal, self._settings)
+        if self._personal_optimizer is None:
+            tree.add_(self._personal, g, -rate)
+        else:
+            self._personal_optimizer.step(g, rate)
+        if self._low:
+            tree.copy_(self._personal_model, self._personal)
+
+    def _advance(self, g: Tensors, rate: float) -> None:
         """One step of y."""
-        rate, rule = self._settings.learning_rate, self._rule
-        if self.v is None and rule.gradient.order == "paper":
-            self._move(g)
+        rule = self._rule
+        if self.v is None and self._optimizer is None and rule.gradient.order == "paper":
+            self._move(g, rate)
             return
         d = self._mixed(g) if rule.gradient.order == "paper" else self._mixed_clipped_decayed(g)
+        if self._optimizer is not None:
+            self._optimizer.step(d, rate)
+            return
         if self.v is not None:
             d = self.v = tree.accumulate(self.v, rule.gamma, d, self._v_out)
         tree.add_(self._y, d, -rate)
 
-    def _move(self, g: Tensors) -> None:
+    def _move(self, g: Tensors, rate: float) -> None:
         """y <- y - eta_l * d, one term at a time, which needs fewer passes. Neutral terms are skipped."""
-        rate, rule = self._settings.learning_rate, self._rule
+        rule = self._rule
         if self._anchor is not None:
             tree.lerp_(self._y, self._anchor, rate * rule.mu)
         if self._u is not None:
@@ -166,7 +249,24 @@ class _Step:
         return tree.add(d, self._y, decay, self._d_out) if decay else d
 
 
-def _start(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
+def _personal_optimizer(rule: LocalRule, y: Tensors) -> OptimizerSteps | None:
+    """The rule's optimizer for the personal parameters. Its state starts anew in each round."""
+    if rule.optimizer is None or not y:
+        return None
+    spec = replace(rule.optimizer.spec, state="fresh")
+    return replace(rule.optimizer, spec=spec, start={}).begin(y)
+
+
+def _rates(settings: LocalSettings, steps: int) -> Iterator[float]:
+    """The learning rate of each step. Raises ValueError for a schedule over an unknown number of steps."""
+    if settings.schedule.constant:
+        return repeat(settings.learning_rate)
+    if steps < 1:
+        raise ValueError(f"expected the number of steps with a schedule of the learning rate, got {steps}")
+    return (settings.learning_rate * settings.schedule.factor(step, steps) for step in count())
+
+
+def values_before(y: Tensors, kept: Tensors | None, rule: LocalRule) -> Tensors:
     """x, which stays while y moves. For a model that computes at x, it lies in memory allocated by torch."""
     if kept is None or rule.anchored:
         return tree.map(torch.clone, y)

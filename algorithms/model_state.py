@@ -1,8 +1,14 @@
-"""Reads and writes a torch model as named tensors: trainable parameters, buffers and frozen parameters."""
+"""Reads and writes a torch model as named tensors: trainable parameters, buffers and frozen parameters.
+
+Some parameters and buffers may be personal: a client trains them and keeps them. For the server they do not change, so
+they belong to the frozen part there, with their initial values.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -21,7 +27,7 @@ class ModelState:
     buffers: Tensors
     """Persistent buffers, floating ones first. Floating ones are averaged; of integers the maximum is taken."""
     frozen: Tensors
-    """The other parameters: sent to a client once, never back."""
+    """The other parameters, and all personal values: sent to a client once, never back."""
 
 
 def read_state(model: nn.Module) -> ModelState:
@@ -30,17 +36,53 @@ def read_state(model: nn.Module) -> ModelState:
     return ModelState(*(tree.map(torch.clone, part) for part in (views.trainable, views.buffers, views.frozen)))
 
 
-def state_views(model: nn.Module) -> ModelState:
-    """Views of the model's values outside autograd. They share its memory."""
-    parameters = dict(model.named_parameters())
-    trainable = {name: each.detach() for name, each in parameters.items() if each.requires_grad}
-    frozen = {name: each.detach() for name, each in parameters.items() if not each.requires_grad}
-    return ModelState(trainable, _buffers(model), frozen)
+def state_views(model: nn.Module, personal: Collection[str] = ()) -> ModelState:
+    """Views of the model's values outside autograd. They share its memory.
+
+    personal: names of the parameters and buffers that are personal.
+    """
+    parameters = {name: each.detach() for name, each in model.named_parameters()}
+    shared = {name for name, each in model.named_parameters() if each.requires_grad}.difference(personal)
+    buffers = _buffers(model)
+    return ModelState(
+        {name: each for name, each in parameters.items() if name in shared},
+        {name: each for name, each in buffers.items() if name not in personal},
+        {
+            **{name: each for name, each in parameters.items() if name not in shared},
+            **{name: each for name, each in buffers.items() if name in personal},
+        },
+    )
 
 
-def read_buffers(model: nn.Module) -> Tensors:
-    """Copies of the model's persistent buffers, on its device."""
-    return tree.map(torch.clone, _buffers(model))
+def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
+    """The names of the trainable parameters and persistent buffers that match one of the patterns, as in the shell.
+
+    Raises:
+        ValueError: a pattern matches nothing, only a second name of a shared weight, or together they match all
+            trainable parameters.
+    """
+    trainable = [name for name, each in model.named_parameters() if each.requires_grad]
+    patterns, known = tuple(patterns), [*trainable, *_buffers(model)]
+    found = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    tied = tied_names(model)
+    for pattern in patterns:
+        for name, of in tied.items():
+            if fnmatchcase(name, pattern) and of not in found:
+                raise ValueError(
+                    f"the pattern {pattern!r} matches {name} and no pattern {of}, which is the same weight"
+                )
+        if not any(fnmatchcase(name, pattern) for name in (*known, *tied)):
+            raise ValueError(
+                f"the pattern {pattern!r} matches no trainable parameter and no buffer; there are {_shown(known)}"
+            )
+    if found and found.issuperset(trainable):
+        raise ValueError("the patterns match all trainable parameters, so nothing is left to train together")
+    return frozenset(found)
+
+
+def read_buffers(model: nn.Module, personal: Collection[str] = ()) -> Tensors:
+    """Copies of the model's persistent buffers that are not personal, on its device."""
+    return {name: buffer.clone() for name, buffer in _buffers(model).items() if name not in personal}
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -76,9 +118,15 @@ def fill(views: ModelState, state: ModelState) -> None:
             tensor.copy_(given[name])
 
 
-def trainable_views(model: nn.Module) -> Tensors:
-    """Views of the trainable parameters outside autograd. Writing into a view changes the model."""
-    return tree.map(torch.detach, trainable_parameters(model))
+def trainable_views(model: nn.Module, personal: Collection[str] = ()) -> Tensors:
+    """Views of the trainable parameters that are not personal, outside autograd. Writing into one changes the model."""
+    return {name: each.detach() for name, each in trainable_parameters(model).items() if name not in personal}
+
+
+def personal_views(model: nn.Module, personal: Collection[str]) -> Tensors:
+    """Views of the personal parameters and buffers outside autograd. Writing into a view changes the model."""
+    values = {**trainable_views(model), **_buffers(model)}
+    return {name: each for name, each in values.items() if name in personal}
 
 
 def trainable_parameters(model: nn.Module) -> Tensors:
@@ -92,3 +140,8 @@ def _buffers(model: nn.Module) -> Tensors:
     persistent = model.state_dict().keys() if named else ()
     buffers = [(name, buffer.detach()) for name, buffer in named.items() if name in persistent]
     return dict(sorted(buffers, key=lambda item: not item[1].is_floating_point()))
+
+
+def _shown(names: Collection[str], most: int = 20) -> str:
+    listed = ", ".join(list(names)[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed

@@ -26,6 +26,7 @@ from algorithms.base import (
 )
 from algorithms.client import LocalData, Work, answer
 from algorithms.model_state import ModelState, load_state, read_state
+from algorithms.optimizers.federated import averaged_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,14 @@ def run_round(  # noqa: PLR0913, PLR0917 - a round has this many inputs
     round_info = replace(round_info, cohort_size=len(participants))
     cohort = sorted(participants, key=lambda client: client.client_id.encode())
     frozen, sums, answers = read_state(model).frozen, dict[str, Tensors](), list[_Answer]()
+    averaged = averaged_state(algorithm, state.server, round_info.round)
     for number, exchange in enumerate(algorithm.exchanges):
         direction, answers = exchange.direction(state.server, sums), []
         for client in cohort:
             known = state.clients.get(client.client_id)
             memory = algorithm.client_init(state.server.x) if known is None else known
             weight = omega(algorithm.objective, UpdateInfo(client.client_id, client.num_examples, 1), round_info)
-            context = ClientContext(direction, memory, weight)
+            context = ClientContext(direction, memory, weight, averaged)
             load_state(model, ModelState(state.server.x, state.buffers, frozen))
             update = answer(model, client.data(number), Work(algorithm, context, settings, number))
             info = UpdateInfo(client.client_id, client.num_examples, update.steps)

@@ -139,14 +139,14 @@ def measure(bench: Bench, method: str, pairs: int) -> dict[str, Any]:
     examples = 2 * len(bench.examples)
     return {
         "method": method,
-        "wall": _spread([ours.wall / bare.wall for ours, bare in taken]),
-        "cpu": _spread([ours.cpu / bare.cpu for ours, bare in taken]),
+        "wall": spread([ours.wall / bare.wall for ours, bare in taken]),
+        "cpu": spread([ours.cpu / bare.cpu for ours, bare in taken]),
         "examples_per_s": round(examples / statistics.median(ours.wall for ours, _ in taken)),
         "bare_examples_per_s": round(examples / statistics.median(bare.wall for _, bare in taken)),
     }
 
 
-def _spread(ratios: Sequence[float]) -> dict[str, float]:
+def spread(ratios: Sequence[float]) -> dict[str, float]:
     """The median, its 95 % interval by resampling the pairs, and the extremes."""
     draw = random.Random(SEED)  # noqa: S311 - no secret
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))

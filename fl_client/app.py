@@ -85,7 +85,10 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
-        instruments = Instruments(metrics, progress, traces=traces)
+        progress.show("making the task's model")
+        trainer = _trainer(config, local)
+        local = replace(local, frozen=trainer.own_frozen())
+        instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
         return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
 
 
@@ -99,6 +102,8 @@ class Instruments:
     clock: Callable[[], float] = time.time
     """Unix seconds, for the owner's time windows."""
     traces: Traces = UNTRACED
+    trainer: Trainer | None = None
+    """With the model that the registration describes. None: one without a model."""
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
@@ -109,7 +114,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     """
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
     worker = Worker(config.threads)
-    host = HostState(local.train.inputs.device, worker.idle_for, instruments.clock)
+    host = HostState(local.device, worker.idle_for, instruments.clock)
     file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
     policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
     gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
@@ -123,7 +128,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=Trainer(local, compute=devices.Compute(config.precision, config.memory_format)),
+        trainer=instruments.trainer or _trainer(config, local),
         worker=worker,
         disk=disk,
         state=state_directory,
@@ -232,6 +237,11 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     return CertificateRenewal(means)
 
 
+def _trainer(config: ClientConfig, local: LocalTask) -> Trainer:
+    compute = devices.Compute(config.precision, config.memory_format)
+    return Trainer(local, compute=compute, optimizers=config.optimizers)
+
+
 def _traces() -> Traces:
     """Raises StartError where tracing is configured and not possible."""
     try:
@@ -248,7 +258,7 @@ def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         software=f"impetus {package_version('impetus-fl')}",
         labels=config.labels,
-        device=devices.describe(local.train.inputs.device),
+        device=devices.describe(local.device),
         tasks=[local.offer()],
         methods=offers(local.methods),
         encodings=[tensor_pb2.ENCODING_PLAIN],

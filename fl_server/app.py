@@ -90,19 +90,7 @@ class Server:
         audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows.labels)
         self._open.push_async_callback(audit.close)
         most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
-        compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
-        evaluations = ThreadPoolExecutor(2, thread_name_prefix="evaluation")
-        io = ThreadPoolExecutor(4, thread_name_prefix="io")
-        reads = ThreadPoolExecutor(2, thread_name_prefix="reads")
-        for pool in (compute, evaluations, io, reads):
-            # In a thread: the loop has to answer health checks.
-            self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
-        fleet, revocations, tls = Fleet(ledger, config, metrics), Revocations(ledger), self._certificates
-        issuer = None
-        if config.enrollment is not None and tls is not None:
-            authority = Authority(config.enrollment, lambda: tls.pem)
-            checks = Checks(revocations, fleet.refuse_holder, fleet.known)
-            issuer = Issuer(ledger, config.enrollment, authority, checks, reads)
+        fleet, revocations, reads = Fleet(ledger, config, metrics), Revocations(ledger), self._pool("reads", 2)
         return Services(
             config=config,
             ledger=ledger,
@@ -110,15 +98,29 @@ class Server:
             spool=Spool(state / "spool", config.durability, most_held),
             fleet=fleet,
             metrics=metrics,
-            compute=compute,
-            evaluations=evaluations,
-            io=io,
+            compute=self._pool("compute", 2),
+            evaluations=self._pool("evaluation", 2),
+            io=self._pool("io", 4),
             reads=reads,
             revocations=revocations,
-            issuer=issuer,
+            issuer=self._issuer(ledger, Checks(revocations, fleet.refuse_holder, fleet.known), reads),
             audit=audit,
             traces=traces,
         )
+
+    def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
+        """A thread pool that is shut down when the coordinator closes."""
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        # In a thread: the loop has to answer health checks.
+        self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
+        return pool
+
+    def _issuer(self, ledger: Ledger, checks: Checks, reads: ThreadPoolExecutor) -> Issuer | None:
+        """The issuer of devices' certificates; None without enrollment."""
+        tls, config = self._certificates, self.config.enrollment
+        if config is None or tls is None:
+            return None
+        return Issuer(ledger, config, Authority(config, lambda: tls.pem), checks, reads)
 
     @property
     def ledger(self) -> Ledger:

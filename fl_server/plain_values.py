@@ -34,6 +34,8 @@ MAX_LABELS = 256
 """Labels by which a run selects clients."""
 MAX_SCHEDULES = 16
 """Parameters that change from round to round."""
+MAX_PATTERNS = 64
+"""Patterns of the names of personal parameters."""
 MAX_CHARS = 256
 """Longest name."""
 

@@ -1,26 +1,19 @@
-"""The part of a run's configuration on its rounds, and what all parts share."""
+"""The rounds of a run, a section of its configuration."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fl_server.local_config import Section
 from fl_server.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
 
 BUILT_IN_REDUCERS = ("mean", "median", "trimmed_mean", "krum")
 """As in `algorithms.BUILT_IN_REDUCERS`, repeated here so that a configuration is read without torch."""
 
 
-CHECKS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-"""Of every table of a run's configuration."""
-
-
-class _Section(BaseModel):
-    model_config = CHECKS
-
-
-class Fingerprint(_Section):
+class Fingerprint(Section):
     """Which code of a method or a reducer from outside a run has. The coordinator sets it when it creates the run."""
 
     version: Word = ""
@@ -30,7 +23,7 @@ class Fingerprint(_Section):
         return f"version {self.version!r} {self.source}"
 
 
-class RoundSection(_Section):
+class RoundSection(Section):
     """Which clients take part in a round, and when it closes."""
 
     sampling: Literal["fixed", "bernoulli"] = "fixed"
@@ -48,7 +41,7 @@ class RoundSection(_Section):
     max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
     max_client_share: float = Field(default=0.0, ge=0, le=1)
     reducer: Word = Field(default="mean", min_length=1)
-    reducer_parameters: dict[str, float | str | bool] = {}
+    reducer_parameters: dict[str, float | str | bool] = Field(default={})
     reducer_fingerprint: Fingerprint | None = None
     trim: float = Field(default=0.2, gt=0, lt=0.5)
     krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)

@@ -7,28 +7,26 @@ descriptor. `run_spec.py` converts between the two.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from fl_server.local_config import LocalSection, Section
 from fl_server.plain_values import (
     MAX_COUNT,
     MAX_EXAMPLES,
     MAX_LABELS,
     MAX_NUMBER,
+    MAX_PATTERNS,
     MAX_SCHEDULES,
     MAX_SECONDS,
     FileName,
     Word,
     check_plain,
 )
-from fl_server.round_config import CHECKS, Fingerprint, RoundSection
+from fl_server.round_config import Fingerprint, RoundSection
 from fl_server.rounds.client_metrics import by_clients
 from fl_server.rounds.state import RoundPolicy
-
-
-class _Section(BaseModel):
-    model_config = CHECKS
 
 
 def _name(name: str) -> str:
@@ -51,11 +49,12 @@ def _with_whole_numbers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class TaskSection(_Section):
+class TaskSection(Section):
     """The task of the run."""
 
     name: Word = Field(min_length=1)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
+    frozen: Literal["send", "local"] = "send"
 
     @field_validator("options", mode="before")
     @classmethod
@@ -65,7 +64,7 @@ class TaskSection(_Section):
         return _with_whole_numbers(options) if isinstance(options, dict) else options
 
 
-class ScheduleSection(_Section):
+class ScheduleSection(Section):
     """How a parameter changes from round to round. `algorithms.Schedule` checks the values."""
 
     kind: Word
@@ -74,11 +73,11 @@ class ScheduleSection(_Section):
     factor: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
 
 
-class AlgorithmSection(_Section):
+class AlgorithmSection(Section):
     """The method and its parameters."""
 
     name: Word = "fedcm"
-    parameters: dict[str, float | str | bool] = {}
+    parameters: dict[str, float | str | bool] = Field(default={})
     schedules: dict[Word, ScheduleSection] = Field(default={}, max_length=MAX_SCHEDULES)
     fingerprint: Fingerprint | None = None
 
@@ -89,57 +88,7 @@ class AlgorithmSection(_Section):
         return parameters
 
 
-class RateChange(_Section):
-    """A learning rate that applies from a round on."""
-
-    round: int = Field(ge=0, le=MAX_COUNT)
-    learning_rate: float = Field(gt=0, le=MAX_NUMBER)
-
-
-class LocalSection(_Section):
-    """A client's local training in a round."""
-
-    learning_rate: float = Field(default=0.1, gt=0, le=MAX_NUMBER)
-    learning_rate_decay: float = Field(default=1.0, gt=0, le=1)
-    epochs: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    batch_size: int = Field(default=32, ge=1, le=MAX_COUNT)
-    weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
-    learning_rate_changes: tuple[RateChange, ...] = ()
-
-    @field_validator("learning_rate_changes")
-    @classmethod
-    def _in_order(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
-        rounds = [change.round for change in changes]
-        if rounds != sorted(set(rounds)):
-            raise ValueError(f"expected each change in a later round than the one before, got the rounds {rounds}")
-        return changes
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_kind_of_work(cls, values: dict[str, Any]) -> dict[str, Any]:
-        given = [name for name in ("epochs", "steps") if values.get(name) is not None]
-        if len(given) == 2:
-            raise ValueError("expected epochs or steps, got both: remove one")
-        return values if given else {**values, "epochs": 1}
-
-    def learning_rate_in(self, round: int) -> float:
-        """eta_l(t) = eta_l * r^t, constant inside a round; t counts from the latest change."""
-        rate, since = self.learning_rate, 0
-        for change in self.learning_rate_changes:
-            if change.round <= round:
-                rate, since = change.learning_rate, change.round
-        return rate * self.learning_rate_decay ** (round - since)
-
-    def with_rate(self, learning_rate: float, round: int) -> LocalSection:
-        """A copy with this learning rate from a round on."""
-        earlier = tuple(change for change in self.learning_rate_changes if change.round < round)
-        change = RateChange(round=round, learning_rate=learning_rate)
-        return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
-
-
-class StopSection(_Section):
+class StopSection(Section):
     """The stop rules."""
 
     rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
@@ -149,7 +98,7 @@ class StopSection(_Section):
     wall_time_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
 
 
-class EvaluationSection(_Section):
+class EvaluationSection(Section):
     """How often the model is evaluated, by the server and by clients."""
 
     every: int = Field(default=1, ge=0, le=MAX_COUNT)
@@ -159,7 +108,7 @@ class EvaluationSection(_Section):
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """The configuration of a run."""
 
     name: Annotated[str, AfterValidator(_name)] = ""
@@ -177,6 +126,7 @@ class RunConfig(_Section):
     initial_model: FileName = ""
     keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
     owner: Annotated[str, AfterValidator(_owner)] | None = None
+    personal: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(default=(), max_length=MAX_PATTERNS)
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
@@ -193,6 +143,11 @@ class RunConfig(_Section):
     def horizon(self) -> int:
         """T, the number of rounds for which schedules are planned."""
         return self.planned_rounds or self.stop.rounds
+
+    def learning_rate_in(self, round: int) -> float:
+        """eta_l(t) of a round: that of `local`, times the factor of its schedule over the planned rounds."""
+        rate, schedule = self.local.learning_rate_in(round), self.local.round_schedule
+        return rate if schedule is None else rate * schedule.schedule.factor(round, self.horizon)
 
     def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
         """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""

@@ -16,6 +16,8 @@ from google.protobuf.json_format import ParseDict, ParseError
 from protos.fl.v1 import admin_pb2
 
 _WHOLE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 64) - 1}
+_OF_OPTIMIZER = ("name", "state")
+"""Keys of `local.optimizer` that are no arguments of the optimizer."""
 _STRUCT = "google.protobuf.Struct"
 SIMULATION = "simulation"
 """The table for `fl simulate` in a run's file. It is not part of the run."""
@@ -29,11 +31,25 @@ def parse_run(content: Mapping[str, Any]) -> admin_pb2.RunSpec:
     Raises:
         ValueError: an unknown key or a value of the wrong type; the message has its path.
     """
+    content = _with_parameters(content)
     _check_table(_RUN, content, ())
     try:
         return ParseDict(dict(content), admin_pb2.RunSpec())
     except ParseError as exc:
         raise ValueError(str(exc)) from exc
+
+
+def _with_parameters(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with the arguments of `local.optimizer`, which stand beside its name, in a table of their own."""
+    local = content.get("local")
+    optimizer = local.get("optimizer") if isinstance(local, dict) else None
+    if isinstance(optimizer, str):
+        optimizer = {"name": optimizer}
+    if not isinstance(local, dict) or not isinstance(optimizer, dict) or "parameters" in optimizer:
+        return content
+    nested = {key: value for key, value in optimizer.items() if key in _OF_OPTIMIZER}
+    nested["parameters"] = {key: value for key, value in optimizer.items() if key not in _OF_OPTIMIZER}
+    return {**content, "local": {**local, "optimizer": nested}}
 
 
 def _check_table(message: Descriptor, table: Mapping[str, Any], path: tuple[str, ...]) -> None:
@@ -84,6 +100,8 @@ def _expectation(field: FieldDescriptor, value: Any) -> tuple[str, bool]:
         return f"a whole number from 0 to {limit}", number and isinstance(value, int) and 0 <= value <= limit
     if field.type == FieldDescriptor.TYPE_DOUBLE:
         return "a finite number", number and _is_finite(value)
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return "true or false", isinstance(value, bool)
     return "text", isinstance(value, str)
 
 

@@ -4,34 +4,59 @@ Code that defines a task, finds it by name or iterates over its examples may ent
 that knows a server or a client may not, and the package imports no other package of the project.
 
     from tasks import Classifier, Examples, Shard        # to write a task
+    from tasks import Batched, Samples                   # for data that is not two tensors in memory
     from tasks import fingerprint, load_task             # to load a task by name
     from tasks import PartitionSpec, make_partition      # to partition its data
 
 The loops over examples are in `tasks.batches` and `tasks.evaluation`.
 """
 
-from tasks.base import Examples, Shard, Task, TaskError
+from tasks.base import Task
 from tasks.classifier import Classifier
+from tasks.data.batched import Batched
+from tasks.data.examples import Examples
+from tasks.data.samples import Samples
+from tasks.data.shard import Shard
+from tasks.errors import TaskError
 from tasks.loading import fingerprint, load_task
 from tasks.naming import BUILT_IN, TaskNotListed
+from tasks.own_loop import TrainContext, TrainReport
 from tasks.partitioning.file import Partition, load_partition, save_partition
-from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
+from tasks.partitioning.partition import (
+    PartitionSpec,
+    make_partition,
+    partition_task,
+    training_groups,
+    training_labels,
+    training_size,
+)
+from tasks.torchvision_compat import install_import_hook
 
 __all__ = [
     "BUILT_IN",
+    "Batched",
     "Classifier",
     "Examples",
     "Partition",
     "PartitionSpec",
+    "Samples",
     "Shard",
     "Task",
     "TaskError",
     "TaskNotListed",
+    "TrainContext",
+    "TrainReport",
     "fingerprint",
     "load_partition",
     "load_task",
     "make_partition",
+    "partition_task",
     "save_partition",
     "training_groups",
     "training_labels",
+    "training_size",
 ]
+
+# Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
+# through peft or transformers.
+install_import_hook()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from tasks.base import Examples, TaskError
+from tasks.data.batched import Batched
+from tasks.data.examples import Examples
+from tasks.data.forms import Data
+from tasks.data.samples import Samples
+from tasks.data.structure import Batch
+from tasks.errors import TaskError
 
 
 def seed_everything(seed: int) -> None:
@@ -17,32 +22,48 @@ def seed_everything(seed: int) -> None:
     (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
 
 
-def count_steps(num_examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None) -> int:
-    """The number of batches that `batches` yields for these settings: K_i of the papers."""
+def count_steps(  # noqa: PLR0913 - epochs and steps are alternatives
+    num_examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None, own_batches: int = 0
+) -> int:
+    """The number of batches that `batches` yields for these settings: K_i of the papers.
+
+    own_batches: batches of an epoch if the data has its own (`data.own_batches`); the batch size has no effect then.
+    """
     _check(num_examples, batch_size, epochs, steps)
-    return steps if steps is not None else (epochs or 0) * -(-num_examples // batch_size)
+    return steps if steps is not None else (epochs or 0) * (own_batches or -(-num_examples // batch_size))
 
 
 def batches(  # noqa: PLR0913 - epochs and steps are alternatives
-    examples: Examples, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled (inputs, targets) batches on the device of `examples`, augmented, for either `epochs` or `steps`.
+    data: Data, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
+) -> Iterator[Batch]:
+    """Shuffled batches on the device of `data`, augmented, for either `epochs` or `steps`.
 
-    Every epoch has a new order. Its last batch is smaller if the batch size does not divide the number of examples.
-    With `steps`, epochs repeat until there are enough batches. Raises TaskError for no examples and invalid settings.
+    Examples give pairs (inputs, targets), Samples what their collate function makes, Batched their own batches, in
+    whose order and size nothing is changed. Every epoch has a new order. Its last batch is smaller if the batch size
+    does not divide the number of examples. With `steps`, epochs repeat until there are enough batches. Raises TaskError
+    for no examples, invalid settings and an error in the code of the data.
     """
-    total = count_steps(len(examples), batch_size, epochs=epochs, steps=steps)
-    return islice(_endless(examples, batch_size, seed), total)
+    total = count_steps(len(data), batch_size, epochs=epochs, steps=steps, own_batches=data.own_batches)
+    if isinstance(data, Examples):
+        return islice(_endless(data, batch_size, seed), total)
+    if isinstance(data, Samples):
+        return data.read_epochs(islice(_endless_orders(len(data), batch_size, seed), total), seed)
+    return islice(data.epochs(seed), total)
 
 
-def ordered_batches(examples: Examples, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of all examples in order, without augmentation, for the gradient of the whole local set.
+def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
+    """Batches of all examples in order, for evaluation and the gradient of the whole local set.
 
-    They are views of the examples; only the last one may be smaller than `batch_size`. Raises TaskError as `batches`
-    does.
+    Of Examples they are views without augmentation; of a data set they are seeded by 0. Only the last one may be
+    smaller than `batch_size`; Batched data has its own sizes. Raises TaskError as `batches` does.
     """
-    _check(len(examples), batch_size, 1, None)
-    return zip(torch.split(examples.inputs, batch_size), torch.split(examples.targets, batch_size), strict=True)
+    _check(len(data), batch_size, 1, None)
+    if isinstance(data, Examples):
+        return zip(torch.split(data.inputs, batch_size), torch.split(data.targets, batch_size), strict=True)
+    if isinstance(data, Batched):
+        return data.epoch(0)
+    size = len(data)
+    return data.read((range(at, min(at + batch_size, size)) for at in range(0, size, batch_size)), 0)
 
 
 def _endless(examples: Examples, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -53,6 +74,15 @@ def _endless(examples: Examples, batch_size: int, seed: int) -> Iterator[tuple[T
         for chosen in torch.split(order, batch_size):
             inputs = examples.inputs[chosen]
             yield (inputs if examples.augment is None else examples.augment(inputs)), examples.targets[chosen]
+
+
+def _endless_orders(size: int, batch_size: int, seed: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """(epoch, positions) of each batch, in the order of `_endless`."""
+    generator, epoch = torch.Generator().manual_seed(seed), 0
+    while True:
+        for chosen in torch.split(torch.randperm(size, generator=generator), batch_size):
+            yield epoch, chosen.tolist()
+        epoch += 1
 
 
 def _check(num_examples: int, batch_size: int, epochs: int | None, steps: int | None) -> None:

@@ -8,28 +8,37 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tasks.base import Examples, Task, TaskError, task_code
+from tasks.base import Task
+from tasks.batches import ordered_batches
+from tasks.data.forms import Forward, TaskData, as_data, forward_of
+from tasks.data.structure import Batch, examples_of, to_device
+from tasks.errors import TaskError, task_code
 
 
-def evaluate(task: Task, model: nn.Module, examples: Examples, batch_size: int = 512) -> dict[str, float]:
-    """Mean of every metric over `examples`, summed in float64, on the model's device.
+def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int = 512) -> dict[str, float]:
+    """Mean of every metric over `data`, summed in float64, on the model's device.
 
-    The model stays unchanged, including its training modes. Raises TaskError for no examples, and if the metrics are
-    not one value for each example under the same names in every batch.
+    The model stays unchanged, including its training modes. Raises TaskError for no examples, if the metrics are not
+    one value for each example under the same names in every batch, and if batches of the task's own have another
+    number of examples than it states.
     """
-    if not len(examples):
+    data = as_data(data)
+    if not len(data):
         raise TaskError("expected at least one example to evaluate on, got none")
-    device = next((p.device for p in model.parameters()), examples.inputs.device)
-    sums: dict[str, Tensor] = {}
+    device = next((p.device for p in model.parameters()), None)
+    forward, sums, count = forward_of(task), dict[str, Tensor](), 0
     with _evaluation_mode(model), torch.no_grad():
-        for start in range(0, len(examples), batch_size):
-            batch = examples[start : start + batch_size].to(device)
-            values = _metrics(task, model, batch)
+        for raw in ordered_batches(data, batch_size):
+            batch = raw if device is None else to_device(raw, device)
+            values = _metrics(task, forward, model, batch)
             if sums and set(values) != set(sums):
                 raise TaskError(f"expected the metrics {sorted(sums)} of every batch, got {sorted(values)}")
             for name, value in values.items():
                 sums[name] = sums.get(name, 0) + value.double().sum()
-    return {name: float(total) / len(examples) for name, total in sums.items()}
+            count += examples_of(batch)
+    if count != len(data):
+        raise TaskError(f"expected {len(data)} examples to evaluate on, as the task states, got {count}")
+    return {name: float(total) / count for name, total in sums.items()}
 
 
 @contextmanager
@@ -44,14 +53,15 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _metrics(task: Task, model: nn.Module, batch: Examples) -> Mapping[str, Tensor]:
+def _metrics(task: Task, forward: Forward, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    size = examples_of(batch)
     with task_code("the task's model or metrics"):
-        values = task.metrics(model(batch.inputs), batch.targets)
+        values = task.metrics(*forward(model, batch))
     for name, value in values.items():
-        if not isinstance(value, Tensor) or value.shape != (len(batch),):
+        if not isinstance(value, Tensor) or value.shape != (size,):
             came = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TaskError(
-                f'expected the metric "{name}" as a tensor with one value for each example, shape [{len(batch)}], got'
+                f'expected the metric "{name}" as a tensor with one value for each example, shape [{size}], got'
                 f" {came}: leave the averaging to the caller"
             )
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast, get_type_hints
 
@@ -12,7 +13,6 @@ from extensions.naming import comma_separated
 from tasks.base import Task, TaskError, task_code
 from tasks.classifier import Classifier
 from tasks.naming import TASKS, path_of
-from tasks.torchvision_compat import install_import_hook
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
 
@@ -49,10 +49,7 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
         TaskNotListed: the name is not listed. Nothing was imported.
         TaskError: the task cannot be loaded. An exception of the task's own code is its cause.
     """
-    path = path_of(name, listed)
-    # The module may import torchvision, itself or through peft or transformers.
-    install_import_hook()
-    attribute = attribute_of(TASKS, path, name)
+    attribute = attribute_of(TASKS, path_of(name, listed), name)
     if inspect.isclass(attribute):
         if _class_lacks(attribute):
             raise _incomplete(name, attribute)
@@ -68,6 +65,17 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
     if _lacks(task):
         raise _incomplete(name, task)
     return cast(Task, task)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function `module:function` that this machine's own configuration names. Raises TaskError.
+
+    The module may also lie in the current directory. A name from another machine must never come here.
+    """
+    found = attribute_of(replace(TASKS, noun="function", classes=False), name, name)
+    if not callable(found):
+        raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
+    return found
 
 
 def fingerprint(task: Task) -> tuple[str, str]:

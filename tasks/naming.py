@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from extensions import naming
 from extensions.naming import Kind
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
@@ -20,6 +20,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "cifar100": "tasks.built_in.vision:Cifar100",
         "emnist": "tasks.built_in.vision:Emnist",
         "emnist-digits": "tasks.built_in.vision:EmnistDigits",
+        "shakespeare": "tasks.built_in.shakespeare:Shakespeare",
     }
 )
 """Names of the built-in tasks, with the class of each."""

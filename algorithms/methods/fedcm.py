@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from algorithms import tree
 from algorithms.base import ClientContext, LocalRule, Memory, RoundInfo, Tensors, Weights
 from algorithms.client import required_direction
-from algorithms.compose import Correction, Method, mean_delta_and_gradient
+from algorithms.compose import GRADIENT_FROM_DELTA, Correction, Method, mean_delta_and_gradient
 from algorithms.parameters import SharePerRound
 
 
@@ -39,7 +39,14 @@ def client_momentum(alpha: float) -> Correction:
             return LocalRule()
         return LocalRule(a=alpha, u=tree.scale(required_direction(client, "the momentum Delta"), 1.0 - alpha))
 
-    return Correction(local_rule, memory={"Delta": 0.0}, sends="Delta", sums=mean_delta_and_gradient, advance=_advance)
+    return Correction(
+        local_rule,
+        memory={"Delta": 0.0},
+        sends="Delta",
+        sums=mean_delta_and_gradient,
+        advance=_advance,
+        needs_sgd=GRADIENT_FROM_DELTA,
+    )
 
 
 def _advance(memory: Memory, sums: Mapping[str, Tensors], round_info: RoundInfo) -> tuple[Tensors, Memory]:

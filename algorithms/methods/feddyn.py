@@ -70,5 +70,6 @@ def dynamic_regularizer(alpha: float, objective: Objective) -> Correction:
         client=ClientState(("h_i",), next_state),
         objective=objective,
         needs_population=True,
+        needs_sgd="h_i <- h_i - alpha delta_i is a gradient at y only after steps of plain SGD on the same objective",
         incompatible={"fednova": "h and the mean of the models must use the same sum of deltas"},
     )

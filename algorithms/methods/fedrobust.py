@@ -80,7 +80,11 @@ def affine_shift(eta_2: float, lam: float, form: Form = "diagonal") -> Correctio
             )
         return {"A_i": update.ascent}
 
-    return Correction(local_rule, client=ClientState(advance=next_state))
+    return Correction(
+        local_rule,
+        client=ClientState(advance=next_state),
+        no_loop="each of its local steps moves the map of the inputs too, and a loop does not know the map",
+    )
 
 
 def _check_inputs(inputs: Tensor) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from algorithms import tree
 from algorithms.base import ClientContext, LocalRule, Memory, RoundInfo, Tensors, Weights
 from algorithms.client import required_direction
-from algorithms.compose import Correction, Method, mean_delta_and_gradient
+from algorithms.compose import GRADIENT_FROM_DELTA, Correction, Method, mean_delta_and_gradient
 from algorithms.parameters import Decay, DecayPerRound
 
 
@@ -38,4 +38,11 @@ def quasi_global(beta: float, mu: float) -> Correction:
         del round_info
         return sums["Dbar"], {"mhat": tree.lerp(memory["mhat"], sums["G"], 1.0 - mu)}
 
-    return Correction(local_rule, {"mhat": 0.0}, sends="mhat", sums=mean_delta_and_gradient, advance=advance)
+    return Correction(
+        local_rule,
+        {"mhat": 0.0},
+        sends="mhat",
+        sums=mean_delta_and_gradient,
+        advance=advance,
+        needs_sgd=GRADIENT_FROM_DELTA,
+    )

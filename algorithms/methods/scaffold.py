@@ -75,6 +75,9 @@ def control_variates(option: Literal["I", "II"], objective: Objective) -> Correc
         client=ClientState(("c_i",), _first_option if option == "I" else _second_option),
         objective=objective,
         needs_population=True,
+        needs_sgd=""
+        if option == "I"
+        else "c_i+ = c_i - c - delta_i / (K_i eta_l) is a mean gradient only for plain SGD",
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from algorithms.base import LocalSettings
 from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, WorkFailed
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
+from fl_client.training.local_steps import optimizer_of, settings_of
 from fl_common.names import check_id
+from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import check_payload_name
@@ -24,10 +25,15 @@ MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 NAME_CHARS = 64
 METHOD_CHARS = 256
 """A method's name may be module:attribute."""
+MAX_PATTERNS, PATTERN_CHARS = 64, 256
+"""Limits of the patterns of personal parameters."""
 _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
 )
+"""Kinds of which there is one resource. Of the optimizer's state there may be several, with names."""
+MAX_NAMED = 8
+"""Named resources of one assignment."""
 
 
 class InvalidEvent(ClientError):
@@ -58,12 +64,15 @@ def checked_outcome(outcome: training_pb2.Outcome) -> Key:
     return key
 
 
-def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int) -> None:
+def check_assignment(
+    assignment: training_pb2.Assignment, limits: LimitsConfig, examples: int, own_batches: int = 0
+) -> None:
     """Raises WorkFailed for values that are not valid, and for more work than the owner allows.
 
-    examples: number of examples of this device's shard.
+    examples: number of examples of this device's shard; own_batches: batches of its epoch if the task makes them.
     """
-    check_resources(assignment.resources)
+    check_resources(assignment)
+    _check_personal(assignment.personal)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
         ("payload_names", len(assignment.payload_names), MAX_PAYLOADS),
@@ -78,18 +87,50 @@ def check_assignment(assignment: training_pb2.Assignment, limits: LimitsConfig, 
             raise _unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
-    _check_work(assignment.training, limits, examples)
+    _check_work(assignment.training, limits, examples, own_batches)
 
 
-def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
-    """Raises WorkFailed for an unknown kind, and for two resources of one kind."""
-    if len(resources) > len(_KINDS):
-        raise _unsupported(f"resources: expected at most {len(_KINDS)}, got {len(resources)}")
-    kinds = [resource.kind for resource in resources]
-    if unknown := [kind for kind in kinds if kind not in _KINDS]:
-        raise _unsupported(f"resources: expected MODEL, DIRECTION and FROZEN, got kind number {unknown[0]}")
-    if len(set(kinds)) < len(kinds):
-        raise _unsupported("resources: expected each kind once, got one twice")
+def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for values that are not valid."""
+    check_resources(assignment)
+    _check_personal(assignment.personal)
+
+
+def _check_personal(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS or any(len(pattern) > PATTERN_CHARS for pattern in patterns):
+        raise _unsupported(
+            f"personal: expected at most {MAX_PATTERNS} patterns of at most {PATTERN_CHARS} characters, got"
+            f" {len(patterns)} patterns, the longest of {max(map(len, patterns))}"
+        )
+
+
+def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for an unknown kind, two resources of one kind and name, or `local_frozen` without a digest."""
+    resources = assignment.resources
+    if len(resources) > len(_KINDS) + MAX_NAMED:
+        raise _unsupported(f"resources: expected at most {len(_KINDS) + MAX_NAMED}, got {len(resources)}")
+    for resource in resources:
+        named = resource.kind == tensor_pb2.RESOURCE_KIND_OPTIMIZER
+        if not named and resource.kind not in _KINDS:
+            raise _unsupported(
+                f"resources: expected MODEL, DIRECTION, FROZEN and OPTIMIZER, got kind number {resource.kind}"
+            )
+        if bool(resource.name) != named or len(resource.name) > NAME_CHARS:
+            raise _unsupported(
+                f"resources: expected a name of at most {NAME_CHARS} characters for OPTIMIZER and for no other kind, "
+                f"got {log_text(resource.name, NAME_CHARS)!r}"
+            )
+    keys = [(resource.kind, resource.name) for resource in resources]
+    if len(set(keys)) < len(keys):
+        raise _unsupported("resources: expected each kind and name once, got one twice")
+    if not assignment.HasField("local_frozen"):
+        return
+    if (kind := assignment.local_frozen.kind) != tensor_pb2.RESOURCE_KIND_FROZEN:
+        raise _unsupported(f"local_frozen: expected the kind FROZEN, got kind number {kind}")
+    try:
+        digest_bytes(assignment.local_frozen.digest)
+    except ValueError as error:
+        raise _unsupported(f"local_frozen: {error}") from None
 
 
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
@@ -131,22 +172,21 @@ def _check_counted(assignment: training_pb2.Assignment) -> None:
         raise _unsupported("counted: expected an update of the assignment's own run, got one of another run")
 
 
-def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int) -> None:
-    try:
-        LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-    except ValueError as error:
-        raise _unsupported(f"training: {error}") from None
+def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int, own_batches: int) -> None:
+    settings_of(training)
+    optimizer_of(training)
     unit = training.WhichOneof("work")
     if unit is None:
         raise _unsupported("training: expected local_epochs or local_steps, got neither")
     amount, size = getattr(training, unit), training.batch_size
     if amount < 1 or size < 1:
         raise _unsupported(f"training: expected {unit} and batch_size of 1 or more, got {amount} and {size}")
-    if min(size, examples) > limits.max_batch_size:
-        raise _over_limit(
-            f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", min(size, examples)
-        )
-    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount})
+    if own_batches:
+        size = -(-examples // own_batches)
+    at_once = min(size, examples, training.micro_batch_size or size)
+    if at_once > limits.max_batch_size:
+        raise _over_limit(f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", at_once)
+    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches)
     if steps > limits.max_steps:
         raise _over_limit(f"at most {limits.max_steps} steps (limits.max_steps)", steps)
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from fl_client.assignments.availability import AvailabilityMonitor
-from fl_client.assignments.checks import check_assignment, check_resources
+from fl_client.assignments.checks import check_assignment, check_evaluation
 from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.failure_reports import FailureReports
 from fl_client.assignments.state_directory import StateDirectory
@@ -28,7 +28,8 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
-from fl_client.training.trainer import OnStep, Trainer, TrainingResult
+from fl_client.training.own_loop import OnStep
+from fl_client.training.trainer import AnyAssignment, Trainer, TrainingResult
 from fl_client.training.worker import Worker
 from fl_common.tracing import UNTRACED, Traces
 from protos.digests import digest_bytes, digest_text
@@ -99,8 +100,9 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         note_assigned(services.audit, assignment)
-        check_assignment(assignment, services.limits, services.trainer.examples)
-        await services.policy.check_training(assignment, services.trainer.examples)
+        data = services.trainer.examples, services.trainer.own_batches
+        check_assignment(assignment, services.limits, *data)
+        await services.policy.check_training(assignment, *data)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
@@ -117,11 +119,11 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         state = await services.state.required(services.storage.state_for, assignment)
-        if services.trainer.method_of(assignment.training).keeps_client_state:
+        if assignment.personal or services.trainer.method_of(assignment.training).keeps_client_state:
             await services.state.required(services.storage.check_limits, key[0])
-        await services.policy.begin_training(assignment, services.trainer.examples)
+        await services.policy.begin_training(assignment, services.trainer.examples, services.trainer.own_batches)
         self._show(key, "fetching the model")
-        bundles = await services.bundles.get(assignment.resources, await self._layouts())
+        bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment))
 
         def work(check: Callable[[], None]) -> TrainingResult:
             return services.trainer.train(assignment, bundles, state, self._on_step(key, check))
@@ -179,35 +181,40 @@ class AssignmentExecutor:
         """Evaluate on this device's held-out examples, and report the metrics."""
         services, key = self._services, key_of(assignment.key)
         note_evaluation(services.audit, assignment)
-        check_resources(assignment.resources)
+        check_evaluation(assignment)
         await services.policy.check_evaluation(assignment)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         self._show(key, "evaluating")
+        state = None
+        if assignment.personal:
+            state = await services.state.required(services.storage.latest_state, key[0])
         async with services.availability.while_allowed():
             await services.policy.begin_evaluation(assignment, services.trainer.held_out)
-            bundles = await services.bundles.get(assignment.resources, await self._layouts())
-            examples, metrics = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles))
+            bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment))
+            found = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles, state))
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(
                 pb.ReportEvaluationRequest(
-                    session_id=session.id, key=assignment.key, num_examples=examples, metrics=metrics
+                    session_id=session.id,
+                    key=assignment.key,
+                    num_examples=found.examples,
+                    metrics=found.metrics,
+                    without_personal=found.without_personal,
                 )
             )
 
         await services.link.call_with_retry(report)
         services.audit.note(
-            "evaluated", subject_of(key), detail=f"{examples} examples, sent {', '.join(sorted(metrics))}"
+            "evaluated", subject_of(key), detail=f"{found.examples} examples, sent {', '.join(sorted(found.metrics))}"
         )
-        log.info("evaluated", **key_fields(key), examples=examples, **metrics)
+        log.info("evaluated", **key_fields(key), examples=found.examples, **found.metrics)
 
-    async def _layouts(self) -> Layouts:
-        """The layouts of this device's model. The first call makes the model."""
+    async def _layouts(self, assignment: AnyAssignment) -> Layouts:
+        """The layouts of an assignment's bundles. The first call makes the model."""
         trainer = self._services.trainer
-        if trainer.layouts is None:
-            await self._compute(lambda check: trainer.prepare())
-        assert trainer.layouts is not None  # noqa: S101 - for the type: `prepare` sets it
-        return trainer.layouts
+        known = trainer.known_layouts(assignment)
+        return known if known is not None else await self._compute(lambda check: trainer.layouts(assignment))
 
     async def _compute(self, function: Callable[[Callable[[], None]], T]) -> T:
         """The function's result from the worker thread, within the owner's limit and the site's budget."""

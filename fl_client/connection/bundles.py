@@ -34,6 +34,9 @@ A larger one is refused at once."""
 HEADER_BYTES = 64 << 10
 """Size of a header, in addition to twice the expected manifest."""
 
+ResourceKey = tensor_pb2.ResourceKind | tuple[tensor_pb2.ResourceKind, str]
+"""The kind of a resource, and its name if it has one."""
+
 Layouts = Mapping[tensor_pb2.ResourceKind, codec.Layout]
 """Layouts of the bundles of this device's own model, by kind."""
 
@@ -44,6 +47,11 @@ class Bundle:
 
     layout: codec.Layout
     data: memoryview
+
+
+def key_of_resource(resource: tensor_pb2.Resource) -> ResourceKey:
+    """The key of a resource among those of an assignment."""
+    return (resource.kind, resource.name) if resource.name else resource.kind
 
 
 class BundleCache:
@@ -57,12 +65,10 @@ class BundleCache:
         # Training and evaluation may need the same model at the same time: only one of them fetches it.
         self._lock = asyncio.Lock()
         # By kind too: a model and a direction of zeros have the same bytes and different manifests.
-        self._held: dict[tuple[tensor_pb2.ResourceKind, bytes], Bundle] = {}
+        self._held: dict[tuple[ResourceKey, bytes], Bundle] = {}
 
-    async def get(
-        self, resources: Iterable[tensor_pb2.Resource], expected: Layouts
-    ) -> dict[tensor_pb2.ResourceKind, Bundle]:
-        """The bundles of an assignment by kind. Bundles that it does not name are released first.
+    async def get(self, resources: Iterable[tensor_pb2.Resource], expected: Layouts) -> dict[ResourceKey, Bundle]:
+        """The bundles of an assignment by kind, and by name if they have one. All others are released first.
 
         expected: the layouts of this device's model. Nothing else is fetched.
 
@@ -73,16 +79,14 @@ class BundleCache:
         async with self._lock:
             return await self._get(resources, expected)
 
-    async def _get(
-        self, resources: Iterable[tensor_pb2.Resource], expected: Layouts
-    ) -> dict[tensor_pb2.ResourceKind, Bundle]:
-        wanted = {(resource.kind, self._checked(resource, expected)): resource for resource in resources}
+    async def _get(self, resources: Iterable[tensor_pb2.Resource], expected: Layouts) -> dict[ResourceKey, Bundle]:
+        wanted = {(key_of_resource(resource), self._checked(resource, expected)): resource for resource in resources}
         held = {name: bundle for name, bundle in self._held.items() if name in wanted}
         self._held = held
         for name, resource in wanted.items():
             if name not in held:
                 held[name] = await self._fetch(ExpectedBundle(resource, expected[resource.kind]), name[1])
-        return {kind: held[kind, digest] for kind, digest in wanted}
+        return {key: held[key, digest] for key, digest in wanted}
 
     def _checked(self, resource: tensor_pb2.Resource, expected: Layouts) -> bytes:
         """The resource's digest. Raises WorkFailed unless encoding, size and kind fit this device and its model."""

@@ -16,7 +16,7 @@ _SHOWN = 5
 """Unknown fields that a message names."""
 
 
-def training_request(assignment: training_pb2.Assignment, examples: int) -> Request:
+def training_request(assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> Request:
     """The request of an assignment whose values were checked. examples: of this device's shard, 1 or more."""
     training = assignment.training
     amount = {"epochs": training.local_epochs} if training.WhichOneof("work") == "local_epochs" else {}
@@ -25,8 +25,10 @@ def training_request(assignment: training_pb2.Assignment, examples: int) -> Requ
         task=assignment.task,
         source=assignment.fingerprint.source,
         algorithm=training.algorithm.name,
-        work=work_of(examples, training.batch_size, **(amount or {"steps": training.local_steps})),
-        model_bytes=_model_bytes(assignment.resources),
+        work=work_of(
+            examples, training.batch_size, **(amount or {"steps": training.local_steps}), own_batches=own_batches
+        ),
+        model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
     )
 
@@ -37,7 +39,7 @@ def evaluation_request(assignment: training_pb2.EvaluationAssignment) -> Request
         kind="evaluation",
         task=assignment.task,
         source=assignment.fingerprint.source,
-        model_bytes=_model_bytes(assignment.resources),
+        model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
     )
 
@@ -78,5 +80,7 @@ def _messages(value: Any) -> Iterable[Message]:
     return (each for each in items if isinstance(each, Message))
 
 
-def _model_bytes(resources: Iterable[tensor_pb2.Resource]) -> int:
-    return sum(each.size_bytes for each in resources if each.kind in _OF_MODEL)
+def _model_bytes(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> int:
+    """Of the model, with the frozen parameters that are sent and those that the device has itself."""
+    sent = sum(each.size_bytes for each in assignment.resources if each.kind in _OF_MODEL)
+    return sent + assignment.local_frozen.size_bytes

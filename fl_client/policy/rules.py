@@ -62,9 +62,16 @@ def refusal(policy: Policy, request: Request) -> Verdict | None:
     return next((each for each in verdicts(policy, request) if not each.accepted), None)
 
 
-def work_of(examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None) -> Work:
-    """The work of `epochs` or `steps` on a shard of `examples`. All are 1 or more; see tasks.batches.count_steps."""
-    per_epoch = -(-examples // batch_size)
+def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
+    examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None, own_batches: int = 0
+) -> Work:
+    """The work of `epochs` or `steps` on a shard of `examples`. All are 1 or more; see tasks.batches.count_steps.
+
+    own_batches: batches of an epoch if the task makes its batches; they count with their mean size, rounded up.
+    """
+    per_epoch = own_batches or -(-examples // batch_size)
+    if own_batches:
+        batch_size = -(-examples // own_batches)
     if steps is None:
         passes = epochs or 0
         return Work(passes * per_epoch, Fraction(passes), passes * examples)

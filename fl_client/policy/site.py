@@ -124,14 +124,14 @@ class SitePolicy:
 
     # Assignments.
 
-    async def check_training(self, assignment: training_pb2.Assignment, examples: int) -> None:
+    async def check_training(self, assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> None:
         """Raises PolicyRefused, before anything is fetched. examples: of this device's shard."""
         await self._check_file()
-        self._judge(training_request(assignment, examples))
+        self._judge(training_request(assignment, examples, own_batches))
 
-    async def begin_training(self, assignment: training_pb2.Assignment, examples: int) -> None:
+    async def begin_training(self, assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> None:
         """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
-        work = training_request(assignment, examples).work
+        work = training_request(assignment, examples, own_batches).work
         assert work is not None  # noqa: S101 - for the type: training has work
         down, up = bytes_down(assignment.resources), bytes_up(assignment)
         need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)

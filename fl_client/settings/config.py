@@ -13,13 +13,14 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
+from extensions.naming import is_path
 from fl_client.errors import ConfigError
 from fl_client.settings import schedule
 from fl_common.certificates.tls_version import TlsVersion
 from fl_common.names import check_id
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 GateName = Literal["window", "gpu", "power", "temperature"]
 
@@ -54,10 +55,18 @@ def _zone(value: str) -> str:
         ) from None
 
 
+def _code_path(value: str) -> str:
+    if not is_path(value):
+        raise ValueError(f"expected module:attribute of an installed module, such as my_data:mine, got {value!r}")
+    return value
+
+
 WindowText = Annotated[str, AfterValidator(_window)]
 """A window of local time."""
 ZoneName = Annotated[str, AfterValidator(_zone)]
 """A time zone; empty for the device's own."""
+CodePath = Annotated[str, AfterValidator(_code_path)]
+"""Code of an installed module, as module:attribute."""
 
 
 class TlsConfig(Section):
@@ -111,7 +120,7 @@ class TaskConfig(Section):
 
 
 class ShardConfig(Section):
-    """This device's part of the training data, by one of partition, file and folder. Without any of them: all data."""
+    """This device's part of the training data, by one of the ways below. Without any of them: all data."""
 
     partition: dict[str, str | bool | int | float] | None = None
     """A partition made from a seed, by the fields of tasks.PartitionSpec. Devices differ only in `index`."""
@@ -119,14 +128,20 @@ class ShardConfig(Section):
     """A partition file."""
     index: int | None = Field(default=None, ge=0)
     """Number of the client in the partition, from 0."""
+    indices: Path | None = None
+    """A file with the numbers of this device's examples in the training set: a text file with one a line, or .npy."""
     folder: Path | None = None
     """A folder of the device's own files, which the task reads."""
+    query: CodePath | None = None
+    """module:function of this device. It is called without arguments at each start and returns indices, a folder (a
+    pathlib.Path), or rows, which the task reads as shard.rows."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in ("partition", "file", "folder") if getattr(self, name) is not None]
+        names = ("partition", "file", "indices", "folder", "query")
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"expected one of partition, file and folder, got {' and '.join(given)}")
+            raise ValueError(f"expected one of {', '.join(names[:-1])} and {names[-1]}, got {' and '.join(given)}")
         if given in (["partition"], ["file"]) and self.index is None:
             raise ValueError(f"{given[0]} needs an index: the number of this device's part, from 0")
         if self.index is not None and given not in (["partition"], ["file"]):
@@ -202,14 +217,14 @@ class ClientConfig(Section):
     """Directory of identity, shard, pending updates and client states. For one daemon at a time."""
     task: TaskConfig
     shard: ShardConfig = ShardConfig()
-    algorithms: list[str] = Field(default_factory=list)
+    algorithms: list[CodePath] = Field(default_factory=list)
     """Methods that the daemon loads beside those of installed packages, each as module:attribute:
     ["my_methods:sign_momentum"]. No other module is imported for a coordinator."""
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """"auto": the first CUDA device, else the CPU."""
     precision: Precision = "float32"
-    """Number format of forward and backward passes. "bfloat16" is for devices that are faster with it. Parameters and
-    updates stay float32."""
+    """Number format of forward and backward passes. "bfloat16" is for devices that are faster with it, "float16" for
+    GPUs that lack it; the loss is scaled then. Parameters and updates stay float32."""
     memory_format: MemoryFormat = "auto"
     """Order of axes of images and convolutions: "channels_last" suits CUDA and is "auto" there, "contiguous" is "auto"
     elsewhere."""
@@ -220,6 +235,9 @@ class ClientConfig(Section):
     """Use plain text with a coordinator on this machine."""
     insecure_remote: bool = False
     """Use plain text over a network, where everyone can read and change it."""
+    optimizers: list[CodePath] = Field(default_factory=list)
+    """Optimizers of other packages that runs may name, as module:Class. They are imported here. Those of torch.optim
+    need no entry."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()

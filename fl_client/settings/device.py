@@ -50,7 +50,7 @@ class Compute:
 
     precision: Precision = "float32"
     """bfloat16: by torch.autocast, with parameters, gradients and loss in float32. The loss is not scaled, because
-    bfloat16 has the exponents of float32."""
+    bfloat16 has the exponents of float32. float16: the same, and the trainer scales the loss."""
     memory_format: MemoryFormat = "auto"
     """Order of axes of images and convolutions. auto: channels_last on CUDA, contiguous elsewhere."""
 
@@ -63,8 +63,8 @@ class Compute:
         if self._channels_last(device):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's types lack it
             model.register_forward_pre_hook(_channels_last_inputs)
-        if self.precision == "bfloat16":
-            _lower_precision(model, device)
+        if self.precision != "float32":
+            _lower_precision(model, device, torch.float16 if self.precision == "float16" else torch.bfloat16)
         return model
 
     def _channels_last(self, device: torch.device) -> bool:
@@ -83,12 +83,12 @@ def _channels_last_inputs(model: nn.Module, inputs: tuple[object, ...]) -> tuple
     )
 
 
-def _lower_precision(model: nn.Module, device: torch.device) -> None:
+def _lower_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     # Only the forward pass: the backward pass takes its types from it, and the loss needs float32.
     forward = model.forward
 
     def lowered(*inputs: object, **named: object) -> object:
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, dtype):
             output = forward(*inputs, **named)
         return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output
 

@@ -71,6 +71,11 @@ class DeviceStorage:
             )
         return state.memory
 
+    def latest_state(self, run_id: str) -> Memory | None:
+        """The client state after this device's last update that counted, as far as it knows. None: there is none."""
+        state = self._states.find(run_id)
+        return None if state is None else state.memory
+
     def check_limits(self, run_id: str) -> None:
         """Raises WorkFailed if a client state of this run would exceed the owner's limits."""
         runs = {state.run_id for state in self.held_states()}

@@ -12,11 +12,17 @@ import torch
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, ShardConfig
 from fl_client.training.methods import Methods, load_methods
-from protos.fl.v1 import coordinator_pb2, training_pb2
-from tasks.base import Examples, Shard, Task, TaskError
-from tasks.loading import fingerprint, load_task
-from tasks.partitioning.file import load_partition
-from tasks.partitioning.partition import PartitionSpec, make_partition, training_groups, training_labels
+from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
+from tasks.base import Task
+from tasks.data.forms import Data, as_data
+from tasks.data.shard import Shard, checked_shard
+from tasks.errors import TaskError, task_code
+from tasks.loading import fingerprint, load_function, load_task
+from tasks.own_loop import own_loop
+from tasks.partitioning.file import load_indices, load_partition
+from tasks.partitioning.partition import PartitionSpec, partition_task, training_size
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +32,14 @@ class LocalTask:
     name: str
     task: Task
     fingerprint: training_pb2.TaskFingerprint
-    train: Examples
-    held_out: Examples
+    train: Data
+    held_out: Data
+    device: torch.device = CPU
+    """The training device: of the model, and of all batches."""
     methods: Methods = field(default_factory=dict)
     """Methods from outside that this device can train with."""
+    frozen: tensor_pb2.Resource | None = None
+    """The frozen parameters that the task gives its model. None: there are none, or they are not computed."""
 
     def offer(self) -> coordinator_pb2.TaskOffer:
         """The task as a registration offers it."""
@@ -38,6 +48,8 @@ class LocalTask:
             fingerprint=self.fingerprint,
             train_examples=len(self.train),
             eval_examples=len(self.held_out),
+            frozen=self.frozen,
+            train_batches=self.train.own_batches,
         )
 
 
@@ -54,8 +66,9 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
     try:
         task = load_task(config.task.name, config.task.options)
         version, source = fingerprint(task)
+        own_loop(task)  # one with other arguments is refused
         shard = _shard(config, state, task)
-        train, held_out = task.train_data(shard).to(device), task.eval_data(shard).to(device)
+        train, held_out = local_data(task, shard, device)
         if not len(train):
             raise TaskError("expected at least one training example in this device's shard, got none")
     except TaskError as error:
@@ -66,12 +79,23 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
         training_pb2.TaskFingerprint(version=version, source=source),
         train,
         held_out,
+        device,
         load_methods(config.algorithms),
     )
 
 
+def local_data(task: Task, shard: Shard, device: torch.device) -> tuple[Data, Data]:
+    """The training data of a shard, and its held-out part, for a device. Raises TaskError."""
+    with task_code("the task's train_data()"):
+        train = as_data(task.train_data(shard)).to(device)
+    with task_code("the task's eval_data()"):
+        return train, as_data(task.eval_data(shard)).to(device)
+
+
 def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:
     """This device's shard, as it was made on the first start. Later changes of the partition's code have no effect."""
+    if config.shard.query is not None:
+        return _queried(config.shard.query)
     configured = {"task": config.task.name, **config.shard.model_dump(mode="json", exclude_none=True)}
 
     def make() -> list[int] | None:
@@ -82,18 +106,26 @@ def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:
     return _shard_of(state.shard(configured, make), config.shard)
 
 
+def _queried(name: str) -> Shard:
+    """The shard that this device's own query function returns now."""
+    function = load_function(name)
+    with task_code(f"the query {name}"):
+        return checked_shard(function())
+
+
 def _shard_of(indices: list[int] | None, shard: ShardConfig) -> Shard:
     return Shard(None if indices is None else torch.tensor(indices, dtype=torch.int64), shard.folder)
 
 
 def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
+    if shard.indices is not None:
+        return load_indices(shard.indices, training_size(task)).tolist()
     if shard.index is None:
         return None
-    labels = training_labels(task)
     if shard.partition is not None:
-        parts = make_partition(_partition_spec(shard.partition), labels, training_groups(task))
+        parts = partition_task(_partition_spec(shard.partition), task)
     else:
-        parts = load_partition(shard.file or Path(), len(labels)).parts
+        parts = load_partition(shard.file or Path(), training_size(task)).parts
     if shard.index >= len(parts):
         raise ConfigError(f"shard.index: expected 0 to {len(parts) - 1} of {len(parts)} clients, got {shard.index}")
     return [int(index) for index in parts[shard.index]]

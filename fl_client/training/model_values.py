@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from torch import nn
 
 from algorithms.base import Tensors
 from algorithms.model_state import ModelState, fill, state_views, trainable_views
-from fl_client.connection.bundles import Bundle, Layouts
+from algorithms.optimizers.spec import PREFIX
+from algorithms.precision import widened
+from fl_client.connection.bundles import Bundle, Layouts, ResourceKey
 from fl_client.errors import WorkFailed
 from protos.codec import Layout, LayoutError, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
-Bundles = Mapping[tensor_pb2.ResourceKind, Bundle]
-"""The bundles of an assignment, by kind."""
+Bundles = Mapping[ResourceKey, Bundle]
+"""The bundles of an assignment, by kind, and by name if they have one."""
 
 
-def layouts_of(model: nn.Module) -> Layouts:
-    """The layouts of this model's bundles."""
-    here = state_views(model)
+def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: bool = False) -> Layouts:
+    """The layouts of this model's bundles.
+
+    personal: names of the parameters and buffers that are personal. own_frozen: the model's own frozen parameters are
+    not sent.
+    """
+    here = _received(model, personal, own_frozen=own_frozen)
     layouts = {
         tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
         tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
+        tensor_pb2.RESOURCE_KIND_OPTIMIZER: Layout.of(widened(here.trainable), here.trainable.keys()),
     }
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
-def load(model: nn.Module, bundles: Bundles) -> Tensors:
+def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, own_frozen: bool = False) -> Tensors:
     """Give the model the values of the round. Returns x, the trainable values in the bundle's memory, read only.
+
+    Personal parameters get their initial values. own_frozen: the model's own frozen parameters stay.
 
     Raises WorkFailed when the layout is that of another model.
     """
-    here = state_views(model)
+    here = _received(model, personal, own_frozen=own_frozen)
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
@@ -42,17 +52,38 @@ def load(model: nn.Module, bundles: Bundles) -> Tensors:
     return trainable
 
 
-def direction(model: nn.Module, bundles: Bundles) -> Tensors | None:
+def _received(model: nn.Module, personal: Collection[str], *, own_frozen: bool) -> ModelState:
+    """Views of the values that a run sends."""
+    here = state_views(model, personal)
+    if not own_frozen:
+        return here
+    return replace(here, frozen={name: each for name, each in here.frozen.items() if name in personal})
+
+
+def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors | None:
     """The direction bundle, if there is one. Raises WorkFailed for another layout than the trainable tensors'."""
     if tensor_pb2.RESOURCE_KIND_DIRECTION not in bundles:
         return None
-    x = trainable_views(model)
+    x = trainable_views(model, personal)
     return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
 
 
-def _tensors(bundles: Bundles, kind: tensor_pb2.ResourceKind, expected: Layout) -> Tensors:
+def optimizer_state(model: nn.Module, bundles: Bundles) -> dict[str, Tensors]:
+    """The averaged state of the local optimizer, if the coordinator sent one, by its symbols.
+
+    Raises WorkFailed for another layout than that of the trainable tensors in the state's dtypes.
+    """
+    keys = [key for key in bundles if isinstance(key, tuple)]
+    if not keys:
+        return {}
+    x = widened(trainable_views(model))
+    layout = Layout.of(x, x.keys())
+    return {f"{PREFIX}{key[1]}": _tensors(bundles, key, layout) for key in keys}
+
+
+def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
     """The tensors of a bundle. Raises WorkFailed unless it has the expected layout."""
-    name = tensor_pb2.ResourceKind.Name(kind)
+    name = tensor_pb2.ResourceKind.Name(kind[0] if isinstance(kind, tuple) else kind)
     if (bundle := bundles.get(kind)) is None:
         raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
     if difference := expected.difference(bundle.layout):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from google.protobuf.json_format import Error as JsonError
@@ -12,9 +12,12 @@ from torch import Tensor
 
 import algorithms
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
+from algorithms.optimizers.federated import with_optimizer
+from algorithms.parameters import AlgorithmError
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, name_of, work_digest
+from fl_client.training.local_steps import optimizer_of
 from fl_client.training.methods import NO_METHODS, Methods, check_method
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -22,17 +25,34 @@ from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
 
-def method_of(training: training_pb2.LocalTraining, methods: Methods = NO_METHODS) -> Algorithm:
-    """The method that an assignment names. Raises WorkFailed if it is unknown, or if its code differs here.
+def method_of(
+    training: training_pb2.LocalTraining, methods: Methods = NO_METHODS, optimizers: Collection[str] = ()
+) -> Algorithm:
+    """The method that an assignment names, with its local optimizer.
 
-    methods: those from outside on this device.
+    methods: those from outside on this device. optimizers: classes of other packages that this device's settings list;
+    they are imported with the first step. Raises WorkFailed if the method is unknown, or if its code differs here.
     """
     spec = training.algorithm
     check_method(spec, methods)
     try:
-        return algorithms.build(spec.name, **MessageToDict(spec.parameters))
+        algorithm = algorithms.build(spec.name, **MessageToDict(spec.parameters))
     except (ValueError, TypeError, LookupError, JsonError) as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
+    optimizer = optimizer_of(training)
+    try:
+        return with_optimizer(algorithm, optimizer, optimizers)
+    except AlgorithmError as error:
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"optimizer {optimizer.name!r}: {error}") from error
+
+
+def check_loop(algorithm: Algorithm) -> None:
+    """Raises WorkFailed if a training loop of the task's own cannot make the method's steps, not even inexactly."""
+    if why := algorithm.loop_conflict(inexact=True):
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"algorithm {algorithm.name!r}: expected another method for a task that has its own training loop: {why}",
+        )
 
 
 def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Exchange:
@@ -78,6 +98,10 @@ def check_finite(update: ClientUpdate) -> None:
     """Raises WorkFailed if the loss or a value of a payload is NaN or infinite."""
     if update.loss is not None and not math.isfinite(update.loss):
         raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
+    for number, values in enumerate(update.epochs):
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
     for name, tensor in _all_tensors(update):
         # A finite sum proves finite values. Each element is checked only if the sum is not finite.
         if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
@@ -109,6 +133,7 @@ def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, exa
         training_loss=computed.loss,
         training_seconds=seconds,
         state_epoch=assignment.state_epoch,
+        epochs=[training_pb2.EpochMetrics(values=values) for values in computed.epochs],
     )
     return Update(work_digest(assignment), header, tuple(pieces))
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import structlog
 import torch
 from torch import nn
 
 from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, Exchange, LocalSettings, Memory, Tensors
+from algorithms.base import Algorithm, ClientContext, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
+from algorithms.optimizers.spec import PREFIX
+from algorithms.optimizers.steps import check_state
 from algorithms.parameters import AlgorithmError
 from algorithms.precision import widened
 from fl_client.connection.bundles import Layouts
@@ -24,23 +27,28 @@ from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
+from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
+from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
+from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import batches, count_steps, ordered_batches, seed_everything
+from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
+from tasks.own_loop import MAX_EPOCHS, own_loop
+
+log = structlog.get_logger()
 
 
 class Interrupted(Exception):
     """Raised by an `on_step` to end the training: its result is not needed."""
 
 
-OnStep = Callable[[int, int], object]
-"""Called after each step, or batch of a full gradient, with its number from 1 and the total.
-
-An exception that it raises ends the training.
-"""
+AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
+"""What both have: the values to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +60,41 @@ class TrainingResult:
     """None where the method has no client state in this exchange."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a device measured on its held-out examples."""
+
+    examples: int
+    metrics: dict[str, float]
+    """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
+    without_personal: dict[str, float]
+    """With personal parameters: the same with their initial values. Otherwise empty."""
+
+
 class Trainer:
     """The model of one task, on the data's device, which gets the coordinator's values for each assignment.
 
     One thread at a time: the methods seed torch's default generators, which the process shares.
     """
 
-    def __init__(self, local: LocalTask, model: nn.Module | None = None, compute: Compute = DEFAULT_COMPUTE) -> None:
+    def __init__(
+        self,
+        local: LocalTask,
+        model: nn.Module | LocalModel | None = None,
+        compute: Compute = DEFAULT_COMPUTE,
+        optimizers: Collection[str] = (),
+    ) -> None:
         """model: the task's, on the data's device. Trainers that take turns may share one. None: made when needed.
 
         compute: precision and memory format of a model that is made here.
+        optimizers: classes of other packages that may be imported for local steps.
         """
-        self._local, self._compute = local, compute
-        self._model = model
-        self.layouts: Layouts | None = None
-        """Layouts of the model's bundles. None before `prepare`."""
+        self._local, self._compute, self._optimizers = local, compute, optimizers
+        if model is None:
+            model = LocalModel(local.task.model, lambda module: compute.prepared(module, local.device))
+        self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
+        self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
+        """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
 
     @property
     def examples(self) -> int:
@@ -74,15 +102,40 @@ class Trainer:
         return len(self._local.train)
 
     @property
+    def own_batches(self) -> int:
+        """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+        return self._local.train.own_batches
+
+    @property
     def held_out(self) -> int:
         """Number of held-out examples of this device."""
         return len(self._local.held_out)
 
-    def prepare(self) -> None:
-        """Make the model, if there is none, and set `layouts`. Raises WorkFailed."""
-        model = self._get_model()
+    def layouts(self, assignment: AnyAssignment) -> Layouts:
+        """The layouts of an assignment's bundles. The first call makes the model. Raises WorkFailed."""
+        if (known := self.known_layouts(assignment)) is not None:
+            return known
+        model, (personal, own_frozen) = self._get_model(), _layouts_key(assignment)
         with _task_failures():
-            self.layouts = model_values.layouts_of(model)
+            layouts = model_values.layouts_of(model, own.names_in(model, personal), own_frozen=own_frozen)
+        self._layouts = {(personal, own_frozen): layouts}  # a coordinator may have many runs: the latest is kept
+        return layouts
+
+    def known_layouts(self, assignment: AnyAssignment) -> Layouts | None:
+        """What `layouts` returns at once; None if it has to make the model, or to look at it."""
+        return self._layouts.get(_layouts_key(assignment))
+
+    def own_frozen(self) -> tensor_pb2.Resource | None:
+        """The frozen parameters that the task gives its model, for the registration; None if there are none.
+
+        Makes the model. One that cannot be made is logged here, and reported with the first assignment.
+        """
+        try:
+            with _task_failures():
+                return self._model.frozen
+        except WorkFailed as error:
+            log.warning("model_not_made", task=self._local.name, reason=str(error))
+            return None
 
     def train(
         self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
@@ -98,41 +151,64 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
-        model, x = self._load(bundles)
+        personal = own.names_in(self._get_model(), assignment.personal)
+        model, x = self._load(assignment, bundles, personal)
+        own.load(model, personal, client_state)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
-            model_values.direction(model, bundles),
-            _state_of(algorithm, model, client_state),
+            model_values.direction(model, bundles, personal),
+            _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
             self._omega(algorithm, training),
+            model_values.optimizer_state(model, bundles),
         )
-        settings = LocalSettings(training.learning_rate, training.weight_decay, training.max_gradient_norm)
-        work = Work(algorithm, context, settings, assignment.key.exchange, x)
+        settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
+        work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         started = time.monotonic()
         with _task_failures():
             data, steps = self._data(training, exchange)
+            if exchange.trains and (loop := own_loop(self._local.task)) is not None:
+                payloads.check_loop(algorithm)
+                round_ = Round(assignment.key.round, context.direction, on_step)
+                data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
             seed_everything(training.seed)
             computed = answer(model, data, work, on_step=lambda step: on_step(step + 1, steps))
         seconds = time.monotonic() - started
         payloads.check_finite(computed)
-        update = payloads.pack_update(assignment, computed, len(self._local.train), seconds)
+        update = payloads.pack_update(assignment, computed, computed.examples or len(self._local.train), seconds)
         keeps_state = algorithm.keeps_client_state and exchange.trains
-        return TrainingResult(update, NextState.of(algorithm, context, computed) if keeps_state else None)
+        next_state = NextState.of(algorithm, context, computed) if keeps_state else None
+        return TrainingResult(update, own.added(next_state, computed.personal))
 
-    def evaluate(self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles) -> tuple[int, dict[str, float]]:
-        """The number of held-out examples, and the mean of each metric over them. Raises WorkFailed as `train` does."""
+    def evaluate(
+        self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None
+    ) -> Evaluation:
+        """The mean of each metric over the held-out examples. Raises WorkFailed as `train` does.
+
+        client_state: the run's, whose personal values are used. None: their initial values.
+        """
         self.check_task(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
-        model, _ = self._load(bundles)
+        personal = own.names_in(self._get_model(), assignment.personal)
+        model, _ = self._load(assignment, bundles, personal)
+        metrics = self._metrics(model)
+        without = {}
+        if personal:
+            without = metrics
+            own.load(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
+            metrics = self._metrics(model) if client_state is not None else without
+        return Evaluation(len(self._local.held_out), metrics, without)
+
+    def _metrics(self, model: nn.Module) -> dict[str, float]:
         with _task_failures():
             metrics = evaluate(self._local.task, model, self._local.held_out)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
-        return len(self._local.held_out), metrics
+        return metrics
 
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
-        return payloads.method_of(training, self._local.methods)
+        return payloads.method_of(training, self._local.methods, self._optimizers)
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""
@@ -146,24 +222,29 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, bundles: Bundles) -> tuple[nn.Module, Tensors]:
+    def _load(self, assignment: AnyAssignment, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, and x in the bundle's memory."""
+        if assignment.HasField("local_frozen"):
+            with _task_failures():
+                model = self._model.with_own_frozen(assignment.local_frozen)
+            return model, model_values.load(model, bundles, personal, own_frozen=True)
         model = self._get_model()
-        return model, model_values.load(model, bundles)
+        if tensor_pb2.RESOURCE_KIND_FROZEN in bundles:
+            self._model.replaced()
+        return model, model_values.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
-        if self._model is None:
-            with _task_failures():
-                self._model = self._compute.prepared(self._local.task.model(), self._local.train.inputs.device)
-        return self._model
+        with _task_failures():
+            return self._model.module()
 
-    def _context(self, direction: Tensors | None, state: Memory, omega: float) -> ClientContext:
+    def _context(self, direction: Tensors | None, state: Memory, omega: float, optimizer: Memory) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
-        device = self._local.train.inputs.device
+        device = self._local.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},
             omega,
+            {symbol: _moved(tensors, device) for symbol, tensors in optimizer.items()},
         )
 
     def _omega(self, algorithm: Algorithm, training: training_pb2.LocalTraining) -> float:
@@ -183,20 +264,21 @@ class Trainer:
 
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
-        examples, size = self._local.train, training.batch_size
-        work = {
-            "epochs": training.local_epochs if training.WhichOneof("work") == "local_epochs" else None,
-            "steps": training.local_steps if training.WhichOneof("work") == "local_steps" else None,
-        }
-        steps: Batches = batches(examples, size, training.seed, **work)
-        total = count_steps(len(examples), size, epochs=1) if exchange.passes else 0
-        total += count_steps(len(examples), size, **work) if exchange.trains else 0
-        return LocalData(steps, ordered_batches(examples, size), self._local.task.loss), total
+        local, size, task = self._local.train, training.batch_size, self._local.task
+        work, own_batches = work_of(training), local.own_batches
+        steps: Batches = batches(local, size, training.seed, **work)
+        total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
+        count = count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
+        # With one epoch its mean loss is the training loss.
+        several = 1 < training.local_epochs <= MAX_EPOCHS
+        epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
+        whole, forward = ordered_batches(local, size), forward_of(task)
+        return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
 
 
-def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | None) -> Memory:
+def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
-    initial = algorithm.client_init(trainable_views(model))
+    initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
     try:
@@ -204,9 +286,14 @@ def _state_of(algorithm: Algorithm, model: nn.Module, client_state: Memory | Non
         kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, x)
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}
+
+
+def _layouts_key(assignment: AnyAssignment) -> tuple[tuple[str, ...], bool]:
+    return tuple(assignment.personal), assignment.HasField("local_frozen")
 
 
 def _moved(tensors: Tensors, device: torch.device) -> Tensors:

@@ -114,7 +114,7 @@ def _run(settings: DemoSettings, console: Console) -> Demo:
 def _write_results(done: Demo, console: Console, context: Context) -> None:
     """Write the files and print the comparison."""
     settings, facts = done.settings, as_json(done)
-    plot.draw(settings, done.results, settings.out / PLOT)
+    plot.draw(settings, done.results, settings.out / PLOT, done.data.method)
     (settings.out / NUMBERS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (settings.out / PAGE).write_text(report.page(done, PLOT, NUMBERS), encoding="utf-8")
     if context.as_json:

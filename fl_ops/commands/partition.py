@@ -70,16 +70,22 @@ def partition(
     fields = {"method": method, "clients": clients, "seed": seed, "alpha": alpha, "prior_scaled": prior_scaled}
     fields |= {"rotate": rotate, "classes": classes, "min_examples": min_examples, "stratified": stratified}
     counts = _partition(task, data_root, {**fields, "sigma": sigma}, out)
-    sizes = [sum(row) for row in counts.by_client]
-    facts = {"path": str(out), "num_examples": counts.num_examples, "examples": sizes, "classes": counts.by_client}
-    output.show(facts, _table(counts.by_client), context.as_json)
+    facts = {"path": str(out), "num_examples": counts.num_examples, "examples": counts.sizes}
+    if counts.by_client is None:
+        output.show(facts, _sizes(counts.sizes), context.as_json)
+    else:
+        output.show({**facts, "classes": counts.by_client}, _table(counts.by_client), context.as_json)
 
 
 class _Counts(NamedTuple):
-    """num_examples: size of the training set; by_client: number of examples of each class, for each client."""
+    """The numbers of a partition."""
 
     num_examples: int
-    by_client: list[list[int]]
+    """Size of the training set."""
+    sizes: list[int]
+    """Examples of each client."""
+    by_client: list[list[int]] | None
+    """Examples of each class, for each client. None for a task without classes."""
 
 
 def _partition(task: str, data_root: Path | None, fields: dict[str, Any], out: Path) -> _Counts:
@@ -91,15 +97,25 @@ def _partition(task: str, data_root: Path | None, fields: dict[str, Any], out: P
     try:
         spec = tasks.PartitionSpec(**fields)
         loaded = tasks.load_task(task, options)
-        labels = tasks.training_labels(loaded)
-        parts = tasks.make_partition(spec, labels, tasks.training_groups(loaded))
-        tasks.save_partition(out, tasks.Partition(spec, len(labels), parts))
+        total, parts = tasks.training_size(loaded), tasks.partition_task(spec, loaded)
+        tasks.save_partition(out, tasks.Partition(spec, total, parts))
     except tasks.TaskError as exc:
         raise UsageError(str(exc)) from exc
     except OSError as exc:
         raise Refused(f"{out} cannot be written: {exc.strerror or exc}") from exc
-    classes, numbers = labels.unique(return_inverse=True)
-    return _Counts(len(labels), [numbers[part].bincount(minlength=len(classes)).tolist() for part in parts])
+    sizes = [len(part) for part in parts]
+    try:
+        classes, numbers = tasks.training_labels(loaded).unique(return_inverse=True)
+    except tasks.TaskError:
+        return _Counts(total, sizes, None)
+    return _Counts(total, sizes, [numbers[part].bincount(minlength=len(classes)).tolist() for part in parts])
+
+
+def _sizes(sizes: list[int]) -> RenderableType:
+    table = FittedTable((">Client", ">Examples"))
+    for client, size in enumerate(sizes):
+        table.add_row(str(client), str(size))
+    return table
 
 
 def _table(counts: list[list[int]]) -> RenderableType:

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fl_ops.demo.settings import DIRICHLET_ALPHA, DemoSettings
 from fl_ops.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks import PartitionSpec, Task
+    from tasks.data.forms import Data
 
 METRIC = "accuracy"
 
 
 @dataclass(frozen=True)
 class PartitionedData:
-    """Facts on the data. classes: for each client, its number of examples of each class."""
+    """Facts on the data."""
 
     held_out: str
     evaluation_examples: int
     classes: tuple[tuple[int, ...], ...]
+    """For each client, its number of examples of each class; one number for a task without classes."""
+    method: str = "dirichlet"
+    """The partition method: "natural" or "iid" for a task without classes."""
 
 
 def partition(settings: DemoSettings, path: Path) -> PartitionedData:
-    """Write the partition to `path`. Raises UsageError for an unusable task, algorithm or number of clients."""
+    """Write the partition to `path`. Raises UsageError for an unusable task, algorithm or number of clients.
+
+    It is by class, or by the task's groups, or random, whichever the task's data first allows.
+    """
     # Imported here: torch takes seconds to load, and the coordinator starts in the meantime.
     import algorithms
-    from tasks import Partition, PartitionSpec, TaskError, load_task, make_partition, save_partition, training_labels
+    from tasks import Partition, TaskError, load_task, save_partition, training_size
+    from tasks.data.forms import as_data
 
     _check_algorithms(settings.algorithms, algorithms.names())
     try:
         task = load_task(settings.task, settings.options)
-        labels = training_labels(task)
-        spec = PartitionSpec("dirichlet", settings.clients, settings.seed, DIRICHLET_ALPHA)
-        parts = make_partition(spec, labels)
-        save_partition(path, Partition(spec, len(labels), parts))
-        held_out = task.eval_data()
-        metrics = task.metrics(task.model()(held_out[:2].inputs), held_out[:2].targets)
+        spec, parts, labels = _parts(settings, task)
+        save_partition(path, Partition(spec, training_size(task), parts))
+        held_out = as_data(task.eval_data())
+        metrics = _metrics(task, held_out)
     except TaskError as exc:
         raise UsageError(f"task {settings.task}: {exc}") from exc
     except Exception as exc:  # the task is the user's code, which may raise anything
@@ -45,9 +57,39 @@ def partition(settings: DemoSettings, path: Path) -> PartitionedData:
             f"the demo compares by the metric {METRIC!r}, and task {settings.task} has {', '.join(metrics) or 'none'}: "
             "add it to metrics()"
         )
-    numbers = labels.unique(return_inverse=True)[1]
-    counts = tuple(tuple(numbers[part].bincount(minlength=int(numbers.max()) + 1).tolist()) for part in parts)
-    return PartitionedData(str(getattr(task, "held_out", "")), len(held_out), counts)
+    if labels is None:
+        counts = tuple((len(part),) for part in parts)
+    else:
+        numbers = labels.unique(return_inverse=True)[1]
+        counts = tuple(tuple(numbers[part].bincount(minlength=int(numbers.max()) + 1).tolist()) for part in parts)
+    return PartitionedData(str(getattr(task, "held_out", "")), len(held_out), counts, spec.method)
+
+
+def _parts(settings: DemoSettings, task: Task) -> tuple[PartitionSpec, list[Tensor], Tensor | None]:
+    """The partition, and the class of each example if there are classes."""
+    from tasks import PartitionSpec, TaskError, make_partition, partition_task, training_groups, training_labels
+
+    try:
+        labels = training_labels(task)
+    except TaskError:
+        groups = training_groups(task)
+        natural = groups is not None and len(groups.unique()) >= settings.clients
+        spec = PartitionSpec("natural" if natural else "iid", settings.clients, settings.seed)
+        return spec, partition_task(spec, task), None
+    spec = PartitionSpec("dirichlet", settings.clients, settings.seed, DIRICHLET_ALPHA)
+    return spec, make_partition(spec, labels), labels
+
+
+def _metrics(task: Task, held_out: Data) -> Collection[str]:
+    """Names of the metrics, of one small batch."""
+    import torch
+
+    from tasks.batches import batches
+    from tasks.data.forms import forward_of
+
+    batch = next(batches(held_out, 2, seed=0, steps=1))
+    with torch.random.fork_rng(devices=[]):
+        return list(task.metrics(*forward_of(task)(task.model(), batch)))
 
 
 def _check_algorithms(wanted: Sequence[str], known: Sequence[str]) -> None:

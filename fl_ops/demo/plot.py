@@ -15,8 +15,11 @@ _COLOURS = ("#0b6e99", "#d1642e", "#5b8c3a", "#8a4f9e", "#8c6d1f")
 _INK, _PALE = "#333333", "#b8b8b8"
 
 
-def draw(settings: DemoSettings, results: Sequence[Result], path: Path) -> None:
-    """Write the plot as PNG: all rounds, and next to them the last ones enlarged. Opens no window."""
+def draw(settings: DemoSettings, results: Sequence[Result], path: Path, method: str = "dirichlet") -> None:
+    """Write the plot as PNG: all rounds, and next to them the last ones enlarged. Opens no window.
+
+    method: of the partition.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -29,24 +32,23 @@ def draw(settings: DemoSettings, results: Sequence[Result], path: Path) -> None:
         _frame(axes)
         for result, colour in zip(results, _COLOURS * len(results), strict=False):
             _curve(axes, result, colour)
-    _all_rounds(panels[0], settings)
+    _all_rounds(panels[0], settings, method)
     if enlarge:
         _last_rounds(panels[1], settings.rounds, results)
     figure.savefig(path)
 
 
-def _heading(settings: DemoSettings) -> str:
-    return (
-        f"{settings.task}, {settings.clients_per_round} of {settings.clients} clients a round, Dirichlet "
-        f"{DIRICHLET_ALPHA:g}, seed {settings.seed}"
-    )
+def _heading(settings: DemoSettings, method: str) -> str:
+    how = f"Dirichlet {DIRICHLET_ALPHA:g}" if method == "dirichlet" else f"{method} partition"
+    clients = f"{settings.clients_per_round} of {settings.clients} clients a round"
+    return f"{settings.task}, {clients}, {how}, seed {settings.seed}"
 
 
-def _all_rounds(axes: Any, settings: DemoSettings) -> None:
+def _all_rounds(axes: Any, settings: DemoSettings, method: str) -> None:
     axes.set_xlim(0.5, settings.rounds + 0.5)
     axes.set_ylim(0, 102)
     axes.set_ylabel("Accuracy on held-out data, %", color=_INK)
-    axes.set_title(_heading(settings), loc="left", color=_INK, fontsize=11)
+    axes.set_title(_heading(settings, method), loc="left", color=_INK, fontsize=11)
     axes.annotate(
         percent(TARGET, 0), (0.995, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(0, -3),
         textcoords="offset points", ha="right", va="top", color="#777777", fontsize=9,

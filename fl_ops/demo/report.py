@@ -18,6 +18,12 @@ from fl_ops.render.fitted import FirstThatFits, FittedTable
 from fl_ops.render.units import duration, percent, size
 
 _BY_SEED = ("mean_by_seed", "worst_by_seed")
+_HOW = {
+    "dirichlet": f"The classes were partitioned with Dirichlet {DIRICHLET_ALPHA:g}",
+    "natural": "The examples were partitioned by the groups of the task (`train_groups`)",
+    "iid": "The task has neither classes nor groups, so the examples were partitioned at random",
+}
+"""Partition method -> the sentence about it."""
 _MOST_CLASSES = 20
 """With more classes, the page has their number only."""
 
@@ -82,10 +88,11 @@ def _setup(demo: Demo, numbers: str) -> Iterator[str]:
         f"has{held_out}."
     )
     yield (
-        f"The classes were partitioned with Dirichlet {DIRICHLET_ALPHA:g}; each client has "
-        f"{few if few == many else f'{few} to {many}'} examples:"
+        f"{_HOW[demo.data.method]}; each client has {few if few == many else f'{few} to {many}'} examples"
+        f"{':' if demo.data.method == 'dirichlet' else '.'}"
     )
-    yield _classes(demo.data.classes)
+    if demo.data.method == "dirichlet":
+        yield _classes(demo.data.classes)
     yield (
         f"All daemons were present after {duration(demo.start_seconds)}; the demo took {duration(demo.seconds)}. "
         "Bytes down and up are tensor bytes. Versions: "

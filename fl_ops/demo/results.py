@@ -132,10 +132,11 @@ def as_json(demo: Demo) -> dict[str, Any]:
             "clients_per_round": settings.clients_per_round,
             "epochs": EPOCHS,
             "batch_size": BATCH_SIZE,
-            "partition": {"method": "dirichlet", "alpha": DIRICHLET_ALPHA, "seed": settings.seed},
+            "partition": _partition(demo.data.method, settings.seed),
             "device": "cpu",
         },
-        "classes_by_client": demo.data.classes,
+        "classes_by_client": demo.data.classes if demo.data.method == "dirichlet" else None,
+        "examples_by_client": [sum(row) for row in demo.data.classes],
         "algorithms": {result.method.algorithm: _result_as_json(result) for result in demo.results},
         "grid": read_grid() if settings.tuned else None,
         "versions": versions(),
@@ -159,3 +160,7 @@ def _result_as_json(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 2),
         "rounds": [asdict(one) for one in result.rounds],
     }
+
+
+def _partition(method: str, seed: int) -> dict[str, Any]:
+    return {"method": method, **({"alpha": DIRICHLET_ALPHA} if method == "dirichlet" else {}), "seed": seed}

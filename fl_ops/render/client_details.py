@@ -12,7 +12,7 @@ from fl_ops.render import units
 from fl_ops.render.states import client_state, refused_runs
 from fl_ops.render.tables import history_table
 from fl_ops.render.units import NOTHING
-from protos.fl.v1 import admin_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2
 
 _UNKNOWN = "an unknown address"
 
@@ -31,7 +31,7 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         *_session_rows(details),
         ("standing", details.standing.reason if details.HasField("standing") else ""),
         ("updates", f"{client.updates_counted:,} counted, {client.updates_refused:,} refused"),
-        ("tasks", ", ".join(f"{offer.name} ({offer.train_examples:,} examples)" for offer in client.tasks)),
+        ("tasks", ", ".join(f"{offer.name} ({_amount(offer)})" for offer in client.tasks)),
         ("methods", ", ".join(offer.name for offer in client.methods)),
         ("labels", " ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
         ("device", f"{client.device.name or client.device.kind}{memory}"),
@@ -43,6 +43,11 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         if value not in ("", NOTHING):
             grid.add_row(name, Text(units.plain(value)))
     return Group(grid, Text(), history_table(details.history))
+
+
+def _amount(offer: coordinator_pb2.TaskOffer) -> str:
+    batches = f" in {offer.train_batches:,} batches" if offer.train_batches else ""
+    return f"{offer.train_examples:,} examples{batches}"
 
 
 def _session_rows(details: admin_pb2.GetClientResponse) -> list[tuple[str, str]]:

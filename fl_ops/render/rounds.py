@@ -56,6 +56,28 @@ def round_details_table(rounds: Sequence[admin_pb2.RoundSummary]) -> FittedTable
     return table
 
 
+def local_epochs_table(rounds: Sequence[admin_pb2.RoundSummary]) -> FittedTable:
+    """A row for each round and metric that clients measured in their local epochs, with the values in order."""
+    table = FittedTable((">Round", "Metric", "In each local epoch"))
+    for summary in rounds:
+        names = sorted({name for epoch in summary.local_epochs for name in epoch.values})
+        for name in names:
+            values = [epoch.values.get(name) for epoch in summary.local_epochs]
+            table.add_row(str(summary.round), Text(units.plain(name)), _shortened([_number(value) for value in values]))
+    return table
+
+
+def _shortened(values: Sequence[str]) -> str:
+    """All values, or the first and the last ones of many."""
+    if len(values) > 2 * _EPOCHS_SHOWN:
+        values = [*values[:_EPOCHS_SHOWN], "...", *values[-_EPOCHS_SHOWN:]]
+    return " ".join(values)
+
+
+_EPOCHS_SHOWN = 5
+"""First and last epochs of a round with many."""
+
+
 def _spread(row: Row) -> str:
     """Mean and deviation of the accuracy over clients: 81.20 ± 3.10 %."""
     if row.on_clients is None:

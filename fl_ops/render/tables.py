@@ -12,7 +12,7 @@ from fl_ops.render import units, waits
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.health import health_rows, lowest_loss
 from fl_ops.render.progress import Row
-from fl_ops.render.rounds import round_details_table, rounds_table
+from fl_ops.render.rounds import local_epochs_table, round_details_table, rounds_table
 from fl_ops.render.schedules import schedules_text
 from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
 from fl_ops.render.target import TargetCost
@@ -83,6 +83,8 @@ def run_details(
     """One run and its committed rounds. target: the cost of reaching it; details: a second table of the rounds."""
     rows = [Row.committed(summary) for summary in response.rounds]
     more: list[RenderableType] = [Text(), round_details_table(response.rounds)] if details else []
+    if details and any(summary.local_epochs for summary in response.rounds):
+        more += [Text(), local_epochs_table(response.rounds)]
     return Group(run_summary(response.run, target), Text(), rounds_table(rows), *more)
 
 

@@ -14,7 +14,7 @@ from algorithms import build
 from fl_client.errors import StartError
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.settings.identity import identity_of
-from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.data import LocalTask, load_local_task, local_data
 from fl_client.training.methods import NO_METHODS, Methods
 from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
@@ -32,8 +32,10 @@ from tasks import (
     make_partition,
     training_groups,
     training_labels,
+    training_size,
 )
 from tasks.base import task_code
+from tasks.data.forms import Data, TaskData, as_data
 
 ALL = Shard()
 CPU = torch.device("cpu")
@@ -65,9 +67,7 @@ class SimulatedClients(Mapping[str, LocalTask]):
         indices = self._parts[client]
         if self._all_examples is not None:
             return self._local(self._all_examples[indices], self._all_examples[:0])
-        with task_code("the task's train_data() or eval_data()"):
-            train, held_out = self.task.train_data(Shard(indices)), self.task.eval_data(Shard(indices))
-        local = self._loaded[client] = self._local(train, held_out)
+        local = self._loaded[client] = self._local(*local_data(self.task, Shard(indices), CPU))
         return local
 
     def __iter__(self) -> Iterator[str]:
@@ -83,18 +83,24 @@ class SimulatedClients(Mapping[str, LocalTask]):
             return sum(map(len, self._parts.values()))
         return sum(len(self[client].train) for client in self)
 
-    def _local(self, train: Examples, held_out: Examples) -> LocalTask:
+    def _local(self, train: Data, held_out: Data) -> LocalTask:
         if not len(train):
             raise TaskError("expected at least one training example for each client, got none: use fewer clients")
-        return LocalTask(self._name, self.task, self._fingerprint, train, held_out, self._methods)
+        return LocalTask(self._name, self.task, self._fingerprint, train, held_out, methods=self._methods)
 
 
 def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:
-    """The whole training set if the task cuts shards from it unchanged, tested with one shard; otherwise None."""
+    """The whole training set if the task cuts shards from it unchanged, tested with one shard; otherwise None.
+
+    Only Examples are compared. Other data is not in memory, so that a shard of it costs little.
+    """
     shard = Shard(part)
-    if len(task.eval_data(shard)):
+    one = task.train_data(shard)
+    if not isinstance(one, Examples) or len(as_data(task.eval_data(shard))):
         return None
-    whole, one = task.train_data(ALL), task.train_data(shard)
+    whole = task.train_data(ALL)
+    if not isinstance(whole, Examples):
+        return None
     cut = whole[part] if len(part) and int(part.max()) < len(whole) else whole[:0]
     same = len(cut) == len(one) and torch.equal(cut.inputs, one.inputs) and torch.equal(cut.targets, one.targets)
     return whole if same else None
@@ -115,12 +121,12 @@ def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
     """Partition the data of a run under a seed, and load its code. Raises TaskError and AlgorithmError."""
     run, section = with_code(config.run.model_copy(update={"seed": seed})), config.simulation
     task = load_task(run.task.name, run.task.options)
-    labels = training_labels(task)
-    withheld = _validation_mask(labels, section.validation_every)
+    spec = section.partition_spec(seed)
+    withheld = _validation_mask(task, section.validation_every)
     available = (~withheld).nonzero().flatten()
-    groups = training_groups(task)
-    groups = None if groups is None else groups[available]
-    parts = make_partition(section.partition_spec(seed), labels[available], groups)
+    labels = training_labels(task)[available] if spec.reads_classes else None
+    groups = training_groups(task) if spec.method == "natural" else None
+    parts = make_partition(spec, labels, None if groups is None else groups[available], size=len(available))
     by_client = {section.name(index): available[part] for index, part in enumerate(parts)}
     clients = SimulatedClients(run.task.name, task, by_client, _methods(run))
     server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
@@ -132,11 +138,15 @@ def _methods(run: RunConfig) -> Methods:
     return {} if section.fingerprint is None else {section.name: TaskFingerprint(**dict(section.fingerprint))}
 
 
-def _validation_mask(labels: Tensor, every: int) -> Tensor:
-    """A mask that selects one in `every` examples of each class; no example for 0."""
-    mask = torch.zeros(len(labels), dtype=torch.bool)
+def _validation_mask(task: Task, every: int) -> Tensor:
+    """A mask that selects one in `every` examples, of each class if there are classes; no example for 0."""
+    mask = torch.zeros(training_size(task), dtype=torch.bool)
     if every:
-        mask[labels.argsort(stable=True)[::every]] = True
+        try:
+            order = training_labels(task).argsort(stable=True)
+        except TaskError:  # the task has no classes
+            order = torch.arange(len(mask))
+        mask[order[::every]] = True
     return mask
 
 
@@ -162,12 +172,12 @@ class ValidatedTask:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
 
-    def eval_data(self, shard: Shard | None = None) -> Examples:
+    def eval_data(self, shard: Shard | None = None) -> TaskData | None:
         """The validation examples for the server; for a shard, the task's own held-out data."""
         if shard is not None:
             return self._task.eval_data(shard)
         examples = self._task.train_data(Shard(self._indices))
-        return Examples(examples.inputs, examples.targets)
+        return Examples(examples.inputs, examples.targets) if isinstance(examples, Examples) else examples
 
 
 def load_daemons(folder: Path, task_name: str) -> dict[str, LocalTask]:

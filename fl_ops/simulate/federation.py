@@ -17,21 +17,24 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from fl_client.connection.bundles import Bundle
+from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.epochs import Epochs, epochs_of
+from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
-from fl_server.rounds.client_metrics import ClientMetrics
+from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import digest_bytes, digest_text, pack
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, ResourceKind
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import EvaluationAssignment
 from tasks import Task
 
@@ -51,6 +54,8 @@ class Contribution:
     path: Path
     norms: Mapping[str, float]
     """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
+    epochs: Epochs
+    """What the client measured in each local epoch."""
 
     @property
     def measured(self) -> Measured:
@@ -75,7 +80,10 @@ class Federation:
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
-        self._model = _new_model(task)
+        # The run's file is of this machine's user, so the class that it names may be imported.
+        self._optimizers = (config.local.optimizer_spec.name,)
+        self._model = LocalModel(lambda: _new_model(task))
+        self._model.module()  # an error of the task's code is found now
         self._states: dict[str, fl.Memory] = {}
         self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
@@ -83,7 +91,7 @@ class Federation:
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
         self._spool = tempfile.TemporaryDirectory(prefix="fl-simulate-", dir=self._spool_folder())
-        self._bundles: dict[ResourceKind, Bundle] = {}
+        self._bundles: dict[ResourceKey, Bundle] = {}
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
         self._prepare_bundles(0)
@@ -108,29 +116,37 @@ class Federation:
         algorithm = self.engine.algorithm
         order = RoundWork(
             self.config.name, self.config, algorithm, (local.fingerprint.version, local.fingerprint.source), (), 0,
-            self.state_epoch,
+            self.state_epoch, self.engine.local_frozen,
         )  # fmt: skip
         self.traffic.download(client, self._bundles)
         state = self._states.get(client)
         with one_thread():
-            return Trainer(local, self._model).train(
+            return Trainer(local, self._model, optimizers=self._optimizers).train(
                 assignment(order, place, client), self._bundles, state, _never_cancelled
             )
 
     def evaluate(self, client: str) -> ClientMetrics:
         """Metrics of the latest model on a client's held-out data. Raises WorkFailed, for example if it has none."""
         local = self.clients[client]
-        bundles = {kind: bundle for kind, bundle in self._bundles.items() if kind != RESOURCE_KIND_DIRECTION}
-        assignment = EvaluationAssignment(task=self.config.task.name, fingerprint=local.fingerprint)
+        used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
+        bundles: dict[ResourceKey, Bundle] = {key: bundle for key, bundle in self._bundles.items() if key in used}
+        assignment = EvaluationAssignment(
+            task=self.config.task.name,
+            fingerprint=local.fingerprint,
+            personal=self.config.personal,
+            local_frozen=self.engine.local_frozen,
+        )
         self.traffic.download(client, bundles)
         with one_thread():
-            return Trainer(local, self._model).evaluate(assignment, bundles)
+            found = Trainer(local, self._model).evaluate(assignment, bundles, self._states.get(client))
+        return found.examples, with_own(found.metrics, found.without_personal)
 
     def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
         """Check an update with the coordinator's admission gate and spool it. Raises Refused."""
         header, digest = update.header, digest_bytes(update.header.digest)
         collecting = Collecting(self.snapshot, exchange, self.state_epoch, self._norms)
-        gate = build_gate(self.engine, collecting, len(self.clients[client].train))
+        train = self.clients[client].train
+        gate = build_gate(self.engine, collecting, RegisteredData(len(train), train.own_batches))
         gate.check_header(header)
         self.traffic.upload(header.size_bytes)
         path = Path(self._spool.name) / f"{exchange}-{client}"
@@ -140,7 +156,7 @@ class Federation:
         clip_factor = gate.clip_factor(next(iter(norms.values())))
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
         loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path, norms)
+        return Contribution(info, digest, loss, path, norms, epochs_of(header))
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
@@ -194,8 +210,14 @@ class Federation:
         self.snapshot = self.engine.restart(self.snapshot)
         self._prepare_bundles(0)
 
+    def restart_state(self, client: str) -> None:
+        """Delete one client's state. Others keep theirs, and so does the server."""
+        self._states.pop(client, None)
+
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
+        if self.engine.local_frozen is not None:
+            return dict(self.engine.whole_model(self.snapshot))
         return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
@@ -211,7 +233,10 @@ class Federation:
     def _prepare_bundles(self, exchange: int) -> None:
         """Pack the bundles that the clients of an exchange load."""
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
-        self._bundles = {each.kind: Bundle(each.layout, pack(each.tensors, each.layout)) for each in outgoing}
+        self._bundles = {
+            (each.kind, each.name) if each.name else each.kind: Bundle(each.layout, pack(each.tensors, each.layout))
+            for each in outgoing
+        }
         model = self._bundles[RESOURCE_KIND_MODEL]
         self.digest = digest_text(model.layout.digest(model.data))
 

@@ -6,6 +6,7 @@ clients, over-selection, abandoned attempts, restarted states), the models must 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ from fl_server.store.errors import StoreError
 from fl_server.store.protocol import Store
 from fl_server.store.records import CommitRecord, RunRecord
 from tasks import load_task
+
+MOST_EVENTS = 1_000_000
+"""Lines of a run's history that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,8 @@ class Replay:
         self._ledger = ledger
         self._run_id = run_id
         self._federation = federation
+        summed = federation.engine.algorithm.needs_population
+        self._lost = set[tuple[int, str]]() if summed else _lost_states(ledger, run_id)
 
     def rounds(self) -> Iterator[ReplayedRound]:
         """Replay every committed round, up to the first model that differs. Raises UsageError, Refused."""
@@ -160,6 +166,9 @@ class Replay:
         for exchange in range(last + 1):
             in_ledger = self._ledger.accepted(self._run_id, commit.round, exchange) or []
             accepted = [client for client, _ in in_ledger]
+            if exchange == 0:
+                for _, client in sorted(each for each in self._lost if each[0] == commit.round):
+                    federation.restart_state(client)
             differing += [
                 client for client, digest in in_ledger if self._work(commit.round, exchange, client) != digest
             ]
@@ -193,6 +202,16 @@ class Replay:
             self._federation.step(accepted)
         except Diverged as error:
             raise Refused(f"round {round_}: {error}") from error
+
+
+def _lost_states(ledger: Store, run_id: str) -> set[tuple[int, str]]:
+    """(round, client) of the states that were lost and restarted alone, while the other clients kept theirs."""
+    found = set[tuple[int, str]]()
+    for entry in ledger.history(run_id, MOST_EVENTS):
+        round_ = re.match(r"round (\d+),", entry.detail)
+        if entry.event == "state_lost" and round_ is not None:
+            found.add((int(round_[1]), entry.actor.removeprefix("client:")))
+    return found
 
 
 def _with_local_options(run: RunConfig, local: SimulationConfig) -> RunConfig:

@@ -15,6 +15,7 @@ from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.federation import Contribution, Federation, one_thread
 from fl_ops.user_code import traceback_of
+from fl_server.admission.epochs import Epochs, mean_epochs
 from fl_server.admission.gate import UpdateRefused
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
@@ -55,6 +56,8 @@ class RoundResult:
     """Time of local training, server step and evaluation together."""
     digest: str
     """Digest of the model after the round, as in a coordinator's ledger."""
+    local_epochs: Epochs = ()
+    """Means over the accepted clients' examples of what they measured in each local epoch; empty if they did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +280,7 @@ class Simulation:
             bytes_up=up,
             seconds=time.monotonic() - self._round_began,
             digest=self.federation.digest,
+            local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in self._counted),
         )
         self._finished.append(result)
 

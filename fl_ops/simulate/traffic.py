@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fl_client.connection.bundles import Bundle
-from protos.fl.v1.tensor_pb2 import ResourceKind
+from fl_client.connection.bundles import Bundle, ResourceKey
 
 
 class TrafficCounter:
     """Tensor bytes in both directions. A daemon keeps the bundles of its latest assignment and fetches only others."""
 
     def __init__(self) -> None:
-        self._held: dict[str, set[tuple[ResourceKind, bytes]]] = {}
+        self._held: dict[str, set[tuple[ResourceKey, bytes]]] = {}
         self._bytes_down = 0
         self._bytes_up = 0
 
-    def download(self, client: str, bundles: Mapping[ResourceKind, Bundle]) -> None:
+    def download(self, client: str, bundles: Mapping[ResourceKey, Bundle]) -> None:
         """Count the bundles of an assignment that the client does not hold."""
         wanted = {(kind, bundle.layout.digest(bundle.data)): len(bundle.data) for kind, bundle in bundles.items()}
         held = self._held.get(client, set())

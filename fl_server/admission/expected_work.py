@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_server.clients.eligibility import offers_task
-from fl_server.run_config import LocalSection
+from fl_server.local_config import LocalSection
 from fl_server.store.records import ClientRecord
 from protos.fl.v1.training_pb2 import UpdateHeader
 from tasks.batches import count_steps
+from tasks.own_loop import most_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class ExpectedWork:
     local: LocalSection
     trains: bool
     """Whether the exchange trains. Nothing in a full gradient depends on the number of batches."""
+    own_batches: int = 0
+    """Batches of an epoch that the client registered, where its task makes the batches."""
+    own_loop: bool = False
+    """Whether the client trains with a loop of the task's own, which makes as many steps as it likes up to a limit."""
 
     def difference(self, header: UpdateHeader) -> str:
         """The contradiction between header and work; empty if there is none."""
@@ -34,17 +40,35 @@ class ExpectedWork:
                 f"got {header.num_examples}"
             )
         steps = self.steps(header.num_examples)
+        if self.trains and self.own_loop:
+            return "" if header.num_steps <= steps else f"expected {steps} steps at most, got {header.num_steps}"
         if self.trains and header.num_steps != steps:
             return f"expected {steps} steps, as ordered for {header.num_examples} examples, got {header.num_steps}"
         return ""
 
     def steps(self, examples: int) -> int:
-        """K_i, the local steps of a client with this number of examples."""
+        """K_i, the local steps of a client with this number of examples; with a loop of the task's, the most."""
         epochs = None if self.local.steps else self.local.epochs or 1
-        return count_steps(examples, self.local.batch_size, epochs=epochs, steps=self.local.steps)
+        size, steps = self.local.batch_size, self.local.steps
+        if self.own_loop:
+            return most_steps(examples, size, epochs=epochs, steps=steps)
+        return count_steps(examples, size, epochs=epochs, steps=steps, own_batches=self.own_batches)
 
 
-def registered_examples(record: ClientRecord | None, task: Mapping[str, str]) -> int:
-    """Examples that a client registered for a task of that name, version and source; 0 if it has none."""
+class RegisteredData(NamedTuple):
+    """The training data that a client registered for a task."""
+
+    examples: int = 0
+    own_batches: int = 0
+    """Batches of an epoch if the client's task makes them; 0 if the run's batch size applies."""
+
+
+def registered_data(record: ClientRecord | None, task: Mapping[str, str]) -> RegisteredData:
+    """The data that a client registered for a task of that name, version and source; none if it has no such task."""
     offers = record.tasks if record is not None else ()
-    return max((int(offer["train_examples"]) for offer in offers if offers_task(offer, task)), default=0)
+    found = (
+        RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
+        for offer in offers
+        if offers_task(offer, task)
+    )
+    return max(found, default=RegisteredData())

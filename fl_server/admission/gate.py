@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fl_server.admission.buffers import BadBuffer, BufferRules
 from fl_server.admission.digest_and_norms import digest_and_norms
+from fl_server.admission.epochs import wrong_epochs
 from fl_server.admission.expected_work import ExpectedWork
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
@@ -71,6 +72,8 @@ class AdmissionGate:
             )
         if self.ordered is not None and (difference := self.ordered.difference(header)):
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, difference)
+        if wrong := wrong_epochs(header):
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, wrong)
         if header.state_epoch != self.state_epoch:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_STATE_EPOCH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_server.admission.buffers import BufferRules, most_counted
-from fl_server.admission.expected_work import ExpectedWork
+from fl_server.admission.expected_work import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, NormHistory
 from fl_server.aggregation.engine import Engine, Snapshot
@@ -22,18 +22,21 @@ class Collecting:
     history: NormHistory
 
 
-def build_gate(engine: Engine, collecting: Collecting, registered: int, max_bytes: int = 0) -> AdmissionGate:
-    """The gate for a client with this number of registered examples. max_bytes: 0 for no limit but the exact size."""
+def build_gate(engine: Engine, collecting: Collecting, registered: RegisteredData, max_bytes: int = 0) -> AdmissionGate:
+    """The gate for a client with this registered data. max_bytes: 0 for no limit but the exact size."""
     section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
     shape = engine.shape(exchange)
-    ordered = ExpectedWork(registered, local, engine.algorithm.exchanges[exchange].trains)
+    trains = engine.algorithm.exchanges[exchange].trains
+    ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
     others = collecting.history.others(section)
-    steps = ordered.steps(max(1, registered))
+    steps = ordered.steps(max(1, registered.examples))
+    # A batch that the task makes may have any number of the examples.
+    largest_batch = registered.examples if registered.own_batches else local.batch_size
     buffers = BufferRules(
         collecting.snapshot.buffers,
         bounded=bool(section.max_relative_payload),
         limit=others.get(BUFFERS, NO_LIMIT),
-        most=min(most_counted(steps, registered, local.batch_size), 1 << 53),
+        most=min(most_counted(steps, registered.examples, largest_batch), 1 << 53),
     )
     return AdmissionGate(
         shape,

@@ -30,6 +30,8 @@ class Outgoing:
     kind: ResourceKind
     tensors: fl.Tensors
     layout: Layout
+    name: str = ""
+    """Distinguishes tensors of one kind."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -50,7 +52,7 @@ class Broadcast:
 
     @property
     def kind(self) -> str:
-        """One of "model", "direction" or "frozen"."""
+        """One of "model", "direction", "frozen" or "optimizer"."""
         return ResourceKind.Name(self.resource.kind).removeprefix("RESOURCE_KIND_").lower()
 
     @property
@@ -86,7 +88,11 @@ def make_broadcast(outgoing: Outgoing, chunk_bytes: int) -> Broadcast:
     bundle = packed(outgoing.tensors, layout)
     digest = layout.digest(bundle)
     resource = Resource(
-        kind=outgoing.kind, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN
+        kind=outgoing.kind,
+        digest=digest_message(digest),
+        size_bytes=layout.size_bytes,
+        encoding=ENCODING_PLAIN,
+        name=outgoing.name,
     )
     view = memoryview(bundle)
     spans = chunk_spans(layout.size_bytes, chunk_bytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import algorithms as fl
+from algorithms.optimizers.classes import check_optimizer
+from algorithms.optimizers.federated import check_combination, with_optimizer
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig, ScheduleSection
@@ -17,9 +19,11 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
         AlgorithmError: the method or its parameters are unknown or invalid.
         InvalidInput: the run lacks a value that the method needs, or its reducer excludes the method.
     """
-    algorithm = fl.build(config.algorithm.name, **config.algorithm.parameters)
-    check_schedules(config.algorithm.schedules, algorithm, config.horizon)
-    check_reducer(config.round, algorithm)
+    plain = fl.build(config.algorithm.name, **config.algorithm.parameters)
+    check_schedules(config.algorithm.schedules, plain, config.horizon)
+    algorithm = _with_optimizer(config, plain)
+    # A state that only its own device reads does not have to add up to one on the server.
+    check_reducer(config.round, algorithm if algorithm.averaged else plain)
     smallest = config.round.clients_per_round if config.round.sampling == "fixed" else 1
     if algorithm.needs_population and config.population < smallest:
         raise InvalidInput(
@@ -40,6 +44,32 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     return algorithm
 
 
+def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
+    """Raises InvalidInput unless the method works with a training loop of the task's own."""
+    if not (why := algorithm.loop_conflict(inexact=config.local.inexact)):
+        return
+    remedy = "" if algorithm.no_loop else ", or local.inexact = true to use it without its guarantees"
+    raise InvalidInput(
+        "algorithm.name",
+        f"a method of plain local steps for a task that has its own training loop, such as fedavg{remedy}",
+        f"{algorithm.name}: {why}",
+    )
+
+
+def _with_optimizer(config: RunConfig, algorithm: fl.Algorithm) -> fl.Algorithm:
+    """The method with the run's optimizer. Raises InvalidInput, with the reason, if they exclude each other."""
+    local = config.local
+    try:
+        check_optimizer(local.optimizer_spec)
+    except fl.AlgorithmError as error:
+        raise InvalidInput("local.optimizer", "an optimizer with values that it accepts", error) from error
+    try:
+        check_combination(algorithm, local.optimizer_spec, local.step_schedule, inexact=local.inexact)
+    except fl.AlgorithmError as error:
+        raise InvalidInput(f"local.{error.parameter}", "one that the method allows", error) from error
+    return with_optimizer(algorithm, local.optimizer_spec)
+
+
 def complete(config: RunConfig) -> RunConfig:
     """The configuration with its defaults filled in, as it is stored and shown.
 
@@ -51,9 +81,15 @@ def complete(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm, "planned_rounds": config.horizon})
 
 
+def keeps_client_state(config: RunConfig, algorithm: fl.Algorithm) -> bool:
+    """Whether each client of the run keeps a state of its own from round to round."""
+    return algorithm.keeps_client_state or bool(config.personal)
+
+
 def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:
     """The run's method with its parameters of a round. algorithm: of `build_algorithm`."""
-    return fl.at_round(algorithm, _schedules(config), round_, config.horizon)
+    made = fl.at_round(algorithm, _schedules(config), round_, config.horizon)
+    return made if made is algorithm else with_optimizer(made, config.local.optimizer_spec)
 
 
 def parameters_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> dict[str, float | int | str | bool]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import algorithms as fl
 from protos.codec import Entry, Layout
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
 from protos.wire import payload_kind, payload_name
+
+_NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,20 @@ class UpdateShape:
     payloads: tuple[PayloadShape, ...]
 
     @staticmethod
-    def of(payloads: Sequence[fl.Payload], model: Layout, trainable: Layout) -> UpdateShape:
-        """Deltas are laid out as the model, buffers included; every other payload as its trainable tensors alone."""
+    def of(
+        payloads: Sequence[fl.Payload],
+        model: Layout,
+        trainable: Layout,
+        wide: Mapping[fl.Payload, Layout] = _NONE,
+    ) -> UpdateShape:
+        """Deltas are laid out as the model, buffers included; every other payload as its trainable tensors alone.
+
+        wide: the layouts of payloads that are not in the model's dtypes.
+        """
         shapes: list[PayloadShape] = []
         base = 0
         for payload in payloads:
-            layout = model if payload == "delta" else trainable
+            layout = model if payload == "delta" else wide.get(payload, trainable)
             shapes.append(PayloadShape(payload, layout, base))
             base += layout.size_bytes
         return UpdateShape(tuple(shapes))

@@ -24,7 +24,6 @@ from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
 from protos.codec import digest_text
-from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -105,8 +104,8 @@ class Coordinator:
             if not run.ended:
                 run.dispatch.client_back(client_id)
                 notify_of_other_version(run, client_id)
-            elif client_id in run.client_states.members:
-                self._services.fleet.push(client_id, pb.AttendResponse(run_ended=pb.RunEnded(run_id=run.id)))
+            elif client_id in run.client_states.members and not run.client_evaluations.awaits(client_id):
+                run.client_evaluations.send_run_ended([client_id])
 
     def client_available(self, client_id: str) -> None:
         """A client may train again: ask it once more for work that it gave up and that is still wanted."""

@@ -49,7 +49,7 @@ class Retention:
                 await self._remove_old_rounds(run)
 
     async def _remove_old_rounds(self, run: Run) -> None:
-        if run.context.algorithm.keeps_client_state and not run.ended:
+        if run.context.keeps_client_state and not run.ended:
             return  # a client's state is made of its last update, however old
         # Rounds in memory are recent, or are still being evaluated.
         before = min([run.log.rounds - self._rules.keep_rounds, *run.log.recent])

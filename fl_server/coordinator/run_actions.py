@@ -96,7 +96,7 @@ class RunActions:
                 run.model.reconfigure(change.config)
             spec = run.config.model_dump(exclude_none=True)
             run.record = replace(record, spec=spec, extended_at=run.state.round)
-            if ended and run.context.algorithm.keeps_client_state:
+            if ended and run.context.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
             event = event or ev.Extended(run.config.stop.rounds)

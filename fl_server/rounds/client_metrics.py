@@ -30,6 +30,15 @@ def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
     return not all(map(by_clients, metrics))
 
 
+WITHOUT_PERSONAL = "_without_personal"
+"""Ends the name of a metric that a client measured with the initial values of its personal parameters."""
+
+
+def with_own(metrics: Mapping[str, float], without: Mapping[str, float]) -> dict[str, float]:
+    """One client's metrics with its personal parameters, and those without them under names of their own."""
+    return {**metrics, **{f"{name}{WITHOUT_PERSONAL}": value for name, value in without.items()}}
+
+
 STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
 """Statistic over clients -> suffix of its name in `summary`."""
 

@@ -66,7 +66,7 @@ def run_status(run: Run) -> pb.RunStatus:
         status.latest.CopyFrom(round_summary(log.latest))
     if log.best_commit is not None:
         status.best.CopyFrom(round_summary(log.best_commit))
-    if run.context.algorithm.keeps_client_state:
+    if run.context.keeps_client_state:
         status.states.CopyFrom(_states(run))
     return status
 
@@ -165,6 +165,7 @@ def round_summary(commit: CommitRecord) -> pb.RoundSummary:
         bytes_up=commit.bytes_up,
         model_digest=commit.model_digest,
         account=_account(RoundStatistics.from_text(commit.account)) if commit.account else None,
+        local_epochs=[training_pb2.EpochMetrics(values=epoch) for epoch in commit.epochs],
     )
 
 
@@ -188,6 +189,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
             fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
             train_examples=task["train_examples"],
             eval_examples=task["eval_examples"],
+            train_batches=task.get("train_batches", 0),
         )
         for task in record.tasks
     ]

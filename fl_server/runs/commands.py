@@ -239,9 +239,10 @@ class CommandHandlers:
         context.metrics.reported.ended(context.run_id, control.record.ended_at or time.time())
         context.model.unload()
         context.client_states.missing = frozenset()
-        if context.algorithm.keeps_client_state:
-            for client in context.fleet.present():
-                context.fleet.push(client, pb.AttendResponse(run_ended=pb.RunEnded(run_id=context.run_id)))
+        if context.keeps_client_state:
+            evaluations = self._parts.client_evaluations
+            # A client that still evaluates needs its state. It is told when that is over.
+            evaluations.send_run_ended(each for each in context.fleet.present() if not evaluations.awaits(each))
         if self._parts.server_evaluation.under_way:
             control.tasks.spawn(self._end_watching())
         else:

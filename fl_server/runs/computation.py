@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.epochs import mean_epochs
 from fl_server.admission.norms import norms_of
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import events as ev
@@ -164,7 +165,7 @@ class RoundComputation:
         else:
             norms = [norms_of(update) for update in updates]
             await context.services.in_compute(context.norms.add, state.round, norms)
-        if context.algorithm.keeps_client_state:
+        if context.keeps_client_state:
             context.client_states.count(updates, record.state_epoch)
             restart_if_due(context, control)
         control.post(ev.ModelCommitted(self._evaluation.under_way))
@@ -192,6 +193,7 @@ class RoundComputation:
             state_epoch=self._control.record.state_epoch,
             over_selection=state.over_selection,
             account=log_.statistics.to_text(),
+            epochs=mean_epochs((update.num_examples, update.epochs) for update in updates),
         )
 
 

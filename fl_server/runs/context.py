@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import keeps_client_state
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.run_config import AlgorithmSection, RunConfig
@@ -17,6 +18,7 @@ from fl_server.runs.progress import RoundTrace, Watchers
 from fl_server.runs.round_log import RoundLog, RunCounters
 from fl_server.services import Services
 from fl_server.store.protocol import Store
+from protos.frozen import frozen_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class RunContext:
     run_id: str
     services: Services
     algorithm: fl.Algorithm
-    task: Mapping[str, str]
+    code: Mapping[str, str]
     """Name, version and source of the task that clients must have."""
     method: Mapping[str, str]
     """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
@@ -51,6 +53,8 @@ class RunContext:
     model: ModelStore
     norms: NormHistory
     client_states: ClientStates
+    keeps_client_state: bool
+    """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
 
     @classmethod
     def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
@@ -61,7 +65,7 @@ class RunContext:
             run_id=run_id,
             services=services,
             algorithm=algorithm,
-            task={"name": config.task.name, "version": version, "source": source},
+            code={"name": config.task.name, "version": version, "source": source},
             method=_method(config.algorithm),
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
@@ -70,12 +74,19 @@ class RunContext:
             model=ModelStore(services, run_id, dependencies.make_engine),
             norms=NormHistory(),
             client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
+            keeps_client_state=keeps_client_state(config, algorithm),
         )
+
+    @property
+    def task(self) -> Mapping[str, str]:
+        """What an offer of a client must have: `code`, and the digest of frozen parameters that are not sent."""
+        frozen = self.model.local_frozen
+        return self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
 
     @property
     def fingerprint(self) -> tuple[str, str]:
         """(version, source) of the task that clients must have."""
-        return self.task["version"], self.task["source"]
+        return self.code["version"], self.code["source"]
 
     @property
     def fleet(self) -> Fleet:

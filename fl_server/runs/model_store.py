@@ -21,7 +21,7 @@ from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, Resource
 
 log = structlog.get_logger()
 
@@ -70,6 +70,11 @@ class ModelStore:
     def loaded(self) -> bool:
         """Whether tensors are in memory."""
         return self._snapshot is not None
+
+    @property
+    def local_frozen(self) -> Resource | None:
+        """The frozen parameters that clients must have themselves; None if they are sent, or before the loading."""
+        return self._engine.local_frozen if self._engine else None
 
     @property
     def bytes_down(self) -> int:
@@ -124,10 +129,11 @@ class ModelStore:
     def _encode(self, snapshot: Snapshot, exchange: int) -> tuple[Broadcast, ...]:
         chunk_bytes = self._services.config.limits.chunk_bytes
         # Frozen parts never change in a run, and the model does not change within a round.
-        kept = {each.resource.kind: each for each in self.broadcasts if exchange or each.kind == "frozen"}
+        held = (each for each in self.broadcasts if exchange or each.kind == "frozen")
+        kept = {(each.resource.kind, each.resource.name): each for each in held}
         return tuple(
-            kept[outgoing.kind]
-            if outgoing.kind in kept and outgoing.kind != RESOURCE_KIND_DIRECTION
+            kept[outgoing.kind, outgoing.name]
+            if (outgoing.kind, outgoing.name) in kept and outgoing.kind != RESOURCE_KIND_DIRECTION
             else make_broadcast(outgoing, chunk_bytes)
             for outgoing in self.engine.outgoing(snapshot, exchange, self._sums)
         )

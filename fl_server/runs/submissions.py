@@ -14,7 +14,7 @@ from itertools import islice
 
 import structlog
 
-from fl_server.admission.expected_work import registered_examples
+from fl_server.admission.expected_work import registered_data
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.errors import model_of
@@ -92,7 +92,7 @@ class Submissions:
     def gate(self, client: str) -> AdmissionGate:
         """The checks that a client's update of the round under way must pass."""
         context, control = self._context, self._control
-        registered = registered_examples(context.fleet.known(client), context.task)
+        registered = registered_data(context.fleet.known(client), context.task)
         return build_gate(
             context.model.engine,
             Collecting(context.model.snapshot, control.state.exchange, control.record.state_epoch, context.norms),

@@ -79,6 +79,8 @@ class UpdateRecord:
     """The norm of each payload by name, and the distance of its buffers from those sent ("buffers"). None in records of
     older versions, and for refused updates."""
     clip_factor: float = 1.0
+    epochs: Sequence[Mapping[str, float]] = ()
+    """What the client measured in each local epoch, by name; empty for none."""
     attempt: int = 0
     received_at: float = 0.0
 
@@ -115,6 +117,8 @@ class CommitRecord:
     """Until its evaluation by clients ends, up to the last write; None before the first write."""
     account: str = ""
     """Statistics of the round, as text that `fl_server.runs` writes; empty in records of older versions."""
+    epochs: Sequence[Mapping[str, float]] = ()
+    """Means over its updates' examples of what clients measured in each local epoch, by name; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class ClientRecord:
     device: Mapping[str, Any] = field(default_factory=dict)
     """kind, name, memory_bytes."""
     tasks: Sequence[Mapping[str, Any]] = ()
-    """name, version, source, train_examples, eval_examples."""
+    """name, version, source, train_examples, eval_examples, and train_batches where the task makes its batches."""
     methods: Sequence[Mapping[str, str]] = ()
     """Methods from outside: name, version, source."""
     present: bool = False

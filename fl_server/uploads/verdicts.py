@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from fl_server.admission.epochs import epochs_of
 from fl_server.admission.gate import UpdateRefused
 from fl_server.runs.run import Run
 from fl_server.services import Services
@@ -83,7 +84,8 @@ class Verdicts:
     async def admit(self, submission: Submission, norms: Mapping[str, float], clip_factor: float) -> Receipt:
         """Record that an update counts."""
         record = _record(submission.header, submission.client, norm=next(iter(norms.values())))
-        return await self._enter(submission, replace(record, norms=norms, clip_factor=clip_factor))
+        record = replace(record, norms=norms, clip_factor=clip_factor, epochs=epochs_of(submission.header))
+        return await self._enter(submission, record)
 
     async def refuse(self, submission: Submission, refusal: UpdateRefused) -> Receipt:
         """Record a refusal; the run no longer waits for the client. Without a record if no update is wanted."""

@@ -11,8 +11,10 @@ from tasks.models.leaf import celeba_cnn, femnist_cnn
 from tasks.models.preact import PreActResNet18
 from tasks.models.resnet import ResNet18
 from tasks.models.small import digits_cnn, grey_cnn, grey_cnn_small
+from tasks.models.transformer import CausalTransformer
 
 __all__ = [
+    "CausalTransformer",
     "PreActResNet18",
     "ResNet18",
     "celeba_cnn",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 from tasks.partitioning.sizes import Indices
 from tasks.partitioning.spec import PartitionSpec
 

@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.base import Shard, TaskError
+from tasks.data.shard import Shard, checked_indices
+from tasks.errors import TaskError
 from tasks.partitioning.partition import PartitionSpec
 
 FORMAT = "impetus-partition-1"
@@ -69,6 +71,30 @@ def load_partition(path: Path, num_examples: int) -> Partition:
         )
     _check_parts(path, partition)
     return partition
+
+
+def load_indices(path: Path, num_examples: int) -> Tensor:
+    """Read an index file: one whole number a line, or an .npy file of whole numbers; sorted.
+
+    Raises TaskError if the file cannot be read, is empty, names an example twice, or names one that is not there.
+    """
+    try:
+        if path.suffix == ".npy":
+            numbers = np.load(path, allow_pickle=False)
+        else:
+            numbers = np.array([int(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.int64)
+    except OSError as error:
+        raise TaskError(f"the index file {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, OverflowError) as error:
+        raise TaskError(f"expected whole numbers, one a line, in the index file {path}: {error}") from error
+    if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
+        raise TaskError(
+            f"expected one whole number for each example in the index file {path}, got {numbers.dtype} of shape"
+            f" {list(numbers.shape)}"
+        )
+    if len(unique := np.unique(numbers)) != len(numbers):
+        raise TaskError(f"the index file {path} names an example more than once")
+    return checked_indices(torch.from_numpy(unique.astype(np.int64)), num_examples)
 
 
 def _read(path: Path) -> dict[str, Any]:

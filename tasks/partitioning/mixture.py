@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 from tasks.partitioning.sizes import Indices, client_sizes
 from tasks.partitioning.spec import PartitionSpec
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.base import Shard, Task, TaskError, task_code
+from tasks.base import Task
+from tasks.errors import TaskError
 from tasks.partitioning.by_class import dirichlet_class
 from tasks.partitioning.contiguous import iid, natural, shards
 from tasks.partitioning.mixture import dirichlet_balanced, dirichlet_hsu, few_classes
 from tasks.partitioning.sizes import Indices
 from tasks.partitioning.spec import Method, PartitionSpec
+from tasks.partitioning.training_set import training_groups, training_labels, training_size
 
-__all__ = ["Method", "PartitionSpec", "make_partition", "training_groups", "training_labels"]
+__all__ = [
+    "Method",
+    "PartitionSpec",
+    "make_partition",
+    "partition_task",
+    "training_groups",
+    "training_labels",
+    "training_size",
+]
 
 Split = Callable[[Indices, PartitionSpec, np.random.Generator], list[Indices]]
 """(numbers [M] from 0 to C-1, all of which occur; spec; generator) -> the indices of each client."""
@@ -39,45 +48,54 @@ SPLITS: Mapping[Method, Split] = MappingProxyType(
 )
 
 
-def training_labels(task: Task) -> Tensor:
-    """Class numbers [M] of a task's whole training set, in the order of a shard's indices."""
-    labels = getattr(task, "train_labels", None)
-    with task_code("reading the task's training labels"):
-        return cast(Tensor, labels()) if callable(labels) else task.train_data(Shard()).targets
+def partition_task(spec: PartitionSpec, task: Task) -> list[Tensor]:
+    """A task's training set among clients, as `make_partition`. It needs only what the method reads.
+
+    Raises TaskError with the method that the task must have.
+    """
+    return make_partition(
+        spec,
+        training_labels(task) if spec.reads_classes else None,
+        training_groups(task) if spec.method == "natural" else None,
+        size=training_size(task),
+    )
 
 
-def training_groups(task: Task) -> Tensor | None:
-    """Group numbers [M], in the same order; None for a task without `train_groups`."""
-    groups = getattr(task, "train_groups", None)
-    with task_code("reading the groups of the task's training examples"):
-        return cast(Tensor, groups()) if callable(groups) else None
-
-
-def make_partition(spec: PartitionSpec, labels: Tensor, groups: Tensor | None = None) -> list[Tensor]:
+def make_partition(
+    spec: PartitionSpec, labels: Tensor | None, groups: Tensor | None = None, *, size: int | None = None
+) -> list[Tensor]:
     """The examples of each client, as sorted int64 index tensors.
 
-    labels: class numbers [M]; groups: number [M] of each example's writer, person or speaker, for "natural". Raises
-    TaskError if there are fewer examples than clients, if labels are not class numbers, or if the spec cannot be met
-    with this data.
+    labels: class numbers [M], for methods by class; groups: number [M] of each example's writer, person or speaker,
+    for "natural"; size: M, for "iid" and "natural", where labels are not read. Raises TaskError if there are fewer
+    examples than clients, if labels are not class numbers, or if the spec cannot be met with this data.
     """
-    _check_numbers("class", labels)
-    if len(labels) < spec.clients:
-        raise TaskError(f"expected at least one example for each of {spec.clients} clients, got {len(labels)} in all")
-    numbers = _groups(groups, labels) if spec.method == "natural" else labels
+    if labels is None and (size is None or spec.reads_classes):
+        raise TaskError(f'the partition method "{spec.method}" needs the class number of each example, got none')
+    total = len(labels) if labels is not None else int(size or 0)
+    if total < spec.clients:
+        raise TaskError(f"expected at least one example for each of {spec.clients} clients, got {total} in all")
+    if spec.method == "natural":
+        numbers = _groups(groups, total)
+    elif spec.reads_classes and labels is not None:
+        _check_numbers("class", labels)
+        numbers = labels
+    else:
+        numbers = torch.zeros(total, dtype=torch.int64)
     compact: Indices = np.unique(numbers.cpu().numpy(), return_inverse=True)[1].astype(np.int64)
     parts = SPLITS[spec.method](compact, spec, np.random.default_rng(spec.seed))
     return [torch.from_numpy(np.sort(part)) for part in parts]
 
 
-def _groups(groups: Tensor | None, labels: Tensor) -> Tensor:
+def _groups(groups: Tensor | None, total: int) -> Tensor:
     if groups is None:
         raise TaskError(
             'the partition method "natural" needs group numbers, and this task provides none: give it a method'
             " train_groups() -> Tensor [M], or choose another partition method"
         )
     _check_numbers("group", groups)
-    if len(groups) != len(labels):
-        raise TaskError(f"expected a group number for each of {len(labels)} examples, got {len(groups)}")
+    if len(groups) != total:
+        raise TaskError(f"expected a group number for each of {total} examples, got {len(groups)}")
     return groups
 
 

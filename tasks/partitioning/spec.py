@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 Method = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
 
@@ -73,6 +73,11 @@ class PartitionSpec:
                 f"expected 1 or more classes and min_examples of 0 or more, got {self.classes} and {self.min_examples}"
             )
         self._check_options()
+
+    @property
+    def reads_classes(self) -> bool:
+        """Whether the method needs the class number of each example."""
+        return self.method not in ("iid", "natural") or self.stratified
 
     def _check_options(self) -> None:
         defaults = {field.name: field.default for field in fields(self)}

@@ -101,8 +101,7 @@ def test_a_task_of_a_user_imports_it_directly_or_through_a_library(tmp_path: Pat
 
 
 def test_the_hook_is_installed_once() -> None:
-    """Each load of a task asks for the hook; the list of finders does not grow."""
-    install_import_hook()
+    """The package tasks has installed the hook; asking again does not make the list of finders longer."""
     before = list(sys.meta_path)
     install_import_hook()
     assert sys.meta_path == before

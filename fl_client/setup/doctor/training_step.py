@@ -17,6 +17,9 @@ from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.findings import Finding, fail, ok, size, warn
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
+from tasks.batches import batches
+from tasks.data.forms import forward_of
+from tasks.data.structure import examples_of, to_device
 
 _BATCH = 8
 
@@ -56,17 +59,19 @@ def check(config: ClientConfig) -> TrialResult:
         return TrialResult([fail("task", str(error), _WHERE)], device)
     except RuntimeError as error:
         return TrialResult([fail("task", f"expected its data on {device}, got: {_first_line(error)}", _KERNEL)], device)
-    data = f"{local.name}: {len(local.train)} examples to train on, {len(local.held_out)} to evaluate on"
+    own = f" in {local.train.own_batches} batches" if local.train.own_batches else ""
+    data = f"{local.name}: {len(local.train)} examples{own} to train on, {len(local.held_out)} to evaluate on"
     return _step(config, local, ok("task", data))
 
 
 def _step(config: ClientConfig, local: LocalTask, loaded: Finding) -> TrialResult:
-    device = local.train.inputs.device
+    device = local.device
     try:
         torch.manual_seed(0)
         model = devices.Compute(config.precision, config.memory_format).prepared(local.task.model(), device)
-        batch, began = local.train[:_BATCH], time.monotonic()
-        loss = local.task.loss(model(batch.inputs), batch.targets)
+        count, began = min(_BATCH, len(local.train)), time.monotonic()
+        batch = to_device(next(batches(local.train, count, seed=0, steps=1)), device)
+        loss = local.task.loss(*forward_of(local.task)(model, batch))
         loss.backward()
         value = loss.item()
     except Exception as error:  # noqa: BLE001 - any error of the task's code or the driver is a finding
@@ -74,7 +79,7 @@ def _step(config: ClientConfig, local: LocalTask, loaded: Finding) -> TrialResul
         return TrialResult([loaded, fail("step", message, _KERNEL)], device)
     model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     took = 1000 * (time.monotonic() - began)
-    message = f"a model of {size(model_bytes)}; the first batch of {len(batch)} took {took:.0f} ms on {device}"
+    message = f"a model of {size(model_bytes)}; the first batch of {examples_of(batch)} took {took:.0f} ms on {device}"
     if math.isfinite(value):
         return TrialResult([loaded, ok("step", message)], device, model_bytes)
     odd = warn("step", f"expected a finite loss of the first batch, got {value}", "check the data, and precision")

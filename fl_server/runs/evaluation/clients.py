@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.errors import InvalidInput
-from fl_server.rounds.client_metrics import EVALUATED, summary
+from fl_server.rounds.client_metrics import EVALUATED, summary, with_own
 from fl_server.rounds.sampling import draw_evaluators
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
@@ -27,6 +27,7 @@ from fl_server.runs.deadline import save_time
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
 from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.tensor_pb2 import Resource
 from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
 
 log = structlog.get_logger()
@@ -52,6 +53,8 @@ class _Evaluation:
     """Clients with an answer in the ledger: a repeat is not written again."""
     ends: float
     """By the monotonic clock."""
+    local_frozen: Resource | None = None
+    """The frozen parameters that its clients have themselves."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def client_out(self, client: str) -> None:
@@ -81,6 +84,7 @@ class ClientEvaluations:
             round=round_,
             broadcasts=tuple(broadcast for broadcast in context.model.broadcasts if broadcast.kind != "direction"),
             asked=frozenset(asked) | answered,
+            local_frozen=context.model.local_frozen,
             outstanding=set(asked),
             answered=answered,
             ends=time.monotonic() + seconds,
@@ -112,6 +116,8 @@ class ClientEvaluations:
             task=self._context.task["name"],
             fingerprint=TaskFingerprint(version=version, source=source),
             resources=[broadcast.resource for broadcast in one.broadcasts],
+            local_frozen=one.local_frozen,
+            personal=self._control.config.personal,
         )
         message.deadline.FromMilliseconds(max(0, round((one.ends - time.monotonic()) * 1000)))
         return pb.AttendResponse(evaluation=message)
@@ -129,6 +135,8 @@ class ClientEvaluations:
         await self._summarise(one.round)
         self._context.log.being_evaluated[one.round] -= 1
         if self._control.ended:
+            if self._context.keeps_client_state:
+                self.send_run_ended(each for each in self._context.fleet.present() if not self.awaits(each))
             await prune_checkpoints(self._context, self._control)
 
     async def _summarise(self, round_: int) -> None:
@@ -171,6 +179,16 @@ class ClientEvaluations:
         evaluated = self._context.log.newest_round_with(EVALUATED)
         return max((*self._under_way, *(() if evaluated is None else (evaluated,))), default=None)
 
+    def awaits(self, client: str) -> bool:
+        """Whether a client is asked for an evaluation that it has not made yet."""
+        return any(client in one.outstanding for one in self._under_way.values())
+
+    def send_run_ended(self, clients: Iterable[str]) -> None:
+        """Tell these clients that the run is over, so that they remove its state."""
+        message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
+        for client in clients:
+            self._context.fleet.push(client, message)
+
     # What clients do.
 
     async def report(self, client: str, request: pb.ReportEvaluationRequest) -> None:
@@ -178,7 +196,7 @@ class ClientEvaluations:
 
         Raises InvalidInput for invalid values, and for an evaluation that the client was not asked for.
         """
-        _check(request)
+        _check(request, personal=bool(self._control.config.personal))
         run_id, one = self._context.run_id, self._under_way.get(request.key.round)
         if one is None and self._was_due(request.key.round):
             log.debug("evaluation_late", run=run_id, round=request.key.round, client=client)
@@ -188,9 +206,8 @@ class ClientEvaluations:
             raise InvalidInput("key", "an evaluation that this client was asked for", came)
         if client in one.answered:
             return
-        answer = ClientEvaluation(
-            run_id, one.round, client, request.num_examples, dict(request.metrics), reported_at=time.time()
-        )
+        metrics = with_own(request.metrics, request.without_personal)
+        answer = ClientEvaluation(run_id, one.round, client, request.num_examples, metrics, reported_at=time.time())
         await self._control.write(self._context.store.record_evaluation, answer)
         one.answered.add(client)
         one.client_out(client)
@@ -218,13 +235,24 @@ class ClientEvaluations:
         return True
 
 
-def _check(request: pb.ReportEvaluationRequest) -> None:
+def _check(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
+    """personal: whether the run has personal parameters."""
     if not 0 < request.num_examples < 2**63:
         raise InvalidInput("num_examples", "1 or more", request.num_examples)
     if not 0 < len(request.metrics) <= MAX_METRICS:
         raise InvalidInput("metrics", f"1 to {MAX_METRICS} metrics", f"{len(request.metrics)}")
-    for name, value in request.metrics.items():
+    _check_values("metrics", request.metrics)
+    expected = request.metrics.keys() if personal else set[str]()
+    if request.without_personal.keys() != expected:
+        names = ", ".join(sorted(expected)) or "nothing, because the run has no personal parameters"
+        came = ", ".join(sorted(request.without_personal)) or "nothing"
+        raise InvalidInput("without_personal", names, came[:200])
+    _check_values("without_personal", request.without_personal)
+
+
+def _check_values(field: str, metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
         if not (0 < len(name) <= MAX_NAME and name.isprintable()):
-            raise InvalidInput("metrics", f"names of 1 to {MAX_NAME} printable characters", repr(name[:100]))
+            raise InvalidInput(field, f"names of 1 to {MAX_NAME} printable characters", repr(name[:100]))
         if not (math.isfinite(value) and abs(value) <= MAX_VALUE):
-            raise InvalidInput(f"metrics[{name!r}]", f"a finite value, at most {MAX_VALUE:g} in size", value)
+            raise InvalidInput(f"{field}[{name!r}]", f"a finite value, at most {MAX_VALUE:g} in size", value)

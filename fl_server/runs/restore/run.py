@@ -104,7 +104,7 @@ async def _restore_running(run: Run) -> None:
     await _load_model(run)
     await _restore_norms(run)
     await _remove_committed_uploads(run)
-    if context.algorithm.keeps_client_state:
+    if context.keeps_client_state:
         epoch, population = run.record.state_epoch, run.state.policy.population
         rounds = range(run.log.rounds - run.log.rounds_of_epoch(epoch), run.log.rounds)
         await context.services.ledger.do(run.client_states.restore, context.store, rounds, epoch, population)

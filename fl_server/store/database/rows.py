@@ -55,12 +55,13 @@ def attempt(row: Row) -> AttemptRecord:
 
 def update(row: Row) -> UpdateRecord:
     """Row of `updates` -> record. A norm that was NaN is NULL in the table; so is a loss, which is then None."""
-    return UpdateRecord(**{**row, "norm": math.nan if row["norm"] is None else row["norm"]})
+    norm = math.nan if row["norm"] is None else row["norm"]
+    return UpdateRecord(**{**row, "norm": norm, "epochs": tuple(row["epochs"] or ())})
 
 
 def commit(row: Row) -> CommitRecord:
     """Row of `commits` -> record."""
-    return CommitRecord(**row)
+    return CommitRecord(**{**row, "epochs": tuple(row["epochs"] or ())})
 
 
 def totals(row: Row) -> TotalsRecord:

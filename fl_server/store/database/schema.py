@@ -152,6 +152,7 @@ updates = Table(
     Column("norm", Measured),
     Column("norms", JsonText),
     Column("clip_factor", Double, nullable=False),
+    Column("epochs", JsonText),
     _number("attempt"),
     Column("received_at", Double, nullable=False),
 )
@@ -184,6 +185,7 @@ commits = Table(
     Column("over_selection", Double, nullable=False, server_default="0"),
     Column("clients_seconds_left", Double),
     Column("account", Text, nullable=False, server_default=""),
+    Column("epochs", JsonText),
 )
 
 run_totals = Table(

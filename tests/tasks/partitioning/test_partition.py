@@ -159,7 +159,7 @@ def test_there_must_be_an_example_for_each_client() -> None:
 def test_only_class_numbers_can_be_partitioned(labels: Tensor) -> None:
     """Targets that are no class numbers are refused with their dtype and shape."""
     with pytest.raises(TaskError, match="one class number for each example, got"):
-        make_partition(PartitionSpec("iid", 2), labels)
+        make_partition(PartitionSpec("shards", 2), labels)
 
 
 def test_labels_come_from_the_whole_training_set(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:

@@ -1,0 +1,209 @@
+"""The classes of optimizers by name, and the check of their arguments.
+
+Built in are sgd, adam, adamw, rmsprop, lion and muon. Any class of torch.optim has a name such as torch.optim:NAdam.
+Another class, as module:Name, is imported only if this machine's own settings list it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from algorithms.optimizers.lion import Lion
+from algorithms.optimizers.spec import OptimizerSpec, OptimizerValue
+from algorithms.parameters import AlgorithmError, unknown
+
+BUILT_IN: Mapping[str, type[Optimizer]] = MappingProxyType(
+    {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "rmsprop": torch.optim.RMSprop,
+        "lion": Lion,
+        "muon": torch.optim.Muon,
+    }
+)
+"""Names with their classes. muon: for matrices; AdamW makes the steps of all other parameters."""
+
+TORCH = "torch.optim"
+REST = "adamw_"
+"""Arguments of muon with this prefix are those of AdamW for parameters that are no matrices."""
+
+_OURS = {
+    "params": "they are the model's trainable parameters",
+    "lr": "local.learning_rate is the learning rate",
+    "maximize": "a local step lowers the loss",
+    "foreach": "the device chooses how to compute",
+    "fused": "the device chooses how to compute",
+    "capturable": "the device chooses how to compute",
+    "differentiable": "the device chooses how to compute",
+}
+"""Arguments that a run does not choose, with the reason."""
+
+_UNUSABLE = {
+    "Optimizer": "it is the base of all classes",
+    "LBFGS": "it evaluates the loss many times in one step",
+    "SparseAdam": "it needs sparse gradients",
+}
+
+
+def check_optimizer(spec: OptimizerSpec) -> None:
+    """Check a spec as far as this is possible without the code of other packages, which is not imported.
+
+    Raises:
+        AlgorithmError: the name or an argument is unknown, a value is refused by the class, or the state cannot be
+            averaged.
+    """
+    if is_outside(spec.name):
+        if spec.state == "server":
+            raise AlgorithmError(
+                f"state: expected fresh or device for {spec.name}, because the server cannot know which of its tensors "
+                f"to average; averaged are those of {', '.join(BUILT_IN)}",
+                "state",
+            )
+        _check_chosen(spec)
+        return
+    make_optimizers(spec, {"matrix": torch.zeros(2, 2), "vector": torch.zeros(2)}, ())
+    if spec.state == "server":
+        averaged_symbols(spec)
+
+
+def is_outside(name: str) -> bool:
+    """Whether the name is of a class outside of torch and of this software."""
+    return ":" in name and name.partition(":")[0] != TORCH
+
+
+def make_optimizers(
+    spec: OptimizerSpec, y: dict[str, Tensor], listed: Collection[str]
+) -> list[tuple[Optimizer, dict[str, Tensor]]]:
+    """The optimizers of the parameters, each with its part of them: one, or for muon one or two.
+
+    Args:
+        spec: name and arguments.
+        y: the parameters, leaves that need no gradient.
+        listed: classes of other packages that may be imported.
+
+    Raises:
+        AlgorithmError: the class is unknown or not listed, or it refuses its arguments.
+    """
+    kind = _class_of(spec.name, listed)
+    if kind is not torch.optim.Muon:
+        return [(_made(kind, spec, spec.parameters, y), y)]
+    own = {name: value for name, value in spec.parameters.items() if not name.startswith(REST)}
+    rest = {name.removeprefix(REST): value for name, value in spec.parameters.items() if name.startswith(REST)}
+    matrices = {name: tensor for name, tensor in y.items() if tensor.dim() == 2}
+    others = {name: tensor for name, tensor in y.items() if name not in matrices}
+    parts = [(kind, own, matrices), (torch.optim.AdamW, rest, others)]
+    return [(_made(each, spec, values, part), part) for each, values, part in parts if part]
+
+
+def averaged_symbols(spec: OptimizerSpec) -> dict[str, float]:
+    """The tensors that the server averages, with the decay of their bias correction; 0 for none.
+
+    Raises AlgorithmError if there are none, or if they have no meaningful average.
+    """
+    given = spec.parameters
+    match spec.name:
+        case "adam" | "adamw" | "muon":
+            if given.get("amsgrad"):
+                raise AlgorithmError("amsgrad: expected false with state = server: a maximum has no average", "amsgrad")
+            first, second = _betas(given.get(f"{REST}betas" if spec.name == "muon" else "betas", (0.9, 0.999)))
+            return {"exp_avg": first, "exp_avg_sq": second}
+        case "rmsprop":
+            more = [name for key, name in (("momentum", "momentum_buffer"), ("centered", "grad_avg")) if given.get(key)]
+            return dict.fromkeys(["square_avg", *more], 0.0)
+        case "lion":
+            return {"exp_avg": 0.0}
+        case "sgd" if given.get("momentum"):
+            return {"momentum_buffer": 0.0}
+    raise AlgorithmError(
+        f"state: expected fresh or device for {spec.name}; the server averages the states of adam, adamw, rmsprop, "
+        "lion, muon, and sgd with momentum",
+        "state",
+    )
+
+
+def _betas(value: OptimizerValue) -> tuple[float, float]:
+    first, second = value if isinstance(value, tuple) else (0.0, 0.0)
+    return float(first), float(second)
+
+
+def _class_of(name: str, listed: Collection[str]) -> type[Optimizer]:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise AlgorithmError(unknown("optimizer", name, BUILT_IN), "name")
+    if module == TORCH:
+        if attribute in _UNUSABLE:
+            raise AlgorithmError(f"{name} cannot make local steps: {_UNUSABLE[attribute]}", "name")
+        found = getattr(torch.optim, attribute, None)
+    elif name not in listed:
+        raise AlgorithmError(
+            f"expected an optimizer of {', '.join(BUILT_IN)}, of torch.optim, or one that this device's settings list "
+            f"(optimizers = [...]: {', '.join(listed) or 'none'}), got {name!r}",
+            "name",
+        )
+    else:
+        found = _imported(module, attribute)
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise AlgorithmError(f"expected a class of torch.optim.Optimizer, got {name!r}", "name")
+    return found
+
+
+def _imported(module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # code of another package, with any error
+        raise AlgorithmError(
+            f"optimizer {module}:{attribute}: expected a module that can be imported here, got "
+            f"{type(error).__name__}: {error}",
+            "name",
+        ) from error
+
+
+def _made(
+    kind: type[Optimizer], spec: OptimizerSpec, values: Mapping[str, OptimizerValue], y: dict[str, Tensor]
+) -> Optimizer:
+    accepted = _arguments(kind)
+    _check_chosen(spec)
+    if wrong := [name for name in values if name not in accepted]:
+        raise AlgorithmError(unknown(f"parameter of {spec.name}", wrong[0], accepted), wrong[0])
+    given: dict[str, Any] = {name: _as_expected(value, accepted[name]) for name, value in values.items()}
+    try:
+        return kind(list(y.values()), lr=1.0, **given)  # type: ignore[call-arg] # every class but the base has a rate
+    except Exception as error:  # the class refuses a value, in words of its own
+        raise AlgorithmError(f"{spec.name} with {_shown(values)}: {error}") from error
+
+
+def _check_chosen(spec: OptimizerSpec) -> None:
+    """Raises AlgorithmError for an argument that is not the run's to choose."""
+    for name in spec.parameters:
+        if (why := _OURS.get(name.removeprefix(REST))) is not None:
+            raise AlgorithmError(f"{name}: expected no such parameter of an optimizer: {why}", name)
+
+
+def _arguments(kind: type[Optimizer]) -> dict[str, object]:
+    """The arguments that a run may give, with their defaults."""
+    signature = inspect.signature(kind)
+    return {name: each.default for name, each in signature.parameters.items() if name not in _OURS}
+
+
+def _as_expected(value: OptimizerValue, default: object) -> OptimizerValue:
+    """The value, a whole number where the default is one: the wire has only one kind of number.
+
+    A default of 0 may stand for any number, so it decides nothing.
+    """
+    whole = isinstance(default, int) and not isinstance(default, bool) and default != 0
+    return int(value) if whole and isinstance(value, float) and value.is_integer() else value
+
+
+def _shown(values: Mapping[str, OptimizerValue]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items()) or "its defaults"

@@ -1,0 +1,55 @@
+"""The forms of data that a task may return, and the model's forward pass for batches of any structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from tasks.data.batched import Batched
+from tasks.data.examples import Examples
+from tasks.data.samples import MapStyle, Samples
+from tasks.data.structure import Batch, is_pair
+
+Data = Examples | Samples | Batched
+"""The data of a device or of the server."""
+
+TaskData = Data | MapStyle
+"""What `train_data` and `eval_data` return. A map-style data set stands for Samples(dataset)."""
+
+Forward = Callable[[nn.Module, Batch], tuple[Any, Any]]
+"""(model, batch) -> (output, target), the arguments of the task's loss and metrics."""
+
+
+def as_data(returned: TaskData | None) -> Data:
+    """What a task returned, in one of three forms; None is no example. Raises TaskError for anything else."""
+    if isinstance(returned, Examples | Samples | Batched):
+        return returned
+    return Samples([] if returned is None else returned)
+
+
+def forward_of(task: object) -> Forward:
+    """The forward pass of a task's batches.
+
+    With a method `forward(model, batch)` of the task, its result is the output, and loss and metrics get the whole
+    batch. Without it, a pair of tensors is (inputs, targets): loss and metrics get model(inputs) and the targets. A
+    dict is passed to the model as keyword arguments, a tuple or list as positional ones, another batch as the only
+    argument, and loss and metrics get the whole batch.
+    """
+    own = getattr(task, "forward", None)
+    if not callable(own):
+        return forward
+    return lambda model, batch: (own(model, batch), batch)
+
+
+def forward(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+    """See `forward_of`: the rule for tasks without a method `forward`."""
+    if is_pair(batch):
+        inputs, targets = batch
+        return model(inputs), targets
+    if isinstance(batch, Mapping):
+        return model(**batch), batch
+    if isinstance(batch, tuple | list) and not callable(getattr(batch, "to", None)):
+        return model(*batch), batch
+    return model(batch), batch

@@ -1,0 +1,184 @@
+"""Personal parameters with real processes: killed servers and daemons, a replay, a simulation, both evaluations."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fl_ops.commands.cli import app
+from fl_ops.errors import OpsError
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_server.run_spec import from_spec
+from tests.processes.federation import TASK, Daemon, Fleet, run_spec
+from tests.processes.process import HERE, Workspace
+
+OPTIONS = {"model": "batchnorm", "kept": 16}
+HEAD = ["3.*"]
+SECTIONS: dict[str, Any] = {
+    "task": {"options": OPTIONS},
+    "personal": HEAD,
+    "stop": {"rounds": 5},
+    "evaluation": {"clients_every": 1},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"algorithm": {"name": "fedavg"}},
+    "norms": {"algorithm": {"name": "fedavgm"}, "personal": ["1.*"]},
+    "fedcm": {"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.2}}},
+    "scaffold": {"algorithm": {"name": "scaffold"}, "population": 3, "round": {"clip_update_norm": 0.1}},
+    "median": {
+        "algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}
+    },
+}  # fmt: skip
+
+
+class PersonalFleet(Fleet):
+    """Daemons with a model that has batch norm, each with examples to evaluate on."""
+
+    def daemon(self, index: int, size: int) -> Daemon:
+        """Create a daemon without starting it."""
+        shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
+        return Daemon(self.workspace, self.server, f"edge-{index}", shard=shard, options=OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def module_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PersonalFleet]:
+    """One fleet for all tests of this module."""
+    with Workspace(tmp_path_factory.mktemp("personal")) as workspace:
+        yield PersonalFleet(workspace, 3)
+
+
+@pytest.fixture
+def fleet(module_fleet: PersonalFleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[PersonalFleet]:
+    """A coordinator and three idle daemons."""
+    monkeypatch.syspath_prepend(HERE)
+    module_fleet.reset()
+    yield module_fleet
+    module_fleet.release()
+
+
+def simulated(name: str, sections: dict[str, Any]) -> list[RoundResult]:
+    """The rounds of the same run, simulated in this process."""
+    section = SimulationSection(clients=3, names="edge-{index}", partition={"method": "iid", "seed": 1})
+    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections)), section), 7)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        return list(simulation.rounds())
+
+
+def check_replay(fleet: Fleet, name: str, config: Path) -> None:
+    """`fl simulate --replay` computes the same models from the ledger."""
+    config.write_text(
+        f'[task]\nname = "{TASK}"\noptions = {{ model = "batchnorm", kept = 16 }}\n[simulation]\nclients = 3\n'
+        'names = "edge-{index}"\npartition = { method = "iid", seed = 1 }\n'
+    )
+    state = str(fleet.server.settings["state_dir"])
+    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", name, "--state-dir", state])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str) -> None:
+    """Models, and evaluations with and without the personal values, are equal for a head and for norms with buffers."""
+    sections = {**SECTIONS, **METHODS[method]}
+    fleet.server.create(f"wire-{method}", **sections)
+    fleet.server.completed(f"wire-{method}")
+    expected = simulated(f"wire-{method}", sections)
+    fleet.server.until(
+        f"wire-{method}", lambda run: "clients_evaluated" in run.latest.metrics, "clients have evaluated"
+    )
+    came = fleet.server.rounds(f"wire-{method}")
+    assert [done.digest for done in expected] == [done.model_digest for done in came]
+    assert [dict(done.metrics) for done in expected] == [dict(done.metrics) for done in came]
+    last = came[-1].metrics
+    assert last["clients_loss"] != last["clients_loss_without_personal"]
+
+
+@pytest.mark.parametrize("method", ["fedcm", "scaffold"])
+def test_killed_processes_change_no_bit(fleet: PersonalFleet, method: str, tmp_path: Path) -> None:
+    """Coordinator and daemon are killed after two of five rounds. The models are those of the simulation and replay."""
+    name, sections = f"killed-{method}", {**SECTIONS, **METHODS[method]}
+    fleet.server.create(name, **sections)
+    fleet.server.until(name, lambda run: run.rounds_done >= 2, "two rounds are done")
+    fleet.server.kill()
+    fleet["edge-1"].kill()
+    fleet.server.serve()
+    fleet["edge-1"].start()
+    assert fleet.server.digests(name) == [done.digest for done in simulated(name, sections)]
+    check_replay(fleet, name, tmp_path / "run.toml")
+
+
+def test_an_update_that_was_trained_before_a_kill_keeps_its_values(fleet: PersonalFleet) -> None:
+    """A daemon is killed between its training and the commit. Its personal values are promoted with the outcome."""
+    sections = {**SECTIONS, **METHODS["fedavg"]}
+    quick, slow = fleet.half_delivered("promoted", **sections)
+    quick.kill()
+    fleet.server.kill()
+    fleet.server.serve()
+    quick.start()
+    slow.hold.unlink()
+    assert fleet.server.digests("promoted") == [done.digest for done in simulated("promoted", sections)]
+    assert len(quick.events("trained", run="promoted", round=0)) == 1
+
+
+def test_a_device_that_lost_its_values_starts_again_alone(fleet: PersonalFleet, tmp_path: Path) -> None:
+    """Its state directory is deleted during the run. The others keep their values, and a replay has the same models."""
+    sections = {**SECTIONS, **METHODS["fedavg"], "round": {"clients_per_round": 3}}
+    fleet.server.create("lost", **sections)
+    fleet.server.until("lost", lambda run: run.rounds_done >= 1, "one round is done")
+    with fleet.server.admin() as admin:
+        admin.pause_run("lost")
+        fleet["edge-2"].kill()
+        shutil.rmtree(fleet["edge-2"].settings["state_dir"])
+        fleet["edge-2"].start()
+        fleet.server.until_present("edge-2")
+        admin.resume_run("lost")
+    digests = fleet.server.digests("lost")
+    history = fleet.server.history("lost")
+    assert ("state_lost" in history, "states_restarted" in history) == (True, False)
+    assert digests[0] == simulated("lost", sections)[0].digest
+    assert digests[-1] != simulated("lost", sections)[-1].digest
+    check_replay(fleet, "lost", tmp_path / "run.toml")
+
+
+def test_the_server_keeps_the_initial_values(fleet: PersonalFleet) -> None:
+    """The exported model has the head of the first model, and fewer bytes travel than without personal parameters."""
+    names = {"all": {}, "head": {"personal": HEAD}}
+    exported = {}
+    for name, personal in names.items():
+        fleet.server.create(f"export-{name}", task={"options": OPTIONS}, algorithm={"name": "fedavg"}, **personal)
+        fleet.server.completed(f"export-{name}")
+        path = fleet.server.folder / f"{name}.safetensors"
+        options = ["--server", str(fleet.server.settings["admin_listen"]), "--insecure"]
+        result = CliRunner().invoke(app, ["export", f"export-{name}", "--out", str(path), *options])
+        assert result.exit_code == 0, result.output
+        exported[name] = load_file(path)
+    assert exported["head"].keys() == exported["all"].keys()
+    sent = {name: fleet.server.rounds(f"export-{name}")[-1].bytes_up for name in names}
+    assert sent["all"] - sent["head"] == 2 * 4 * (5 * 3 + 3)
+    head = torch.cat([exported["head"][name].flatten() for name in ("3.weight", "3.bias")])
+    assert not torch.equal(head, torch.cat([exported["all"][name].flatten() for name in ("3.weight", "3.bias")]))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "why"),
+    [
+        pytest.param(
+            ["haed.*"], "'haed.*' matches no trainable parameter and no buffer; there are 0.weight", id="none"
+        ),
+        pytest.param(["*"], "match all trainable parameters", id="all"),
+        pytest.param(["3.*"] * 65, "at most 64", id="many"),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused(fleet: PersonalFleet, patterns: list[str], why: str) -> None:
+    """The creation of the run is refused, and the message names the field and the reason."""
+    with pytest.raises(OpsError, match="personal") as refused:
+        fleet.server.create("refused", task={"options": OPTIONS}, personal=patterns)
+    assert why in str(refused.value)

@@ -1,0 +1,45 @@
+"""A task with a training loop of its own: Adam, with its own loss and accuracy of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasks import Examples, TrainContext, TrainReport
+from tests.processes.tiny_task import Tiny
+
+
+class Looped(Tiny):
+    """Tiny, trained with Adam. returns: a wrong report to return, by name."""
+
+    def __init__(self, returns: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._returns = returns
+
+    def train(self, model: nn.Module, data: Examples, context: TrainContext) -> TrainReport:
+        optimizer = torch.optim.Adam(model.parameters(), context.learning_rate)
+        metrics = [self._epoch(model, optimizer, batches) for batches in context.each_epoch()]
+        return self._report(TrainReport(context.steps, len(data), metrics))
+
+    def _epoch(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> dict[str, float]:
+        losses, correct, examples = 0.0, 0.0, 0
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            output = model(inputs)
+            loss = self.loss(output, targets)
+            loss.backward()
+            optimizer.step()
+            losses += loss.item() * len(inputs)
+            correct += float((output.argmax(dim=1) == targets).sum())
+            examples += len(inputs)
+        return {"loss": losses / examples, "accuracy": correct / examples}
+
+    def _report(self, report: TrainReport) -> Any:
+        wrong: dict[str, Any] = {
+            "nothing": None,
+            "nan": TrainReport(report.steps, report.examples, [{"accuracy": float("nan")}]),
+        }
+        return wrong.get(self._returns, report)
