@@ -53,28 +53,28 @@ class BatchedFleet(SequenceFleet):
 
 
 @pytest.mark.parametrize("kind", [SequenceFleet, BatchedFleet], ids=["samples", "batched"])
-def test_killed_runs_have_the_simulated_bits_and_are_replayed(
-    kind: type[SequenceFleet], workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("method", RUNS)
+def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
+    kind: type[SequenceFleet], method: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Coordinator and one daemon are killed in the first round. The models are those of a simulation and a replay."""
     monkeypatch.syspath_prepend(HERE)
     fleet = kind(workspace, 3, tasks=[TASK])
     options = {"form": kind.form, "kept": 4}
-    for name, method in RUNS.items():
-        sections = {"task": {"name": TASK, "options": options}, "stop": {"rounds": 3}, **method}
-        if kind is BatchedFleet:  # the task's own batches count, whatever the batch size is
-            sections["local"] = {**sections.get("local", {}), "batch_size": 3}
-        _, slow = fleet.half_delivered(name, evaluation={"clients_every": 3}, **sections)
-        slow.kill()
-        fleet.server.kill()
-        fleet.server.serve()
-        slow.start()
-        slow.hold.unlink()
-        digests = simulated(name, sections)
-        assert fleet.server.digests(name) == digests
-        assert len(set(digests)) == 3
-        check_replay(fleet.server, name, options, tmp_path / f"{name}.toml")
-        check_evaluations(fleet.server, name)
+    sections = {"task": {"name": TASK, "options": options}, "stop": {"rounds": 3}, **RUNS[method]}
+    if kind is BatchedFleet:  # the task's own batches count, whatever the batch size is
+        sections["local"] = {**sections.get("local", {}), "batch_size": 3}
+    _, slow = fleet.half_delivered(method, evaluation={"clients_every": 3}, **sections)
+    slow.kill()
+    fleet.server.kill()
+    fleet.server.serve()
+    slow.start()
+    slow.hold.unlink()
+    digests = simulated(method, sections)
+    assert fleet.server.digests(method) == digests
+    assert len(set(digests)) == 3
+    check_replay(fleet.server, method, options, tmp_path / "replay.toml")
+    check_evaluations(fleet.server, method)
     offers = [fleet.server.client(f"edge-{index}").tasks[0] for index in range(3)]
     own = 4 if kind is BatchedFleet else 0
     assert [(offer.train_examples, offer.eval_examples, offer.train_batches) for offer in offers] == [(26, 4, own)] * 3
