@@ -66,7 +66,7 @@ from algorithms.base import (
     Weights,
 )
 from algorithms.batches import Batch, Forward, examples_of, forward_pair, to_device
-from algorithms.client import LocalData, Work, answer
+from algorithms.client import LocalData, LoopReport, Work, answer
 from algorithms.compose import (
     ClientState,
     Components,
@@ -123,6 +123,7 @@ __all__ = [
     "LocalResult",
     "LocalRule",
     "LocalSettings",
+    "LoopReport",
     "Memory",
     "Method",
     "ModelState",

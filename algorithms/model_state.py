@@ -62,18 +62,19 @@ def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
             trainable parameters.
     """
     trainable = [name for name, each in model.named_parameters() if each.requires_grad]
-    known, tied, found = [*trainable, *_buffers(model)], tied_names(model), set[str]()
+    patterns, known = tuple(patterns), [*trainable, *_buffers(model)]
+    found = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    tied = tied_names(model)
     for pattern in patterns:
-        matched = {name for name in known if fnmatchcase(name, pattern)}
-        second = {name: of for name, of in tied.items() if fnmatchcase(name, pattern) and of not in matched}
-        if second:
-            name, of = next(iter(second.items()))
-            raise ValueError(f"the pattern {pattern!r} matches {name} and not {of}, which is the same weight")
-        if not matched:
+        for name, of in tied.items():
+            if fnmatchcase(name, pattern) and of not in found:
+                raise ValueError(
+                    f"the pattern {pattern!r} matches {name} and no pattern {of}, which is the same weight"
+                )
+        if not any(fnmatchcase(name, pattern) for name in (*known, *tied)):
             raise ValueError(
                 f"the pattern {pattern!r} matches no trainable parameter and no buffer; there are {_shown(known)}"
             )
-        found |= matched
     if found and found.issuperset(trainable):
         raise ValueError("the patterns match all trainable parameters, so nothing is left to train together")
     return frozenset(found)

@@ -170,6 +170,18 @@ def read_parameters(owner: str, parameters: Parameters, given: Mapping[str, obje
     return values
 
 
+def described(kind: Any) -> str:
+    """The values that a parameter of this type accepts, in words."""
+    if kind is bool:
+        return "true, false"
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    if get_origin(kind) in (UnionType, Union):
+        return f"{described(next(each for each in get_args(kind) if each is not NoneType))}, or none"
+    number, limits, *_ = get_args(kind)
+    return f"a {'whole ' if number is int else ''}number {limits}".rstrip()
+
+
 def unknown(what: str, name: str, available: Iterable[str]) -> str:
     """The message for an unknown name. It suggests a similar available name."""
     names = sorted(available)

@@ -85,7 +85,10 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
-        instruments = Instruments(metrics, progress, traces=traces)
+        progress.show("making the task's model")
+        trainer = _trainer(config, local)
+        local = replace(local, frozen=trainer.own_frozen())
+        instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
         return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
 
 
@@ -99,6 +102,8 @@ class Instruments:
     clock: Callable[[], float] = time.time
     """Unix seconds, for the owner's time windows."""
     traces: Traces = UNTRACED
+    trainer: Trainer | None = None
+    """With the model that the registration describes. None: one without a model."""
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
@@ -123,11 +128,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=Trainer(
-            local,
-            compute=devices.Compute(config.precision, config.memory_format),
-            optimizers=load_optimizers_of(config.optimizers),
-        ),
+        trainer=instruments.trainer or _trainer(config, local),
         worker=worker,
         disk=disk,
         state=state_directory,
@@ -234,6 +235,11 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     if (address := config.tls.enroll_server) is not None:
         means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, services.policy.trusted_ca(ca) or b""))
     return CertificateRenewal(means)
+
+
+def _trainer(config: ClientConfig, local: LocalTask) -> Trainer:
+    compute = devices.Compute(config.precision, config.memory_format)
+    return Trainer(local, compute=compute, optimizers=load_optimizers_of(config.optimizers))
 
 
 def _traces() -> Traces:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from blake3 import blake3
 
 from protos.fl.v1 import tensor_pb2
@@ -10,10 +13,10 @@ _DIGEST_BYTES = 32
 _DIGEST_PREFIX = "blake3:"
 
 
-def digest_of(*buffers: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3-256 of the concatenated buffers: 32 bytes."""
+def digest_of(*buffers: bytes | bytearray | memoryview, pieces: Iterable[memoryview] = ()) -> bytes:
+    """BLAKE3-256 of the concatenated buffers: 32 bytes. `pieces` come last, and are taken one after the other."""
     hasher = blake3()
-    for buffer in buffers:
+    for buffer in chain(buffers, pieces):
         hasher.update(buffer)
     return hasher.digest()
 

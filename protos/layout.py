@@ -140,12 +140,17 @@ class Layout:
         With the bytes alone, two models of zeros would have one name. The table has a line for each tensor with the
         name's length in UTF-8 bytes, name, dtype, shape and trainable flag, as in "6:weight float32 3,4 1".
         """
+        return digest_of(self.table, buffer)
+
+    @property
+    def table(self) -> bytes:
+        """The table of contents, with which the digest begins."""
         lines = (
             f"{len(entry.name.encode())}:{entry.name} {_dtype_name(entry.dtype)} "
             f"{','.join(map(str, entry.shape))} {int(entry.trainable)}\n"
             for entry in self.entries
         )
-        return digest_of("".join(lines).encode(), buffer)
+        return "".join(lines).encode()
 
     def difference(self, other: Layout) -> str | None:
         """Description of the first difference of `other` from this layout; None if they are equal."""

@@ -71,7 +71,7 @@ def freeze_a(model: Model, seed: int = 0) -> Model:
         bound = 1 / math.sqrt(matrix.shape[1])
         with torch.no_grad():
             matrix.copy_(torch.empty(matrix.shape).uniform_(-bound, bound, generator=generator))
-        matrix.requires_grad_(requires_grad=False)
+        matrix.requires_grad_(False)
     return model
 
 

@@ -54,6 +54,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "run_spec",
         "run_config",
         "round_config",
+        "local_config",
         "rounds",
         "logs",
         "shutdown",
@@ -90,6 +91,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "compare",
         "demo",
         "simulate",
+        "exports",
         "admin",
         "certificates",
         "render",
@@ -137,8 +139,9 @@ IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
     "fl_common.tracing",
     "extensions.importing",
+    "algorithms.optimizers.classes",
 }
-"""Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""
+"""Modules that import a module by a computed name. The last two get it from outside, and check it against a list."""
 
 LOAD_TASKS = {"fl_client.training.data", "fl_server.coordinator.task_loading", "tasks"}
 """Modules of the coordinator and the daemon that load a task by its name."""

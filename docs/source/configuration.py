@@ -165,7 +165,8 @@ Plain text to a coordinator on another machine needs `insecure_remote = true` in
 The state directory belongs to one device.
 Identity and shard are written there on the first start and never change."""
 
-_SHARD = """At most one of `partition`, `file` and `folder`; without any of them the device trains on all data.
+_SHARD = """At most one of `partition`, `file`, `indices`, `folder` and `query`; without any of them, all data.
+[Data](data.md#which-examples-a-device-has) describes them.
 Each device computes the partition from a seed, by these keys:"""
 
 _POLICY = """## The site's policy: policy.toml
@@ -324,7 +325,8 @@ def _method(algorithm: fl.Algorithm) -> str:
 
 
 def _task_options() -> list[str]:
-    kinds = {name: _class_of(path) for name, path in BUILT_IN.items() if name != "digits"}
+    kinds = {name: _class_of(path) for name, path in BUILT_IN.items()}
+    kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, Vision)}
     models = "; ".join(f"`{name}`: {', '.join(f'`{model}`' for model in kind.MODELS)}" for name, kind in kinds.items())
     return [
         "Options of the built-in tasks, here and in `[task]` of a daemon. `digits`:",

@@ -14,6 +14,7 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
 from fl_client.training.local_steps import optimizer_of, settings_of
 from fl_common.names import check_id
+from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import check_payload_name
@@ -70,7 +71,7 @@ def check_assignment(
 
     examples: number of examples of this device's shard; own_batches: batches of its epoch if the task makes them.
     """
-    check_resources(assignment.resources)
+    check_resources(assignment)
     _check_personal(assignment.personal)
     for field, count, limit in (
         ("payloads", len(assignment.payloads), MAX_PAYLOADS),
@@ -91,7 +92,7 @@ def check_assignment(
 
 def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
     """Raises WorkFailed for values that are not valid."""
-    check_resources(assignment.resources)
+    check_resources(assignment)
     _check_personal(assignment.personal)
 
 
@@ -103,8 +104,9 @@ def _check_personal(patterns: Sequence[str]) -> None:
         )
 
 
-def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
-    """Raises WorkFailed for an unknown kind, and for two resources of one kind and name."""
+def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:
+    """Raises WorkFailed for an unknown kind, two resources of one kind and name, or `local_frozen` without a digest."""
+    resources = assignment.resources
     if len(resources) > len(_KINDS) + MAX_NAMED:
         raise _unsupported(f"resources: expected at most {len(_KINDS) + MAX_NAMED}, got {len(resources)}")
     for resource in resources:
@@ -121,6 +123,14 @@ def check_resources(resources: Sequence[tensor_pb2.Resource]) -> None:
     keys = [(resource.kind, resource.name) for resource in resources]
     if len(set(keys)) < len(keys):
         raise _unsupported("resources: expected each kind and name once, got one twice")
+    if not assignment.HasField("local_frozen"):
+        return
+    if (kind := assignment.local_frozen.kind) != tensor_pb2.RESOURCE_KIND_FROZEN:
+        raise _unsupported(f"local_frozen: expected the kind FROZEN, got kind number {kind}")
+    try:
+        digest_bytes(assignment.local_frozen.digest)
+    except ValueError as error:
+        raise _unsupported(f"local_frozen: {error}") from None
 
 
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -29,7 +29,7 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.training.own_loop import OnStep
-from fl_client.training.trainer import Trainer, TrainingResult
+from fl_client.training.trainer import AnyAssignment, Trainer, TrainingResult
 from fl_client.training.worker import Worker
 from fl_common.tracing import UNTRACED, Traces
 from protos.digests import digest_bytes, digest_text
@@ -123,7 +123,7 @@ class AssignmentExecutor:
             await services.state.required(services.storage.check_limits, key[0])
         await services.policy.begin_training(assignment, services.trainer.examples, services.trainer.own_batches)
         self._show(key, "fetching the model")
-        bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment.personal))
+        bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment))
 
         def work(check: Callable[[], None]) -> TrainingResult:
             return services.trainer.train(assignment, bundles, state, self._on_step(key, check))
@@ -190,7 +190,7 @@ class AssignmentExecutor:
             state = await services.state.required(services.storage.latest_state, key[0])
         async with services.availability.while_allowed():
             await services.policy.begin_evaluation(assignment, services.trainer.held_out)
-            bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment.personal))
+            bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment))
             found = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles, state))
 
         async def report(session: Session) -> None:
@@ -210,12 +210,11 @@ class AssignmentExecutor:
         )
         log.info("evaluated", **key_fields(key), examples=found.examples, **found.metrics)
 
-    async def _layouts(self, personal: Sequence[str]) -> Layouts:
-        """The layouts of this device's model. The first call makes the model. personal: patterns of names."""
+    async def _layouts(self, assignment: AnyAssignment) -> Layouts:
+        """The layouts of an assignment's bundles. The first call makes the model."""
         trainer = self._services.trainer
-        if trainer.knows_layouts(personal):
-            return trainer.layouts(personal)
-        return await self._compute(lambda check: trainer.layouts(personal))
+        known = trainer.known_layouts(assignment)
+        return known if known is not None else await self._compute(lambda check: trainer.layouts(assignment))
 
     async def _compute(self, function: Callable[[Callable[[], None]], T]) -> T:
         """The function's result from the worker thread, within the owner's limit and the site's budget."""

@@ -28,7 +28,7 @@ def training_request(assignment: training_pb2.Assignment, examples: int, own_bat
         work=work_of(
             examples, training.batch_size, **(amount or {"steps": training.local_steps}), own_batches=own_batches
         ),
-        model_bytes=_model_bytes(assignment.resources),
+        model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
     )
 
@@ -39,7 +39,7 @@ def evaluation_request(assignment: training_pb2.EvaluationAssignment) -> Request
         kind="evaluation",
         task=assignment.task,
         source=assignment.fingerprint.source,
-        model_bytes=_model_bytes(assignment.resources),
+        model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
     )
 
@@ -80,5 +80,7 @@ def _messages(value: Any) -> Iterable[Message]:
     return (each for each in items if isinstance(each, Message))
 
 
-def _model_bytes(resources: Iterable[tensor_pb2.Resource]) -> int:
-    return sum(each.size_bytes for each in resources if each.kind in _OF_MODEL)
+def _model_bytes(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> int:
+    """Of the model, with the frozen parameters that are sent and those that the device has itself."""
+    sent = sum(each.size_bytes for each in assignment.resources if each.kind in _OF_MODEL)
+    return sent + assignment.local_frozen.size_bytes

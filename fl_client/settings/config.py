@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
+from extensions.naming import is_path
 from fl_client.errors import ConfigError
 from fl_client.settings import schedule
 from fl_common.certificates.tls_version import TlsVersion
@@ -54,16 +55,9 @@ def _zone(value: str) -> str:
         ) from None
 
 
-def _class_path(value: str) -> str:
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", value) is None:
-        raise ValueError(f"expected a class as module:Name, got {value!r}")
-    return value
-
-
-def _query(value: str) -> str:
-    module, colon, function = value.partition(":")
-    if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise ValueError(f"expected module:function, such as my_data:mine, got {value!r}")
+def _code_path(value: str) -> str:
+    if not is_path(value):
+        raise ValueError(f"expected module:attribute of an installed module, such as my_data:mine, got {value!r}")
     return value
 
 
@@ -71,8 +65,8 @@ WindowText = Annotated[str, AfterValidator(_window)]
 """A window of local time."""
 ZoneName = Annotated[str, AfterValidator(_zone)]
 """A time zone; empty for the device's own."""
-QueryName = Annotated[str, AfterValidator(_query)]
-"""A function of an installed module."""
+CodePath = Annotated[str, AfterValidator(_code_path)]
+"""Code of an installed module, as module:attribute."""
 
 
 class TlsConfig(Section):
@@ -138,7 +132,7 @@ class ShardConfig(Section):
     """A file with the numbers of this device's examples in the training set: a text file with one a line, or .npy."""
     folder: Path | None = None
     """A folder of the device's own files, which the task reads."""
-    query: QueryName | None = None
+    query: CodePath | None = None
     """module:function of this device. It is called without arguments at each start and returns indices, a folder (a
     pathlib.Path), or rows, which the task reads as shard.rows."""
 
@@ -223,7 +217,7 @@ class ClientConfig(Section):
     """Directory of identity, shard, pending updates and client states. For one daemon at a time."""
     task: TaskConfig
     shard: ShardConfig = ShardConfig()
-    algorithms: list[str] = Field(default_factory=list)
+    algorithms: list[CodePath] = Field(default_factory=list)
     """Methods that the daemon loads beside those of installed packages, each as module:attribute:
     ["my_methods:sign_momentum"]. No other module is imported for a coordinator."""
     device: Annotated[str, AfterValidator(_device)] = "auto"
@@ -241,7 +235,7 @@ class ClientConfig(Section):
     """Use plain text with a coordinator on this machine."""
     insecure_remote: bool = False
     """Use plain text over a network, where everyone can read and change it."""
-    optimizers: list[Annotated[str, AfterValidator(_class_path)]] = Field(default_factory=list)
+    optimizers: list[CodePath] = Field(default_factory=list)
     """Optimizers of other packages that runs may name, as module:Class. They are imported here. Those of torch.optim
     need no entry."""
     labels: dict[str, str] = Field(default_factory=dict)

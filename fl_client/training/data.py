@@ -12,7 +12,7 @@ import torch
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, ShardConfig
 from fl_client.training.methods import Methods, load_methods
-from protos.fl.v1 import coordinator_pb2, training_pb2
+from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
 from tasks.base import Task
 from tasks.data.forms import Data, as_data
 from tasks.data.shard import Shard, checked_shard
@@ -38,6 +38,8 @@ class LocalTask:
     """The training device: of the model, and of all batches."""
     methods: Methods = field(default_factory=dict)
     """Methods from outside that this device can train with."""
+    frozen: tensor_pb2.Resource | None = None
+    """The frozen parameters that the task gives its model. None: there are none, or they are not computed."""
 
     def offer(self) -> coordinator_pb2.TaskOffer:
         """The task as a registration offers it."""
@@ -46,6 +48,7 @@ class LocalTask:
             fingerprint=self.fingerprint,
             train_examples=len(self.train),
             eval_examples=len(self.held_out),
+            frozen=self.frozen,
             train_batches=self.train.own_batches,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -20,9 +21,13 @@ Bundles = Mapping[ResourceKey, Bundle]
 """The bundles of an assignment, by kind, and by name if they have one."""
 
 
-def layouts_of(model: nn.Module, personal: Collection[str] = ()) -> Layouts:
-    """The layouts of this model's bundles. personal: names of the parameters and buffers that are personal."""
-    here = state_views(model, personal)
+def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: bool = False) -> Layouts:
+    """The layouts of this model's bundles.
+
+    personal: names of the parameters and buffers that are personal. own_frozen: the model's own frozen parameters are
+    not sent.
+    """
+    here = _received(model, personal, own_frozen=own_frozen)
     layouts = {
         tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
         tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
@@ -31,20 +36,28 @@ def layouts_of(model: nn.Module, personal: Collection[str] = ()) -> Layouts:
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
-def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors:
+def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, own_frozen: bool = False) -> Tensors:
     """Give the model the values of the round. Returns x, the trainable values in the bundle's memory, read only.
 
-    Personal parameters get their initial values.
+    Personal parameters get their initial values. own_frozen: the model's own frozen parameters stay.
 
     Raises WorkFailed when the layout is that of another model.
     """
-    here = state_views(model, personal)
+    here = _received(model, personal, own_frozen=own_frozen)
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
     trainable = {name: values[name] for name in here.trainable}
     fill(here, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
     return trainable
+
+
+def _received(model: nn.Module, personal: Collection[str], *, own_frozen: bool) -> ModelState:
+    """Views of the values that a run sends."""
+    here = state_views(model, personal)
+    if not own_frozen:
+        return here
+    return replace(here, frozen={name: each for name, each in here.frozen.items() if name in personal})
 
 
 def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors | None:

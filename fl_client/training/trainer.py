@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import structlog
 import torch
 from torch import nn
 
@@ -29,6 +30,7 @@ from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
 from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
@@ -39,9 +41,15 @@ from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
 from tasks.own_loop import MAX_EPOCHS, own_loop
 
+log = structlog.get_logger()
+
 
 class Interrupted(Exception):
     """Raised by an `on_step` to end the training: its result is not needed."""
+
+
+AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
+"""What both have: the values to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class Trainer:
     def __init__(
         self,
         local: LocalTask,
-        model: nn.Module | None = None,
+        model: nn.Module | LocalModel | None = None,
         compute: Compute = DEFAULT_COMPUTE,
         optimizers: Known = NO_CLASSES,
     ) -> None:
@@ -83,9 +91,11 @@ class Trainer:
         optimizers: classes of other packages for local steps.
         """
         self._local, self._compute, self._optimizers = local, compute, optimizers
-        self._model = model
-        self._layouts: dict[tuple[str, ...], Layouts] = {}
-        """Layouts of the model's bundles, by the patterns of personal parameters."""
+        if model is None:
+            model = LocalModel(local.task.model, lambda module: compute.prepared(module, local.device))
+        self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
+        self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
+        """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
 
     @property
     def examples(self) -> int:
@@ -102,22 +112,31 @@ class Trainer:
         """Number of held-out examples of this device."""
         return len(self._local.held_out)
 
-    def layouts(self, personal: Sequence[str] = ()) -> Layouts:
-        """The layouts of the model's bundles. The first call makes the model. Raises WorkFailed.
-
-        personal: patterns of the names of personal parameters.
-        """
-        if (known := self._layouts.get(tuple(personal))) is not None:
+    def layouts(self, assignment: AnyAssignment) -> Layouts:
+        """The layouts of an assignment's bundles. The first call makes the model. Raises WorkFailed."""
+        if (known := self.known_layouts(assignment)) is not None:
             return known
-        model = self._get_model()
+        model, (personal, own_frozen) = self._get_model(), _layouts_key(assignment)
         with _task_failures():
-            layouts = model_values.layouts_of(model, own.names_in(model, personal))
-        self._layouts = {tuple(personal): layouts}  # a coordinator may have many runs: only the latest is kept
+            layouts = model_values.layouts_of(model, own.names_in(model, personal), own_frozen=own_frozen)
+        self._layouts = {(personal, own_frozen): layouts}  # a coordinator may have many runs: the latest is kept
         return layouts
 
-    def knows_layouts(self, personal: Sequence[str]) -> bool:
-        """Whether `layouts` returns at once."""
-        return tuple(personal) in self._layouts
+    def known_layouts(self, assignment: AnyAssignment) -> Layouts | None:
+        """What `layouts` returns at once; None if it has to make the model, or to look at it."""
+        return self._layouts.get(_layouts_key(assignment))
+
+    def own_frozen(self) -> tensor_pb2.Resource | None:
+        """The frozen parameters that the task gives its model, for the registration; None if there are none.
+
+        Makes the model. One that cannot be made is logged here, and reported with the first assignment.
+        """
+        try:
+            with _task_failures():
+                return self._model.frozen
+        except WorkFailed as error:
+            log.warning("model_not_made", task=self._local.name, reason=str(error))
+            return None
 
     def train(
         self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
@@ -134,12 +153,12 @@ class Trainer:
         algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
         personal = own.names_in(self._get_model(), assignment.personal)
-        model, x = self._load(bundles, personal)
+        model, x = self._load(assignment, bundles, personal)
         own.load(model, personal, client_state)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             model_values.direction(model, bundles, personal),
-            _state_of(algorithm, model, own.without(client_state), personal),
+            _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
             self._omega(algorithm, training),
             model_values.optimizer_state(model, bundles, personal),
         )
@@ -172,7 +191,7 @@ class Trainer:
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
         personal = own.names_in(self._get_model(), assignment.personal)
-        model, _ = self._load(bundles, personal)
+        model, _ = self._load(assignment, bundles, personal)
         metrics = self._metrics(model)
         without = {}
         if personal:
@@ -204,16 +223,20 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
+    def _load(self, assignment: AnyAssignment, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, and x in the bundle's memory."""
+        if assignment.HasField("local_frozen"):
+            with _task_failures():
+                model = self._model.with_own_frozen(assignment.local_frozen)
+            return model, model_values.load(model, bundles, personal, own_frozen=True)
         model = self._get_model()
+        if tensor_pb2.RESOURCE_KIND_FROZEN in bundles:
+            self._model.replaced()
         return model, model_values.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
-        if self._model is None:
-            with _task_failures():
-                self._model = self._compute.prepared(self._local.task.model(), self._local.device)
-        return self._model
+        with _task_failures():
+            return self._model.module()
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float, optimizer: Memory) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
@@ -250,17 +273,12 @@ class Trainer:
         # With one epoch its mean loss is the training loss.
         several = 1 < training.local_epochs <= MAX_EPOCHS
         epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
-        data = LocalData(
-            steps, ordered_batches(local, size), task.loss, forward_of(task), steps=count, epoch_steps=epoch
-        )
-        return data, total + count
+        whole, forward = ordered_batches(local, size), forward_of(task)
+        return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
 
 
-def _state_of(
-    algorithm: Algorithm, model: nn.Module, client_state: Memory | None, personal: Collection[str] = ()
-) -> Memory:
+def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
-    x, trained = trainable_views(model, personal), trainable_views(model)
     initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
@@ -269,10 +287,14 @@ def _state_of(
         kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
-        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, x)
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}
+
+
+def _layouts_key(assignment: AnyAssignment) -> tuple[tuple[str, ...], bool]:
+    return tuple(assignment.personal), assignment.HasField("local_frozen")
 
 
 def _moved(tensors: Tensors, device: torch.device) -> Tensors:

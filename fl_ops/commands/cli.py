@@ -13,6 +13,7 @@ from fl_ops.commands import audit, certificates, clients, enrollment, runs
 from fl_ops.commands.compare import compare
 from fl_ops.commands.demo import demo
 from fl_ops.commands.export import export
+from fl_ops.commands.methods.command import methods
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
@@ -45,6 +46,7 @@ app.add_typer(audit.app, name="audit")
 app.command(**examples("fl compare table.toml --processes 4", "fl compare table.toml --no-run"))(compare)
 app.command(**examples("fl demo", "fl demo --rounds 10 --algorithm fedavg --algorithm scaffold"))(demo)
 app.command(**examples("fl export digits-1 --round best --out best.safetensors"))(export)
+app.command(**examples("fl methods", "fl methods fedcm", "fl methods my_methods:sign_momentum --json"))(methods)
 app.command(**examples("fl partition digits --clients 8 --out parts.json --alpha 0.1"))(partition)
 app.command(
     **examples(

@@ -1,4 +1,4 @@
-"""Completion in a shell: names of runs and clients from the coordinator, and names of tasks.
+"""Completion in a shell: names of runs and clients from the coordinator, and names of tasks and methods.
 
 A shell waits for the answer at each press of the Tab key, so there is little time, and no error is shown.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from importlib.metadata import entry_points
 
 import typer
 
@@ -15,6 +16,11 @@ from fl_ops.admin.client import AdminClient
 
 TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits")
 """The keys of `tasks.BUILT_IN`, repeated here so that `fl` starts without torch."""
+METHODS = (
+    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
+    "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "qg", "scaffold", "slowmo",
+)  # fmt: skip
+"""As in `algorithms.names()`, for the same reason."""
 SECONDS = 2.0
 """Longest time for the coordinator's answer."""
 
@@ -32,8 +38,17 @@ def client_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def task_names(incomplete: str) -> list[str]:
-    """Names of the built-in tasks."""
-    return [name for name in TASKS if name.startswith(incomplete)]
+    """Names of the built-in tasks and of those that installed packages register."""
+    return [name for name in (*TASKS, *_installed("impetus.tasks")) if name.startswith(incomplete)]
+
+
+def method_names(incomplete: str) -> list[str]:
+    """Names of the built-in methods and of those that installed packages register."""
+    return [name for name in (*METHODS, *_installed("impetus.algorithms")) if name.startswith(incomplete)]
+
+
+def _installed(group: str) -> list[str]:
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def _from_coordinator(

@@ -37,7 +37,12 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds for each algorithm.")] = 40,
     clients: Annotated[int, typer.Option(min=1, help="Number of daemons; two of them train in each round.")] = 8,
     algorithm: Annotated[
-        list[str] | None, typer.Option(help="Repeat it for several. By default fedcm, then fedavg.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            help="Repeat it for several. By default fedcm, then fedavg.",
+            show_default=False,
+            autocompletion=completion.method_names,
+        ),
     ] = None,
     task: Annotated[
         str,

@@ -1,36 +1,67 @@
-"""`fl export`: download a committed model as a safetensors file."""
+"""`fl export`: download a committed model as a safetensors file, or its adapter in the format of peft."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 from blake3 import blake3
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from google.protobuf.json_format import MessageToDict
 
+from fl_ops.admin.client import AdminClient
+from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command
-from fl_ops.errors import Refused, UsageError
-from fl_ops.files import Target, check_free, written_whole
+from fl_ops.errors import UsageError
+from fl_ops.exports.download import receive
+from fl_ops.exports.header import frozen_digest
+from fl_ops.files import Target, check_free
 from fl_ops.render import output, units
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import admin_pb2
-from protos.wire import MAX_CHUNK_BYTES
 
-Parts = Iterator[admin_pb2.ExportModelResponse]
+if TYPE_CHECKING:
+    from tasks import Task
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    WHOLE = "whole"
+    ADAPTER = "adapter"
+    TRAINABLE = "trainable"
 
 
 @admin_command
 def export(
     context: Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=completion.run_names)],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Path of the safetensors file.")],
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="The safetensors file; with --format adapter, a new folder.")
+    ],
     which: Annotated[
         str, typer.Option("--round", metavar="latest|best|N", help="The committed model to export.")
     ] = "latest",
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="whole: the state_dict; adapter: for peft.PeftModel.from_pretrained; trainable: without frozen"
+            " parameters.",
+        ),
+    ] = Format.WHOLE,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A run's file, whose [task] is imported if the export needs the model. Without it, only a built-in or"
+            " installed task is.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,
 ) -> None:
     """Download a run's model as a safetensors file. The file appears complete and verified, or not at all."""
@@ -38,57 +69,66 @@ def export(
         raise UsageError(f"--round: expected latest, best or a round's number, got {which!r}")
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
+    request = _Request(run, which, form, config)
     with context.connect() as client:
-        header = receive(client.export_model(run, which), target)
-    digest = digest_text(digest_bytes(header.digest))
-    facts = {"path": str(out), "run_id": run, "size_bytes": header.size_bytes, "digest": digest}
-    text = f"{out}: {run}, round {header.round.round}, {units.size(header.size_bytes)}, {digest}"
+        header, size, digest = (_folder if form is Format.ADAPTER else _file)(client, request, target)
+    facts = {"path": str(out), "run_id": run, "size_bytes": size, "digest": digest}
+    text = f"{out}: {run}, round {header.round.round}, {units.size(size)}, {digest}"
     output.show({**facts, "round": output.to_json(header.round)}, units.plain(text), context.as_json)
 
 
-def receive(parts: Parts, target: Target) -> admin_pb2.ExportHeader:
-    """Write an ExportModel stream to a file. Returns its header.
+@dataclass(frozen=True, slots=True)
+class _Request:
+    run: str
+    which: str
+    form: Format
+    config: Path | None
 
-    Raises:
-        Refused: the stream is incomplete, out of order or damaged, or its digest differs from the header's.
-        OpsError: errors of the stream itself, and of `written_whole`.
-    """
-    first = next(parts, None)
-    if first is None or first.WhichOneof("part") != "header":
-        raise Refused(
-            "expected a model's header first, got another message: the coordinator may be newer than this command"
-        )
-    header = first.header
-    try:
-        expected = digest_bytes(header.digest)
-        with written_whole(target) as file:
-            got = _copy(parts, file, header.size_bytes)
-            if got != expected:
-                raise Refused(f"expected the digest {digest_text(expected)}, got {digest_text(got)}: export again")
-    except ValueError as exc:
-        raise Refused(f"the coordinator sent a damaged model, export again: {exc}") from exc
-    return header
+    def task(self, client: AdminClient) -> Task:
+        """The run's task, as the user's file or the coordinator names it."""
+        from fl_ops.exports.whole_model import task_of  # imported here: it loads torch
+
+        spec = client.get_run(self.run, 0).run.spec.task if self.config is None else read_run(self.config).task
+        return task_of(spec.name, MessageToDict(spec.options), trusted=self.config is not None)
 
 
-def _copy(parts: Parts, file: BinaryIO, size: int) -> bytes:
-    """Write `size` bytes of chunks, with a progress bar if stderr is a terminal. Returns their digest."""
-    from protos.chunks import check_chunk  # imported here: it loads numpy, which other commands do not need
-
-    hasher, done = blake3(), 0
-    with _progress_bar() as bar:
-        task = bar.add_task("", total=size)
-        for part in parts:
-            data = check_chunk(part.chunk, done, MAX_CHUNK_BYTES, size)
-            file.write(data)
-            hasher.update(data)
-            done += len(data)
-            bar.update(task, completed=done)
-    if done != size:
-        raise ValueError(f"expected {size} bytes, got {done}")
-    return hasher.digest()
+_Exported = tuple[admin_pb2.ExportHeader, int, str]
+"""Header, size and digest of what was written."""
 
 
-def _progress_bar() -> Progress:
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+def _file(client: AdminClient, request: _Request, target: Target) -> _Exported:
+    changed: list[Path] = []
+
+    def finish(file: BinaryIO, path: Path) -> None:
+        lacks_frozen = bool(frozen_digest(path))
+        if lacks_frozen != (request.form is Format.WHOLE):
+            return  # it has what is asked for
+        from fl_ops.exports import formats  # imported here: it loads torch
+
+        write = formats.write_whole if lacks_frozen else formats.write_trained
+        with formats.rewriting(file, target.path.parent) as model:
+            write(path, model, request.task(client))
+        changed.append(target.path)
+
+    header = receive(client.export_model(request.run, request.which), target, finish)
+    if not changed:
+        return header, header.size_bytes, digest_text(digest_bytes(header.digest))
+    return header, target.path.stat().st_size, _digest(target.path)
+
+
+def _folder(client: AdminClient, request: _Request, target: Target) -> _Exported:
+    from fl_ops.exports.formats import write_adapter  # imported here: it loads torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.safetensors"
+        header = receive(client.export_model(request.run, request.which), Target(model))
+        written = write_adapter(model, target, request.task(client))
+    return header, written.stat().st_size, _digest(written)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        hasher = blake3()
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return digest_text(hasher.digest())

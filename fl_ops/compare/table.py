@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from algorithms import AlgorithmError, build
+from extensions.methods import load_method
 from fl_common.settings import Section, describe_error, parse_toml
 from fl_ops.compare.cells import Choice
 from fl_ops.errors import UsageError
@@ -154,6 +155,7 @@ def _check(table: Table) -> None:
     for method in spec.methods:
         if method.tune and spec.tuning is None:
             raise ValueError(f"methods.{method.label}: has values to tune, so the table needs a section [tuning]")
+        load_method(method.name)
         for variant in method.variants():
             algorithm = build(method.name, **variant)  # raises AlgorithmError now, not after hours of runs
             check_schedules(method.schedules, algorithm, table.run.horizon)

@@ -62,6 +62,7 @@ class Fleet:
             "log": "json",
             # A name without a colon is a built-in task or an entry point, which the coordinator always allows.
             "tasks": [self._settings.task] if ":" in self._settings.task else [],
+            "algorithms": self._settings.own_algorithms,
         }
         return self._processes.start("server", "fl_server", self._write("server", config))
 
@@ -75,6 +76,7 @@ class Fleet:
             # A GPU is not faster for eight small models, and a CPU gives the same bits on every machine.
             "device": "cpu",
             "task": {"name": self._settings.task, "options": self._settings.options},
+            "algorithms": self._settings.own_algorithms,
             "shard": {"file": str(self._folder / "partition.json"), "index": index},
         }
         self._processes.start(name, "fl_client", self._write(name, config))

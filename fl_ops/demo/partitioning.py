@@ -93,6 +93,13 @@ def _metrics(task: Task, held_out: Data) -> Collection[str]:
 
 
 def _check_algorithms(wanted: Sequence[str], known: Sequence[str]) -> None:
+    from algorithms import AlgorithmError
+    from extensions.methods import load_method
+
     for name in wanted:
-        if name not in known:
-            raise UsageError(f"--algorithm: expected one of {', '.join(known)}, got {name!r}")
+        if name in known:
+            continue
+        try:
+            load_method(name)
+        except AlgorithmError as error:
+            raise UsageError(f"--algorithm: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ class DemoSettings:
         """Whether the grid search was made for this task."""
         return self.task == TUNED_TASK
 
+    @property
+    def own_algorithms(self) -> list[str]:
+        """The algorithms that server and daemons must list: those named module:attribute."""
+        return [name for name in self.algorithms if ":" in name]
+
     def method(self, algorithm: str) -> Method:
         """The settings of an algorithm: the user's rate, otherwise those of the grid search, otherwise defaults."""
         chosen = read_grid()["choice"].get(algorithm) if self.tuned else None
@@ -65,7 +71,7 @@ class DemoSettings:
     def run(self, method: Method) -> dict[str, Any]:
         """The run of an algorithm, as the content of a run's file."""
         return {
-            "name": method.algorithm,
+            "name": re.sub(r"[^a-z0-9._-]+", "-", method.algorithm.lower()),
             "seed": self.seed,
             "task": {"name": self.task, "options": self.options},
             "algorithm": {"name": method.algorithm, "parameters": method.parameters},

@@ -22,6 +22,7 @@ from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
+from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import Trainer, TrainingResult
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
@@ -30,7 +31,6 @@ from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
-from fl_server.aggregation.methods import optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
@@ -81,9 +81,10 @@ class Federation:
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
-        self._model = _new_model(task)
         # The run's file is of this machine's user, so the class that it names may be imported.
-        self._optimizers = load_optimizers([optimizer_spec(config.local).name])
+        self._optimizers = load_optimizers([config.local.optimizer_spec.name])
+        self._model = LocalModel(lambda: _new_model(task))
+        self._model.module()  # an error of the task's code is found now
         self._states: dict[str, fl.Memory] = {}
         self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
@@ -116,7 +117,7 @@ class Federation:
         algorithm = self.engine.algorithm
         order = RoundWork(
             self.config.name, self.config, algorithm, (local.fingerprint.version, local.fingerprint.source), (), 0,
-            self.state_epoch,
+            self.state_epoch, self.engine.local_frozen,
         )  # fmt: skip
         self.traffic.download(client, self._bundles)
         state = self._states.get(client)
@@ -131,7 +132,10 @@ class Federation:
         used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
         bundles: dict[ResourceKey, Bundle] = {key: bundle for key, bundle in self._bundles.items() if key in used}
         assignment = EvaluationAssignment(
-            task=self.config.task.name, fingerprint=local.fingerprint, personal=self.config.personal
+            task=self.config.task.name,
+            fingerprint=local.fingerprint,
+            personal=self.config.personal,
+            local_frozen=self.engine.local_frozen,
         )
         self.traffic.download(client, bundles)
         with one_thread():
@@ -213,6 +217,8 @@ class Federation:
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
+        if self.engine.local_frozen is not None:
+            return dict(self.engine.whole_model(self.snapshot))
         return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from torch import nn
 
 import algorithms as fl
 from algorithms import tree
@@ -21,14 +23,14 @@ from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
-from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
+from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
-from fl_server.aggregation.task_model import TaskModel
+from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
-from fl_server.store.checkpoints import Checkpoint
+from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_DIRECTION,
@@ -36,9 +38,10 @@ from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_MODEL,
     RESOURCE_KIND_OPTIMIZER,
 )
-from tasks import Task
-from tasks.base import task_code
+from protos.frozen import frozen_text
+from tasks import Task, TaskError
 from tasks.data.forms import Data, as_data
+from tasks.errors import task_code
 from tasks.evaluation import evaluate
 from tasks.own_loop import own_loop
 
@@ -74,7 +77,7 @@ class Engine:
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
             check_own_loop(config, self.algorithm)
-        self._model = TaskModel(task, config.seed, config.personal)
+        self._model = TaskModel(task, config.seed, config.personal, own_frozen=config.task.frozen == "local")
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {
@@ -92,7 +95,9 @@ class Engine:
             for exchange in self.algorithm.exchanges
         ]
         self.frozen: fl.Tensors = {}
-        """Frozen tensors of the first model; set with the first snapshot."""
+        """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
+        self.local_frozen = self._model.local_frozen
+        """The frozen parameters that clients must have from their own tasks. None if they are sent."""
         self.held_out: Data | None = None
         self._evaluating = threading.Lock()
 
@@ -120,10 +125,13 @@ class Engine:
         """The checkpoint of a snapshot."""
         model = {**snapshot.parameters, **snapshot.buffers, **self.frozen}
         master = {name: snapshot.state.x[name] for name in snapshot.rounded}
-        return Checkpoint(model, snapshot.state.memory, facts, self._model.tied, master)
+        named = {FROZEN: frozen_text(self.local_frozen)} if self.local_frozen else {}
+        return Checkpoint(model, snapshot.state.memory, {**facts, **named}, self._model.tied, master)
 
     def from_checkpoint(self, checkpoint: Checkpoint) -> Snapshot:
-        """The snapshot of a checkpoint."""
+        """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
+        if (named := checkpoint.facts.get(FROZEN, "")) != frozen_text(self.local_frozen):
+            raise TaskError(other_frozen(named, frozen_text(self.local_frozen)))
         with self._evaluating:
             self._model.release()
         sent = {entry.name for entry in self.layout.entries}
@@ -234,15 +242,26 @@ class Engine:
         return replace(snapshot, state=self.algorithm.restart(snapshot.state))
 
     def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
+        rate = self.config.learning_rate_in
         return fl.RoundInfo(
             round_,
-            learning_rate_in(self.config, round_),
-            previous_learning_rate=learning_rate_in(self.config, round_ - 1) if round_ else None,
+            rate(round_),
+            previous_learning_rate=rate(round_ - 1) if round_ else None,
             rounds=self.config.horizon,
             population=self.config.population or None,
             population_examples=self.config.population_examples or None,
             cohort_size=cohort_size,
         )
+
+    def whole_model(self, snapshot: Snapshot) -> fl.Tensors:
+        """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own."""
+        with self._evaluating, self._filled(snapshot) as model:
+            whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            del model
+        return whole
+
+    def _filled(self, snapshot: Snapshot) -> AbstractContextManager[nn.Module]:
+        return self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen))
 
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time."""
@@ -250,8 +269,10 @@ class Engine:
             if self.held_out is None:
                 with task_code("the task's eval_data()"):
                     self.held_out = as_data(self._task.eval_data())
-            with self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)) as model:
-                return evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
+            with self._filled(snapshot) as model:
+                metrics = evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
+                del model  # with it goes its memory, when the block ends
+        return metrics
 
 
 def _check_finite(what: str, tensors: fl.Tensors, round_: int) -> None:

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 import algorithms as fl
 from algorithms.model_state import fill, personal_names, state_views, tied_names
 from fl_common.allocator import give_back_freed_memory
+from fl_server.aggregation.initial_model import load_initial
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
 from protos.codec import Layout, LayoutError
+from protos.fl.v1.tensor_pb2 import Resource
+from protos.frozen import frozen_resource, frozen_text, tensor_digests
 from tasks import Task, TaskError
-from tasks.base import task_code
+from tasks.errors import task_code
 
 
 class TaskModel:
     """One run's module. Not for two threads at once."""
 
-    def __init__(self, task: Task, seed: int, personal: Iterable[str] = ()) -> None:
+    def __init__(self, task: Task, seed: int, personal: Iterable[str] = (), *, own_frozen: bool = False) -> None:
         """Build the model. Raises TaskError for one that cannot be built, trained or sent.
 
-        personal: patterns of the names of personal parameters. Raises InvalidInput if one does not fit the model.
+        personal: patterns of the names of personal parameters. own_frozen: clients have the frozen parameters from
+        their own tasks. The module is then built anew for each use, so that these take no memory in between. Raises
+        InvalidInput if one of the two does not fit the model.
         """
-        self._task = task
-        self._seed = seed
-        self._module = self._built()
-        self._personal = _matched(self._module, tuple(personal))
-        values = state_views(self._module, self._personal)
+        self._task, self._seed = task, seed
+        module = self._built(seed)
+        self._module: nn.Module | None = module
+        self._personal = _matched(module, tuple(personal))
+        self.local_frozen = _local_frozen(module) if own_frozen else None
+        """The frozen parameters that clients must have too. None if they are sent, or there are none."""
+        values = self._views(module)
         if not values.trainable:
             raise TaskError("expected a model with trainable parameters, got none; is all of it frozen?")
         try:
@@ -42,48 +49,106 @@ class TaskModel:
             self.trainable_layout = Layout.of(values.trainable, trainable=values.trainable.keys())
         except LayoutError as error:
             raise TaskError(f"the task's model cannot be sent: {error}") from error
-        self.tied = tied_names(self._module)
+        tied = tied_names(module)
+        own = {} if self.local_frozen is None else state_views(module).frozen
+        self.tied = {name: of for name, of in tied.items() if of not in own}
         """Names of the state_dict that the layout leaves out, because they are second names -> the first name."""
+        self._has_first = True
 
-    def _built(self) -> nn.Module:
+    def _views(self, module: nn.Module) -> fl.ModelState:
+        """Views of the run's values: without the frozen parameters that clients have themselves."""
+        views = state_views(module, self._personal)
+        if self.local_frozen is None:
+            return views
+        return replace(views, frozen={name: each for name, each in views.frozen.items() if name in self._personal})
+
+    def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(initial_model_seed(self._seed))
+            torch.manual_seed(initial_model_seed(seed))
             with task_code("the task's model()"):
                 module = self._task.model()
         self._memories = _memories(module)
-        self._has_first = True
         return module
 
     @contextmanager
     def first(self, path: str = "") -> Iterator[fl.ModelState]:
         """The initial values of the run, from its seed or from a safetensors file. Copy the values to keep them.
 
-        Raises InvalidInput if the file named by `path` does not fit.
+        Frozen parameters that clients have themselves are not among them. Raises InvalidInput if the file named by
+        `path` does not fit, or such frozen parameters differ from model to model.
         """
-        if not self._has_first:
-            self._module = self._built()
+        if self._module is None or not self._has_first:
+            self._module = self._built(self._seed)
         if path:
-            _load_file(self._module, Path(path))
-        yield state_views(self._module, self._personal)
+            load_initial(self._module, Path(path), keep_frozen=self.local_frozen is not None)
+        yield self._views(self._module)
+        frozen = {} if self.local_frozen is None else tensor_digests(state_views(self._module).frozen)
+        self.release()
+        if frozen:
+            self._check_constant(frozen)
+
+    def _check_constant(self, frozen: Mapping[str, bytes]) -> None:
+        """Raises InvalidInput if a model of another seed has other frozen parameters: no device could have these."""
+        other = self._built(self._seed + 1)
+        again = tensor_digests(state_views(other).frozen)
+        if differing := [name for name in frozen if frozen[name] != again.get(name)]:
+            raise InvalidInput(
+                "task.frozen",
+                'frozen parameters that are the same in every model() for "local"',
+                f"random values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file,"
+                ' or give them a fixed seed inside model(), or set task.frozen = "send"',
+            )
+        del other
         self.release()
 
     def release(self) -> None:
         """Release the values. Tensors outside the state_dict stay: only a newly built module would have them again."""
         self._has_first = False
+        if self.local_frozen is not None:
+            self._module, self._memories = None, []
+            gc.collect()  # modules of some libraries refer to themselves
         for memory, _ in self._memories:
             memory.resize_(0)
         give_back_freed_memory()
 
     @contextmanager
     def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:
-        """The module with copies of these values: changes to the module do not affect them."""
+        """The module with copies of these values: changes to the module do not affect them. Keep no reference to it.
+
+        Raises TaskError if the frozen parameters that clients have themselves are others now.
+        """
+        module = self._module if self._module is not None and self.local_frozen is None else self._built_again()
         for memory, size in self._memories:
             memory.resize_(size)
         try:
-            fill(state_views(self._module, self._personal), values)
-            yield self._module
+            fill(self._views(module), values)
+            yield module
         finally:
+            del module
             self.release()
+
+    def _built_again(self) -> nn.Module:
+        module = self._built(self._seed)
+        now = frozen_resource(state_views(module).frozen)
+        if now != self.local_frozen:
+            raise TaskError(other_frozen(frozen_text(self.local_frozen), frozen_text(now)))
+        return module
+
+
+def other_frozen(expected: str, now: str) -> str:
+    """The text of an error: the task's model has other frozen parameters than the run. Digests as text."""
+    return (
+        f"expected the frozen parameters of the run, {expected or 'none'}, got {now or 'none'} from the"
+        " task's model() here: put the files back that it loads"
+    )
+
+
+def _local_frozen(module: nn.Module) -> Resource:
+    if (resource := frozen_resource(state_views(module).frozen)) is None:
+        raise InvalidInput(
+            "task.frozen", '"send" for a model that trains all of its parameters (requires_grad = True)', "local"
+        )
+    return resource
 
 
 def _matched(module: nn.Module, patterns: tuple[str, ...]) -> frozenset[str]:
@@ -106,20 +171,3 @@ def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
         if tensor.numel() and tensor.nbytes == memory.nbytes() and memory.resizable():
             found[memory.data_ptr()] = (memory, memory.nbytes())
     return list(found.values())
-
-
-def _load_file(module: nn.Module, path: Path) -> None:
-    """The values of a safetensors file with the model's own names; of tied weights, any of the names is enough."""
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe would block, and a device never ends
-            raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", path)
-        module.load_state_dict(_with_tied(load_file(path), tied_names(module)), strict=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InvalidInput("initial_model", "a safetensors file of this task's model on the server", error) from error
-
-
-def _with_tied(values: dict[str, torch.Tensor], tied: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The values under all names of tied weights."""
-    first = {of: values[name] for name, of in tied.items() if name in values and of not in values}
-    values = {**values, **first}
-    return {**values, **{name: values[of] for name, of in tied.items() if name not in values and of in values}}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fl_common.names import check_id
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.store.records import ClientRecord
+from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
@@ -36,6 +37,7 @@ def check_sizes(request: pb.RegisterRequest) -> None:
         if len(text) > MAX_CHARS:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
     for offer in request.tasks:
+        _check_frozen(offer)
         if offer.train_batches > offer.train_examples:
             raise InvalidInput(
                 "tasks.train_batches",
@@ -43,6 +45,16 @@ def check_sizes(request: pb.RegisterRequest) -> None:
                 f"{offer.train_batches}",
             )
     check_availability(request.availability)
+
+
+def _check_frozen(offer: pb.TaskOffer) -> None:
+    """Raises InvalidInput for frozen parameters without a digest."""
+    if not offer.HasField("frozen"):
+        return
+    try:
+        digest_bytes(offer.frozen.digest)
+    except ValueError as error:
+        raise InvalidInput("tasks", "frozen parameters with a digest", error) from error
 
 
 def check_availability(availability: pb.Availability) -> None:
@@ -91,16 +103,20 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
-        tasks=[
-            {
-                "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
-                "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
-                **({"train_batches": offer.train_batches} if offer.train_batches else {}),
-            }
-            for offer in request.tasks
-        ],
+        tasks=[_offer(offer) for offer in request.tasks],
         methods=[
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
         ],
     )  # fmt: skip
+
+
+def _offer(offer: pb.TaskOffer) -> dict[str, str | int]:
+    """An offer as the ledger has it. "frozen" is the digest of the client's own frozen parameters, if it has some."""
+    frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
+    return {
+        "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
+        "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
+        **({"train_batches": offer.train_batches} if offer.train_batches else {}),
+        **frozen,
+    }  # fmt: skip

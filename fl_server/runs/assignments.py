@@ -9,12 +9,12 @@ from google.protobuf.struct_pb2 import Struct
 
 import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
-from fl_server.aggregation.methods import learning_rate_in, optimizer_spec, parameters_in, rate_schedule
-from fl_server.round_config import LocalSection
+from fl_server.aggregation.methods import parameters_in
+from fl_server.local_config import LocalSection
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
-from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN
+from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource
 from protos.wire import payload_kind, payload_name
 
 
@@ -30,6 +30,8 @@ class RoundWork:
     broadcasts: Sequence[Broadcast]
     max_update_bytes: int
     state_epoch: int = 0
+    local_frozen: Resource | None = None
+    """The frozen parameters that clients have themselves. None if they are among the broadcasts, or there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         state_epoch=work.state_epoch,
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
+        local_frozen=work.local_frozen,
         personal=work.config.personal,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
@@ -96,7 +99,7 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
     parameters.update(parameters_in(work.config, work.algorithm, round_))
     training = pb.LocalTraining(
         algorithm=_algorithm(work.config.algorithm, parameters),
-        learning_rate=learning_rate_in(work.config, round_),
+        learning_rate=work.config.learning_rate_in(round_),
         batch_size=local.batch_size,
         weight_decay=local.weight_decay,
         max_gradient_norm=local.max_gradient_norm,
@@ -114,7 +117,7 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
 
 def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
     """Optimizer, schedule and micro-batches, only where they differ from plain SGD: older clients do not know them."""
-    spec, schedule = optimizer_spec(local), rate_schedule(local.schedule)
+    spec, schedule = local.optimizer_spec, local.step_schedule
     if not spec.plain:
         training.optimizer.name, training.optimizer.state = spec.name, spec.state
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in spec.parameters.items()}

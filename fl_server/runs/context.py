@@ -18,6 +18,7 @@ from fl_server.runs.progress import RoundTrace, Watchers
 from fl_server.runs.round_log import RoundLog, RunCounters
 from fl_server.services import Services
 from fl_server.store.protocol import Store
+from protos.frozen import frozen_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class RunContext:
     run_id: str
     services: Services
     algorithm: fl.Algorithm
-    task: Mapping[str, str]
+    code: Mapping[str, str]
     """Name, version and source of the task that clients must have."""
     method: Mapping[str, str]
     """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
@@ -64,7 +65,7 @@ class RunContext:
             run_id=run_id,
             services=services,
             algorithm=algorithm,
-            task={"name": config.task.name, "version": version, "source": source},
+            code={"name": config.task.name, "version": version, "source": source},
             method=_method(config.algorithm),
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
@@ -77,9 +78,15 @@ class RunContext:
         )
 
     @property
+    def task(self) -> Mapping[str, str]:
+        """What an offer of a client must have: `code`, and the digest of frozen parameters that are not sent."""
+        frozen = self.model.local_frozen
+        return self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+
+    @property
     def fingerprint(self) -> tuple[str, str]:
         """(version, source) of the task that clients must have."""
-        return self.task["version"], self.task["source"]
+        return self.code["version"], self.code["source"]
 
     @property
     def fleet(self) -> Fleet:

@@ -81,6 +81,7 @@ class AssignmentDispatch:
         work = RoundWork(
             context.run_id, control.config, context.algorithm, context.fingerprint, context.model.broadcasts,
             context.services.config.limits.max_update_mib << 20, control.record.state_epoch,
+            context.model.local_frozen,
         )  # fmt: skip
         state = control.state
         # Between two attempts no deadline runs; the next one begins with the whole time.

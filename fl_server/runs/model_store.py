@@ -21,7 +21,7 @@ from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, Resource
 
 log = structlog.get_logger()
 
@@ -70,6 +70,11 @@ class ModelStore:
     def loaded(self) -> bool:
         """Whether tensors are in memory."""
         return self._snapshot is not None
+
+    @property
+    def local_frozen(self) -> Resource | None:
+        """The frozen parameters that clients must have themselves; None if they are sent, or before the loading."""
+        return self._engine.local_frozen if self._engine else None
 
     @property
     def bytes_down(self) -> int:

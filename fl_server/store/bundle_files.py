@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from fl_server.store.files import disk_error, disk_errors, file_digest
 PLAIN, WITH_MASTER = 1, 2
 """Formats: of model and memory; of these and a master of higher precision."""
 _META = "meta.json"
+_NO_METADATA: Mapping[str, str] = MappingProxyType({})
 _ERRNO = re.compile(r"(?:os error |code: )(\d+)")
 
 
@@ -29,13 +31,17 @@ class Damaged(Exception):
     """The files of a checkpoint differ from those written."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] = _NO_METADATA
+) -> dict[str, Any]:
     """Write a safetensors file and fsync it; returns its entry, which `read_tensors` checks.
+
+    metadata: of the file's header.
 
     The library writes from the tensors' own memory. It sorts them by type and name, so the entry has their order.
     """
     with _library_errors(path, "write"):
-        save_file(separate(tensors), path, metadata={"format": "pt"})
+        save_file(separate(tensors), path, metadata={"format": "pt", **metadata})
     fsync_path(path)
     return {"digest": _text(file_digest(path)), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
 

@@ -1,6 +1,7 @@
 """Committed models on disk: written under a temporary name, fsynced, renamed. A restart uses the newest valid one.
 
-    run-ID/round-000012/model.safetensors      the whole state_dict: trainable parameters, buffers and frozen parts
+    run-ID/round-000012/model.safetensors      the whole state_dict: trainable parameters, buffers and frozen parts;
+                                               without frozen parts if clients have them, with their digest
                         master.safetensors     float32 of the parameters of a lower precision, if there are any
                         memory-Delta.safetensors    one file for each model-sized memory of the algorithm
                         meta.json              facts, and each file's digest and order of tensors
@@ -40,6 +41,9 @@ log = structlog.get_logger(__name__)
 INITIAL = -1
 """The round number of a run's first model."""
 
+FROZEN = "frozen"
+"""Fact of a checkpoint, and of its file: digest of the frozen parameters that it leaves out, as clients have them."""
+
 _TEMPORARY = ".part-"
 _REPLACED = ".replaced-"
 _MODEL = "model.safetensors"
@@ -54,7 +58,9 @@ class Checkpoint:
     """Everything that a run needs to continue after a round."""
 
     model: Tensors
-    """Name -> tensor of the whole state_dict: trainable parameters, buffers and frozen parts."""
+    """Name -> tensor of the whole state_dict: trainable parameters, buffers and frozen parts.
+
+    Without frozen parts if the facts have the digest FROZEN of those that clients have themselves."""
     memory: Mapping[str, Tensors] = field(default_factory=dict)
     """The algorithm's model-sized state by the paper's symbol, such as "Delta"."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -205,7 +211,10 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     bundles = {_MODEL: checkpoint.state_dict, **master, **memory}
     # In parallel: while one file is synced, another is written.
     with ThreadPoolExecutor(len(bundles)) as pool:
-        entries = list(pool.map(lambda name: write_tensors(folder / name, bundles[name]), bundles))
+        metadata = {_MODEL: {FROZEN: checkpoint.facts[FROZEN]} if FROZEN in checkpoint.facts else {}}
+        entries = list(
+            pool.map(lambda name: write_tensors(folder / name, bundles[name], metadata.get(name, {})), bundles)
+        )
     files = dict(zip(bundles, entries, strict=True))
     files[_MODEL]["tensors"] = list(checkpoint.model)
     meta = {"memory": list(checkpoint.memory), "files": files, "facts": dict(checkpoint.facts)}

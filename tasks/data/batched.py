@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from tasks.data.seeds import seed_of_epoch
+from tasks.data.seeds import generators_kept, seed_generators, seed_of_epoch
 from tasks.data.structure import Batch, to_device
 from tasks.errors import TaskError, task_code
 
 
 @dataclass(frozen=True, eq=False)
 class Batched:
-    """An iterable of batches with a stated length, made anew for each epoch. The run's batch size does not apply."""
+    """An iterable of batches with a stated length, made anew for each epoch. The run's batch size does not apply.
+
+    The generators of torch (on the CPU), NumPy and Python are seeded before each batch is made.
+    """
 
     batches: Callable[[int], Iterable[Batch]]
     """Seed, from 0 to 2^32 - 1 -> the batches of one epoch. Equal seeds must give equal batches. The seed follows from
@@ -59,11 +63,11 @@ class Batched:
 
     def epoch(self, seed: int) -> Iterator[Batch]:
         """The batches of one epoch. Raises TaskError for too few, and for an error in the task's code."""
-        with task_code("making the batches of an epoch"):
+        with task_code("making the batches of an epoch"), _seeded(seed, 0):
             batches = iter(self.batches(seed))
         for number in range(self.length):
             try:
-                with task_code(f"making batch {number} of an epoch"):
+                with task_code(f"making batch {number} of an epoch"), _seeded(seed, number + 1):
                     batch = next(batches, _END)
             except RuntimeError as error:  # a StopIteration within a generator
                 raise TaskError(f"making batch {number} of an epoch raised {error}") from error
@@ -73,6 +77,14 @@ class Batched:
                     f" {number}: state the number that the iterable has on this device"
                 )
             yield to_device(batch, self.device)
+
+
+@contextmanager
+def _seeded(seed: int, number: int) -> Iterator[None]:
+    """Random generators seeded for a part of an epoch; after it they continue as if it had not been made."""
+    with generators_kept():
+        seed_generators(seed_of_epoch(seed, number))
+        yield
 
 
 _END = object()

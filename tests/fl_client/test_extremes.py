@@ -81,7 +81,7 @@ def test_an_extreme_evaluation_is_refused_by_name_or_can_be_done() -> None:
         assert 0 < seconds_for(assignment, 10.0) <= 10.0
         try:
             checked_key(assignment.key)
-            check_resources(assignment.resources)
+            check_resources(assignment)
         except ClientError:
             continue
         assert len(assignment.resources) <= 3

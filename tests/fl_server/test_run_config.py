@@ -121,7 +121,10 @@ def test_defaults() -> None:
             {"round": {"over_relative_norm": "keep"}},
             "round.over_relative_norm: expected 'refuse' or 'clip', got",
         ),
-        ({"round": {"reducer": "mode"}}, "round.reducer: expected 'mean', 'median', 'trimmed_mean' or 'krum', got"),
+        (
+            {"round": {"reducer": "median", "clients_per_round": 6, "reducer_parameters": {"trim": 0.1}}},
+            'round: expected no reducer_parameters with reducer = "median"',
+        ),
         ({"round": {"trim": 0.5}}, "round.trim: expected less than 0.5, got 0.5"),
         ({"round": {"krum_byzantine": 0}}, "round.krum_byzantine: expected greater than or equal to 1, got 0"),
         (

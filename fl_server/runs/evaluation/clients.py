@@ -27,6 +27,7 @@ from fl_server.runs.deadline import save_time
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
 from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.tensor_pb2 import Resource
 from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
 
 log = structlog.get_logger()
@@ -52,6 +53,8 @@ class _Evaluation:
     """Clients with an answer in the ledger: a repeat is not written again."""
     ends: float
     """By the monotonic clock."""
+    local_frozen: Resource | None = None
+    """The frozen parameters that its clients have themselves."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def client_out(self, client: str) -> None:
@@ -81,6 +84,7 @@ class ClientEvaluations:
             round=round_,
             broadcasts=tuple(broadcast for broadcast in context.model.broadcasts if broadcast.kind != "direction"),
             asked=frozenset(asked) | answered,
+            local_frozen=context.model.local_frozen,
             outstanding=set(asked),
             answered=answered,
             ends=time.monotonic() + seconds,
@@ -112,6 +116,7 @@ class ClientEvaluations:
             task=self._context.task["name"],
             fingerprint=TaskFingerprint(version=version, source=source),
             resources=[broadcast.resource for broadcast in one.broadcasts],
+            local_frozen=one.local_frozen,
             personal=self._control.config.personal,
         )
         message.deadline.FromMilliseconds(max(0, round((one.ends - time.monotonic()) * 1000)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fl_server.clients.eligibility import fits, has_method
+from fl_server.clients.eligibility import fits, has_method, offers_task
 from fl_server.rounds.state import Phase
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -17,6 +17,7 @@ from fl_server.runs.evaluation.clients import ClientEvaluations
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
+_FROZEN_SHOWN = len("blake3:") + 12
 _SHOWN = len("sha256:") + 12
 """Characters of a source's digest that are enough to tell two apart."""
 
@@ -55,7 +56,28 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             f"{expected_version!r} {expected_source[:_SHOWN]}, got {version!r} {source[:_SHOWN]}; install the same on "
             "both sides"
         )
-    return waiting + _describe_methods(context)
+    return waiting + _describe_other_frozen(context) + _describe_methods(context)
+
+
+def _describe_other_frozen(context: RunContext) -> str:
+    """The present clients with the task's code and other frozen parameters than the run, which are not sent."""
+    expected = context.task.get("frozen")
+    if expected is None or not (others := list(_with_other_frozen(context, expected))):
+        return ""
+    client, got = others[0]
+    return (
+        f'; {len(others)} with other frozen parameters (task.frozen = "local"), first {client}: expected '
+        f"{expected[:_FROZEN_SHOWN]}, got {got[:_FROZEN_SHOWN] or 'none'}; put the files of the frozen parameters "
+        "that the coordinator has on the device"
+    )
+
+
+def _with_other_frozen(context: RunContext, expected: str) -> Iterator[tuple[str, str]]:
+    """(client, digest of its frozen parameters) of such clients; an empty digest for a model without any."""
+    for client in context.fleet.present():
+        offers = [offer for offer in context.fleet.record(client).tasks if offers_task(offer, context.code)]
+        if offers and all(offer.get("frozen") != expected for offer in offers):
+            yield client, offers[0].get("frozen", "")
 
 
 def policy_refusals(context: RunContext) -> Counter[str]:
@@ -138,7 +160,8 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
     if record.banned or record.draining:
         return "banned" if record.banned else "draining"
     if not fits(record, context.task, labels):
-        return "with another version of the task"
+        has_code = fits(record, context.code, labels)
+        return "with other frozen parameters" if has_code else "with another version of the task"
     if not has_method(record, context.method):
         return f"without the code of the algorithm {context.method['name']}"
     if fleet.quarantine.seconds_left(client):

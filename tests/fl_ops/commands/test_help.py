@@ -17,6 +17,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import algorithms
 import tasks
 from fl_client.setup import commands as client_commands
 from fl_client.setup.enrolling import ENROLL_PORT
@@ -105,8 +106,9 @@ def test_the_defaults_of_a_simulation_are_true() -> None:
 
 
 def test_completed_task_names_are_the_built_in_tasks() -> None:
-    """They are repeated in the command, so that it starts without torch."""
+    """They are repeated in the command, so that it starts without torch. So are the methods."""
     assert completion.TASKS == tuple(tasks.BUILT_IN)
+    assert completion.METHODS == algorithms.names()
 
 
 def complete(line: str, address: str) -> list[str]:

@@ -57,7 +57,7 @@ def test_the_partition_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (DemoSettings(algorithms=("fedsgd",)), "--algorithm: expected one of .*fedcm.*, got 'fedsgd'"),
+        (DemoSettings(algorithms=("fedsgd",)), '--algorithm: expected a built-in algorithm .*fedcm.*, got "fedsgd"'),
         (DemoSettings(task="digit"), 'Did you mean "digits"'),
         (DemoSettings(clients=2000), "at least one example for each of 2000 clients"),
         (DemoSettings(clients=2, task="demo_task:Unmeasured"), "by the metric 'accuracy', and task .* has loss"),

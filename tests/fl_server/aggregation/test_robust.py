@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ REDUCERS: list[Reducer] = [
     {"reducer": "krum", "krum_byzantine": 1, "krum_keep": 2},
 ]
 with_each_reducer = pytest.mark.parametrize("reducer", REDUCERS, ids=lambda reducer: reducer["reducer"])
+
+
+MEDIAN_OF_3 = partial(trimmed_mean, cut=1)
 
 
 def engine(
@@ -238,12 +242,12 @@ def test_a_centre_of_files_by_hand(tmp_path: Path) -> None:
     paths = [tmp_path / str(value) for value in (1, 3, 2)]
     for path in paths:
         path.write_bytes(pack({"s": torch.tensor(float(path.name)), "e": torch.zeros(0, 2)}, layout))
-    one, other = centre_updates(paths, layout, [(1.0, 1.0, 1.0), (-1.0, -2.0, -1.0)], cut=1)
+    one, other = centre_updates(paths, layout, [(1.0, 1.0, 1.0), (-1.0, -2.0, -1.0)], MEDIAN_OF_3)
     assert (one["s"].item(), one["s"].shape, one["e"].shape) == (2.0, torch.Size([]), torch.Size([0, 2]))
     assert other["s"].item() == -2.0
     paths[1].write_bytes(b"")
     with pytest.raises(LayoutError, match="expected a buffer of 4 bytes, got 0"):
-        centre_updates(paths, layout, [(1.0, 1.0, 1.0)], cut=1)
+        centre_updates(paths, layout, [(1.0, 1.0, 1.0)], MEDIAN_OF_3)
 
 
 def test_clip_factors_are_part_of_the_distances(tmp_path: Path) -> None:

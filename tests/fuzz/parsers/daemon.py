@@ -96,7 +96,7 @@ def _event(raw: bytes, storage: DeviceStorage) -> None:
             checked_key(event.evaluation.key)
             work_digest(event.evaluation)
             seconds_for(event.evaluation, 60.0)
-            check_resources(event.evaluation.resources)
+            check_resources(event.evaluation)
         case "outcome":
             checked_outcome(event.outcome)
             storage.settle(event.outcome)

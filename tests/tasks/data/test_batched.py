@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import chain, count
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -56,6 +58,30 @@ def test_an_endless_iterable_is_cut_at_its_length() -> None:
 
     assert len(list(batches(Batched(endless, 4, 4), 1, 5, epochs=2))) == 8
     assert taken == [*range(4)] * 2
+
+
+def test_generators_are_seeded_for_each_batch_and_kept_otherwise() -> None:
+    """Batches drawn from the global generators repeat themselves, whatever was drawn between them."""
+
+    def noise(seed: int) -> Iterator[Tensor]:
+        while True:
+            drawn = [float(torch.rand(())), random.random(), np.random.random()]  # noqa: NPY002 - as data sets do
+            yield torch.tensor(drawn, dtype=torch.float64)
+
+    def drawn(between: int) -> list[list[float]]:
+        found = []
+        for batch in batches(Batched(noise, 2, 2), 1, 5, epochs=2):
+            found.append(batch.tolist())
+            torch.rand(between)
+        return found
+
+    torch.manual_seed(3)
+    expected = float(torch.rand(()))
+    torch.manual_seed(3)
+    found = drawn(0)
+    assert float(torch.rand(())) == expected
+    assert found == drawn(4)
+    assert len({number for batch in found for number in batch}) == 12
 
 
 def test_fewer_batches_than_stated_are_an_error() -> None:

@@ -267,10 +267,20 @@ def test_another_accepted_list_is_refused(store: Store, other: list[tuple[str, b
 
 def test_a_commit_is_read_as_it_was_written(store: Store) -> None:
     """Every field is kept, and commits are sorted by round."""
-    second, first = a_commit(1, training_loss=None, metrics={"accuracy": 0.5}), a_commit(0, over_selection=1.25)
+    second = a_commit(
+        1, training_loss=None, metrics={"accuracy": 0.5}, epochs=({"loss": 2.0}, {"loss": 1.5, "f1": 0.1})
+    )
+    first = a_commit(0, over_selection=1.25)
     for commit in (second, first):
         store.commit(commit, why("committed"))
     assert store.commits("r1") == [first, second]
+
+
+def test_the_metrics_of_local_epochs_are_read_as_they_were_written(store: Store) -> None:
+    """In their order, with every name."""
+    update = an_update(epochs=({"loss": 2.0, "accuracy": 0.25}, {}, {"loss": 1.5}))
+    store.record_update(update)
+    assert store.updates("r1", 0, 0) == [update]
 
 
 def test_a_commit_counts_each_accepted_client_once(store: Store) -> None:

@@ -1,0 +1,95 @@
+"""docs/fine-tuning.md: its tasks are run with small random models; no weights are fetched."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from tests.docs.checkpoints import WORDS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+TASK, STORIES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RUN, DEVICE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+IMPORTED = "from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling\n"
+"""What the second class needs beside the imports of the first."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Without a network, and with the caches of the libraries in the test's folder."""
+    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **own}
+
+
+def python(folder: Path, *arguments: str) -> str:
+    """Run a module in the folder; returns what it prints."""
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's folder: the page's files, a small BERT, and reviews."""
+    folder = tmp_path_factory.mktemp("bert")
+    python(folder, "tests.docs.checkpoints", str(folder), "bert")
+    (folder / "sentiment.py").write_text(TASK)
+    (folder / "sentiment.toml").write_text(RUN)
+    return folder
+
+
+def simulate(folder: Path) -> dict[str, Any]:
+    """The command of the page. Returns the result's file."""
+    python(folder, "fl_ops", "simulate", "sentiment.toml", "--out", "results")
+    result: dict[str, Any] = json.loads((folder / "results" / "seed-0" / "result.json").read_text())
+    return result
+
+
+def test_the_task_has_the_lines_that_the_page_states() -> None:
+    """At most forty, all of them counted but the empty ones at its ends."""
+    stated = re.search(r"## A model of Hugging Face in (\d+) lines", PAGE)
+    assert stated
+    assert int(stated[1]) == len(TASK.strip().splitlines()) <= 40
+
+
+def test_the_page_has_a_device_with_a_file_of_its_own() -> None:
+    """The options of the device are those of the task's class."""
+    (kind,) = [node for node in ast.parse(TASK).body if isinstance(node, ast.ClassDef)]
+    init = next(node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    options = re.findall(r"(\w+) = \"/", DEVICE)
+    assert options == [argument.arg for argument in init.args.args[1:]]
+
+
+@pytest.mark.timeout(600)
+def test_the_adapters_learn_and_alone_are_sent(bert: Path) -> None:
+    """The loss falls over the rounds. A client sends 4 matrices B of [16, 8] and the head of 34 values, as float32."""
+    rounds = simulate(bert)["rounds"]
+    losses = [done["metrics"]["loss"] for done in rounds]
+    assert losses[-1] < losses[0]
+    assert {done["bytes_up"] / len(done["accepted"]) for done in rounds} == {4 * (4 * 16 * 8 + 34)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lora", [8, 0])
+def test_a_language_model_with_tied_weights(tmp_path: Path, lora: int) -> None:
+    """A small GPT-2 learns with adapters and whole; whole, its input and output matrix are stored once."""
+    python(tmp_path, "tests.docs.checkpoints", str(tmp_path), "gpt2")
+    (tmp_path / "sentiment.py").write_text(IMPORTED + TASK + "\n\n" + STORIES)
+    run = RUN.replace('"sentiment:Sentiment"', f'"sentiment:Stories"\noptions = {{ lora = {lora} }}')
+    (tmp_path / "sentiment.toml").write_text(run)
+    losses = [done["metrics"]["loss"] for done in simulate(tmp_path)["rounds"]]
+    assert losses[-1] < losses[0]
+    with safe_open(tmp_path / "results" / "seed-0" / "model.safetensors", "pt") as model:
+        shapes = [model.get_slice(name).get_shape() for name in model.keys()]  # noqa: SIM118 - not a dict
+    assert shapes.count([len(WORDS), 16]) == 1
