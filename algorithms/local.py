@@ -70,8 +70,8 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         on_step: called after each step with its number, from 0. Its exceptions end the training.
         forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
         steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
-        personal: names of the model's parameters and buffers that are personal. They take plain steps, d = g, and they
-            are not in `x`, `rule` and the delta.
+        personal: names of the model's parameters and buffers that are personal. Their steps have d = g, and they are
+            not in `x`, `rule` and the delta.
         epoch_steps: steps of an epoch, to measure the mean loss of each. 0: it is not measured.
 
     Raises:
@@ -82,38 +82,37 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     """
     y = trainable_views(model, personal)
     gradients = BatchGradients(model, loss, settings, rule, forward)
-    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal)
-    step.rates = _rates(settings, steps)
-    total, steps = torch.zeros((), device=next(iter(y.values())).device), 0
+    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, _rates(settings, steps))
+    total, taken = torch.zeros((), device=next(iter(y.values())).device), 0
     sums = [total]
 
     model.train()
     for batch in batches:
         # The sum stays on the device: reading it here would wait for the GPU.
         total = total + step.take(batch)
-        steps += 1
-        if epoch_steps and not steps % epoch_steps:
+        taken += 1
+        if epoch_steps and not taken % epoch_steps:
             sums.append(total)
         if on_step is not None:
-            on_step(steps - 1)
+            on_step(taken - 1)
     model.zero_grad()
 
-    if not steps:
+    if not taken:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
-    if epoch_steps and steps % epoch_steps:
+    if epoch_steps and taken % epoch_steps:
         sums.append(total)
     v = None if step.v is None else rounded_like(y, step.v)
     # The delta goes into memory that the gradients no longer use.
     return LocalResult(
         step.delta(),
         read_buffers(model, personal),
-        steps,
-        total.item() / steps,
+        taken,
+        total.item() / taken,
         v,
         step.ascended,
         step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
-        epochs=_epoch_losses(sums, epoch_steps, steps),
+        epochs=_epoch_losses(sums, epoch_steps, taken),
     )
 
 
@@ -142,10 +141,9 @@ class _Step:
         rule: LocalRule,
         x: Tensors,
         personal: Collection[str],
+        rates: Iterator[float],
     ) -> None:
-        self._gradients = gradients
-        self.rates: Iterator[float] = repeat(settings.learning_rate)
-        """The learning rates of the steps to come."""
+        self._gradients, self._rates = gradients, rates
         self._low, self._sent = bool(low_dtypes(trainable_views(model))), x
         self._model = trainable_views(model, personal)
         self._personal_model = {name: each for name, each in trainable_views(model).items() if name in personal}
@@ -190,7 +188,7 @@ class _Step:
         if self._rule.anchored:
             point = {**self._sent, **self._personal_model}
             g = tree.subtract(g, self._gradients.recompute_at(point), self._g_out)
-        rate = next(self.rates)
+        rate = next(self._rates)
         self._advance(g, rate)
         if self._personal:
             self._advance_personal(g_personal, rate)

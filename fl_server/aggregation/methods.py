@@ -80,11 +80,9 @@ def learning_rate_in(config: RunConfig, round_: int) -> float:
 def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
     """Raises InvalidInput unless method and local settings work with a training loop of the task's own."""
     for field in ("optimizer", "schedule", "micro_batch_size"):
-        if given := getattr(config.local, field):
+        if getattr(config.local, field):
             raise InvalidInput(
-                f"local.{field}",
-                "none for a task that has its own training loop, which makes its own steps",
-                given if field == "micro_batch_size" else field,
+                f"local.{field}", "none for a task with a training loop of its own, which makes its own steps", "one"
             )
     if not (why := algorithm.loop_conflict(inexact=config.local.inexact)):
         return
