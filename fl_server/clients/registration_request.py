@@ -103,7 +103,7 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
-        tasks=[_offer(offer) for offer in request.tasks],
+        tasks=[_offer(offer, common_protocol(request.protocol)) for offer in request.tasks],
         methods=[
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
@@ -111,12 +111,16 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
     )  # fmt: skip
 
 
-def _offer(offer: pb.TaskOffer) -> dict[str, str | int]:
-    """An offer as the ledger has it. "frozen" is the digest of the client's own frozen parameters, if it has some."""
+def _offer(offer: pb.TaskOffer, protocol: int) -> dict[str, str | int]:
+    """An offer as the ledger has it.
+
+    "frozen" is the digest of the client's own frozen parameters, if it has some; "protocol" the session's version.
+    """
     frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
     return {
         "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
         "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
         **({"train_batches": offer.train_batches} if offer.train_batches else {}),
         **frozen,
+        **({"protocol": protocol} if protocol > PROTOCOL_MIN else {}),
     }  # fmt: skip

@@ -19,6 +19,7 @@ from fl_server.runs.round_log import RoundLog, RunCounters
 from fl_server.services import Services
 from fl_server.store.protocol import Store
 from protos.frozen import frozen_text
+from protos.wire import OWN_WORK_PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,10 @@ class RunContext:
 
     @property
     def task(self) -> Mapping[str, str]:
-        """What an offer of a client must have: `code`, and the digest of frozen parameters that are not sent."""
+        """What a client must offer: `code`, the digest of frozen parameters that are not sent, and a protocol."""
         frozen = self.model.local_frozen
-        return self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+        wanted = self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+        return {**wanted, "protocol": str(OWN_WORK_PROTOCOL)} if self.model.own_work else wanted
 
     @property
     def fingerprint(self) -> tuple[str, str]:

@@ -126,3 +126,13 @@ async def test_too_few_clients_are_counted_with_the_reasons_of_the_others(world:
         run,
         "clients that could be drawn: 1 of 3 here; 1 draining; 1 may not train now; 1 with another version of the task",
     )
+
+
+async def test_an_older_daemon_is_not_drawn_for_work_that_it_would_ignore(world: World) -> None:
+    """It takes part in other runs. The run with parts of batches waits for newer daemons, and names the reason."""
+    old = await offering(world, "old", protocol=pb.ProtocolRange(min=1, max=1), software="impetus 0.0.1")
+    run = await world.create(round={"clients_per_round": 1}, local={"micro_batch_size": 2})
+    await until(lambda: run.status == "waiting", "it waits")
+    assert "1 with an older version of the daemon, first old (impetus 0.0.1)" in run_status(run).waiting_for
+    await world.create(round={"clients_per_round": 1})
+    assert await old.assigned()
