@@ -95,9 +95,7 @@ def own_loop(task: object) -> OwnLoop | None:
     """
     train = getattr(task, "train", None)
     if isinstance(task, nn.Module) or not callable(train):
-        return (
-            None  # a torch module sets its mode by `train`; other tasks may have data of this name
-        )
+        return None  # a torch module sets its mode by `train`; other tasks may have data of this name
     try:
         inspect.signature(train).bind("model", "data", "context")
     except (TypeError, ValueError) as error:
