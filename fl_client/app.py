@@ -46,7 +46,7 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.state import FILES, StateDir
 from fl_client.training.data import LocalTask, load_local_task
-from fl_client.training.methods import offers
+from fl_client.training.methods import load_optimizers_of, offers
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
@@ -239,7 +239,7 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
 
 def _trainer(config: ClientConfig, local: LocalTask) -> Trainer:
     compute = devices.Compute(config.precision, config.memory_format)
-    return Trainer(local, compute=compute, optimizers=config.optimizers)
+    return Trainer(local, compute=compute, optimizers=load_optimizers_of(config.optimizers))
 
 
 def _traces() -> Traces:

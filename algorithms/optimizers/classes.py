@@ -1,14 +1,13 @@
 """The classes of optimizers by name, and the check of their arguments.
 
 Built in are sgd, adam, adamw, rmsprop, lion and muon. Any class of torch.optim has a name such as torch.optim:NAdam.
-Another class, as module:Name, is imported only if this machine's own settings list it.
+Another class, as module:Name, must be given: nothing is imported here.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +30,10 @@ BUILT_IN: Mapping[str, type[Optimizer]] = MappingProxyType(
     }
 )
 """Names with their classes. muon: for matrices; AdamW makes the steps of all other parameters."""
+
+Known = Mapping[str, type[Optimizer]]
+"""Classes of other packages that this machine's own settings list, by module:Name."""
+NO_CLASSES: Known = MappingProxyType({})
 
 TORCH = "torch.optim"
 REST = "adamw_"
@@ -70,7 +73,7 @@ def check_optimizer(spec: OptimizerSpec) -> None:
             )
         _check_chosen(spec)
         return
-    make_optimizers(spec, {"matrix": torch.zeros(2, 2), "vector": torch.zeros(2)}, ())
+    make_optimizers(spec, {"matrix": torch.zeros(2, 2), "vector": torch.zeros(2)}, {})
     if spec.state == "server":
         averaged_symbols(spec)
 
@@ -81,19 +84,19 @@ def is_outside(name: str) -> bool:
 
 
 def make_optimizers(
-    spec: OptimizerSpec, y: dict[str, Tensor], listed: Collection[str]
+    spec: OptimizerSpec, y: dict[str, Tensor], known: Known
 ) -> list[tuple[Optimizer, dict[str, Tensor]]]:
     """The optimizers of the parameters, each with its part of them: one, or for muon one or two.
 
     Args:
         spec: name and arguments.
         y: the parameters, leaves that need no gradient.
-        listed: classes of other packages that may be imported.
+        known: classes of other packages.
 
     Raises:
         AlgorithmError: the class is unknown or not listed, or it refuses its arguments.
     """
-    kind = _class_of(spec.name, listed)
+    kind = _class_of(spec.name, known)
     if kind is not torch.optim.Muon:
         return [(_made(kind, spec, spec.parameters, y), y)]
     own = {name: value for name, value in spec.parameters.items() if not name.startswith(REST)}
@@ -135,7 +138,7 @@ def _betas(value: OptimizerValue) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def _class_of(name: str, listed: Collection[str]) -> type[Optimizer]:
+def _class_of(name: str, known: Known) -> type[Optimizer]:
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, colon, attribute = name.partition(":")
@@ -145,28 +148,17 @@ def _class_of(name: str, listed: Collection[str]) -> type[Optimizer]:
         if attribute in _UNUSABLE:
             raise AlgorithmError(f"{name} cannot make local steps: {_UNUSABLE[attribute]}", "name")
         found = getattr(torch.optim, attribute, None)
-    elif name not in listed:
+    elif name in known:
+        found = known[name]
+    else:
         raise AlgorithmError(
             f"expected an optimizer of {', '.join(BUILT_IN)}, of torch.optim, or one that this device's settings list "
-            f"(optimizers = [...]: {', '.join(listed) or 'none'}), got {name!r}",
+            f"(optimizers = [...]: {', '.join(known) or 'none'}), got {name!r}",
             "name",
         )
-    else:
-        found = _imported(module, attribute)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise AlgorithmError(f"expected a class of torch.optim.Optimizer, got {name!r}", "name")
     return found
-
-
-def _imported(module: str, attribute: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # code of another package, with any error
-        raise AlgorithmError(
-            f"optimizer {module}:{attribute}: expected a module that can be imported here, got "
-            f"{type(error).__name__}: {error}",
-            "name",
-        ) from error
 
 
 def _made(

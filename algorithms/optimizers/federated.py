@@ -27,7 +27,7 @@ from algorithms.base import (
     UpdateInfo,
     WeightedSum,
 )
-from algorithms.optimizers.classes import averaged_symbols
+from algorithms.optimizers.classes import NO_CLASSES, Known, averaged_symbols
 from algorithms.optimizers.spec import PREFIX, OptimizerSpec, RateSchedule
 from algorithms.optimizers.steps import NON_NEGATIVE, LocalOptimizer
 from algorithms.parameters import AlgorithmError
@@ -59,17 +59,17 @@ def check_combination(
             )
 
 
-def with_optimizer(algorithm: Algorithm, spec: OptimizerSpec, listed: Collection[str] = ()) -> Algorithm:
+def with_optimizer(algorithm: Algorithm, spec: OptimizerSpec, known: Known = NO_CLASSES) -> Algorithm:
     """The method with this optimizer for its local steps. With plain SGD it is the method itself.
 
     Args:
         algorithm: of `build` or `compose`.
         spec: after `check_optimizer` and `check_combination`.
-        listed: optimizers of other packages that may be imported here. A server imports none.
+        known: optimizers of other packages. A server needs none.
     """
     if spec.plain:
         return algorithm
-    made = replace(algorithm, client_rule=_client_rule(algorithm, spec, listed))
+    made = replace(algorithm, client_rule=_client_rule(algorithm, spec, known))
     if spec.state == "device":
         return replace(made, next_client_state=_next_client_state(algorithm), keeps_client_state=True)
     return made if spec.state == "fresh" else _averaging(made, spec)
@@ -80,13 +80,11 @@ def averaged_state(algorithm: Algorithm, state: ServerState, round: int) -> Memo
     return {symbol: state.memory[symbol] for symbol in algorithm.averaged} if round else {}
 
 
-def _client_rule(
-    algorithm: Algorithm, spec: OptimizerSpec, listed: Collection[str]
-) -> Callable[[ClientContext], LocalRule]:
+def _client_rule(algorithm: Algorithm, spec: OptimizerSpec, known: Known) -> Callable[[ClientContext], LocalRule]:
     def client_rule(client: ClientContext) -> LocalRule:
         kept = client.state if spec.state == "device" else client.optimizer
         start = {symbol: tensors for symbol, tensors in kept.items() if symbol.startswith(PREFIX)}
-        return replace(algorithm.client_rule(client), optimizer=LocalOptimizer(spec, listed, start))
+        return replace(algorithm.client_rule(client), optimizer=LocalOptimizer(spec, known, start))
 
     return client_rule
 

@@ -8,15 +8,15 @@ correction is 1: so an average of moments needs no step count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms.optimizers.classes import averaged_symbols, make_optimizers
+from algorithms.optimizers.classes import Known, averaged_symbols, make_optimizers
 from algorithms.optimizers.spec import PREFIX, OptimizerSpec
 from algorithms.parameters import AlgorithmError
 
@@ -36,13 +36,13 @@ class LocalOptimizer:
     """The optimizer of a client's steps in one round."""
 
     spec: OptimizerSpec
-    listed: Collection[str] = ()
-    """Classes of other packages that may be imported here."""
+    known: Known = field(default_factory=dict)
+    """Classes of other packages that may be used here."""
     start: _Memory = field(default_factory=dict)
     """The state to start from, in the form of `spec.state`; empty: a fresh one."""
 
     def begin(self, y: _Tensors) -> OptimizerSteps:
-        """Its steps on these parameters, which they change in place.
+        """Its steps on these parameters, which they change in place. Tensors of other parameters are not read.
 
         Raises:
             AlgorithmError: the optimizer is unknown here.
@@ -50,18 +50,23 @@ class LocalOptimizer:
         """
         return OptimizerSteps(self, y)
 
+    def private(self) -> LocalOptimizer:
+        """The same for parameters that no server sees: what it would average starts anew."""
+        return self if self.spec.state != "server" else replace(self, spec=replace(self.spec, state="fresh"), start={})
+
 
 class OptimizerSteps:
     """Steps of one optimizer on the parameters of one model."""
 
     def __init__(self, local: LocalOptimizer, y: _Tensors) -> None:
         self._spec, self._y = local.spec, y
-        self._optimizers = make_optimizers(local.spec, y, local.listed)
-        if local.start:
-            check_state(local.start, y)
+        self._optimizers = make_optimizers(local.spec, y, local.known)
+        start = {symbol: _of(tensors, y) for symbol, tensors in local.start.items()}
+        if any(start.values()):
+            check_state(start, y)
             load = self._load_averaged if local.spec.state == "server" else self._load
             for optimizer, part in self._optimizers:
-                load(optimizer, part, local.start)
+                load(optimizer, part, start)
 
     def step(self, d: _Tensors, rate: float) -> None:
         """One step with d in place of the gradient. rate: the learning rate."""
@@ -145,6 +150,10 @@ def check_state(state: _Memory, y: _Tensors) -> None:
                     f"state of the optimizer, {symbol}: expected tensors of this model's parameters, got {name!r} of "
                     f"shape {tuple(tensor.shape)}"
                 )
+
+
+def _of(tensors: _Tensors, y: _Tensors) -> _Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name in y}
 
 
 def _key_of(optimizer: Optimizer, symbol: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Methods from outside that this device can train with: loaded once at the start, by its own settings.
+"""Methods and optimizers from outside that this device can train with: loaded once at the start, by its own settings.
 
 Nothing that a coordinator names is imported: a method that is not loaded here is refused.
 """
@@ -11,8 +11,10 @@ from types import MappingProxyType
 import structlog
 
 from algorithms import AlgorithmError, names
+from algorithms.optimizers.classes import Known
 from extensions.methods import METHODS, load_method
 from extensions.naming import installed
+from extensions.optimizers import load_optimizers
 from fl_client.errors import ConfigError, WorkFailed
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -41,6 +43,14 @@ def load_methods(listed: Sequence[str]) -> Methods:
         if code is not None:
             found[name] = training_pb2.TaskFingerprint(version=code.version, source=code.source)
     return found
+
+
+def load_optimizers_of(listed: Sequence[str]) -> Known:
+    """Load the optimizers that the device's settings list. Raises ConfigError for one that cannot be used."""
+    try:
+        return load_optimizers(listed)
+    except AlgorithmError as error:
+        raise ConfigError(f"optimizers: {error}") from error
 
 
 def offers(methods: Methods) -> list[pb.MethodOffer]:

@@ -68,7 +68,7 @@ def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()
     return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
 
 
-def optimizer_state(model: nn.Module, bundles: Bundles) -> dict[str, Tensors]:
+def optimizer_state(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> dict[str, Tensors]:
     """The averaged state of the local optimizer, if the coordinator sent one, by its symbols.
 
     Raises WorkFailed for another layout than that of the trainable tensors in the state's dtypes.
@@ -76,7 +76,7 @@ def optimizer_state(model: nn.Module, bundles: Bundles) -> dict[str, Tensors]:
     keys = [key for key in bundles if isinstance(key, tuple)]
     if not keys:
         return {}
-    x = widened(trainable_views(model))
+    x = widened(trainable_views(model, personal))
     layout = Layout.of(x, x.keys())
     return {f"{PREFIX}{key[1]}": _tensors(bundles, key, layout) for key in keys}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from google.protobuf.json_format import Error as JsonError
@@ -12,6 +12,7 @@ from torch import Tensor
 
 import algorithms
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
+from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.parameters import AlgorithmError
 from fl_client.connection.messages import log_text
@@ -26,12 +27,13 @@ from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
 
 def method_of(
-    training: training_pb2.LocalTraining, methods: Methods = NO_METHODS, optimizers: Collection[str] = ()
+    training: training_pb2.LocalTraining, methods: Methods = NO_METHODS, optimizers: Known = NO_CLASSES
 ) -> Algorithm:
     """The method that an assignment names, with its local optimizer.
 
-    methods: those from outside on this device. optimizers: classes of other packages that this device's settings list;
-    they are imported with the first step. Raises WorkFailed if the method is unknown, or if its code differs here.
+    Raises WorkFailed if it is unknown, or if its code differs here.
+
+    methods: those from outside on this device. optimizers: classes of other packages that this device's settings list.
     """
     spec = training.algorithm
     check_method(spec, methods)

@@ -17,6 +17,7 @@ from algorithms.base import Algorithm, ClientContext, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
+from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
 from algorithms.parameters import AlgorithmError
@@ -82,12 +83,12 @@ class Trainer:
         local: LocalTask,
         model: nn.Module | LocalModel | None = None,
         compute: Compute = DEFAULT_COMPUTE,
-        optimizers: Collection[str] = (),
+        optimizers: Known = NO_CLASSES,
     ) -> None:
         """model: the task's, on the data's device. Trainers that take turns may share one. None: made when needed.
 
         compute: precision and memory format of a model that is made here.
-        optimizers: classes of other packages that may be imported for local steps.
+        optimizers: classes of other packages for local steps.
         """
         self._local, self._compute, self._optimizers = local, compute, optimizers
         if model is None:
@@ -157,9 +158,9 @@ class Trainer:
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             model_values.direction(model, bundles, personal),
-            _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
+            _state_of(algorithm, model, own.without(client_state), personal),
             self._omega(algorithm, training),
-            model_values.optimizer_state(model, bundles),
+            model_values.optimizer_state(model, bundles, personal),
         )
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
@@ -276,8 +277,11 @@ class Trainer:
         return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
 
 
-def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
+def _state_of(
+    algorithm: Algorithm, model: nn.Module, client_state: Memory | None, personal: Collection[str] = ()
+) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
+    x, trained = trainable_views(model, personal), trainable_views(model)
     initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
@@ -286,7 +290,7 @@ def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> 
         kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
-        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, x)
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}

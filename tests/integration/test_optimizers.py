@@ -1,0 +1,125 @@
+"""AdamW with a cosine schedule and warm-up in real processes: killed coordinator and daemon, simulation and replay.
+
+Each of the three homes of the optimizer's state is covered: none, the device, and the server's mean.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fl_ops.commands.cli import app
+from fl_ops.errors import OpsError
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.simulation import Simulation
+from fl_server.run_spec import from_spec
+from tests.processes.federation import TASK, Fleet, run_spec
+from tests.processes.process import HERE
+
+LOCAL: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "epochs": 2,
+    "schedule": {"kind": "cosine", "warmup": 0.2, "end": 0.1},
+    "round_schedule": {"kind": "linear", "warmup": 0.25},
+    "micro_batch_size": 5,
+    "max_gradient_norm": 1.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the daemons' task importable here."""
+    monkeypatch.syspath_prepend(HERE)
+
+
+def sections(state: str, **more: Any) -> dict[str, Any]:
+    """A run of FedAvg with AdamW, whose state is kept there."""
+    optimizer = {"name": "adamw", "weight_decay": 0.01, "betas": [0.9, 0.99], "state": state}
+    return {"algorithm": {"name": "fedavg"}, "local": {**LOCAL, "optimizer": optimizer}, "stop": {"rounds": 5}, **more}
+
+
+def simulated(name: str, state: str) -> list[str]:
+    """Digests of the models of the same run, simulated in this process."""
+    section = SimulationSection(clients=3, names="edge-{index}", partition={"method": "iid", "seed": 1})
+    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections(state))), section), 7)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        return [done.digest for done in simulation.rounds()]
+
+
+def check_replay(fleet: Fleet, run: str, config: Path) -> None:
+    """`fl simulate --replay` computes the same models from the ledger."""
+    config.write_text(
+        f'[task]\nname = "{TASK}"\n[simulation]\nclients = 3\nnames = "edge-{{index}}"\n'
+        'partition = { method = "iid", seed = 1 }\n'
+    )
+    state = str(fleet.server.settings["state_dir"])
+    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("state", ["fresh", "device", "server"])
+def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Fleet, tmp_path: Path, state: str) -> None:
+    """The coordinator is killed after two of five rounds; run, simulation and replay have the same models."""
+    name = f"adamw-{state}"
+    fleet.server.create(name, **sections(state))
+    fleet.server.until(name, lambda run: run.rounds_done >= 2, "two rounds are done")
+    fleet.server.kill()
+    fleet.server.serve()
+    assert fleet.server.digests(name) == simulated(name, state)
+    check_replay(fleet, name, tmp_path / "clients.toml")
+
+
+@pytest.mark.parametrize("state", ["device", "server"])
+def test_a_killed_daemon_goes_on_from_the_state_that_counted(fleet: Fleet, tmp_path: Path, state: str) -> None:
+    """A daemon is killed while it trains in the third round and comes back. A replay has the same models."""
+    name = f"killed-{state}"
+    fleet.hold()
+    fleet.server.create(name, **sections(state, round={"clients_per_round": 3}))
+    fleet["edge-1"].logged("assignment", run=name, round=0)
+    fleet["edge-1"].kill()
+    fleet["edge-1"].start()
+    fleet.release()
+    fleet.server.until(name, lambda run: run.rounds_done >= 2, "two rounds are done")
+    fleet["edge-2"].kill()
+    fleet["edge-2"].start()
+    fleet.server.completed(name)
+    check_replay(fleet, name, tmp_path / "clients.toml")
+
+
+def test_the_state_changes_the_models(fleet: Fleet) -> None:
+    """A state that is kept, or averaged, gives other models from the second round on, and the same first one."""
+    fresh, device, server = (simulated(f"state-{state}", state) for state in ("fresh", "device", "server"))
+    assert fresh[0] == device[0] == server[0]
+    assert len({fresh[1], device[1], server[1]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "why"),
+    [
+        ({"algorithm": {"name": "fedcm"}}, "local.optimizer", "mean gradient of a client's steps only for plain SGD"),
+        ({"algorithm": {"name": "mfl"}}, "local.optimizer", "heavy-ball momentum, whose buffer the server averages"),
+        ({"optimizer": {"name": "adam", "beta": 1.0}}, "local.optimizer", "unknown parameter of adam: 'beta'"),
+        ({"optimizer": {"name": "adam", "lr": 1.0}}, "local.optimizer", "local.learning_rate is the learning rate"),
+        ({"optimizer": {"name": "adam", "betas": [2.0, 0.9]}}, "local.optimizer", "Invalid beta parameter"),
+        ({"optimizer": {"name": "adamm"}}, "local.optimizer", "Did you mean 'adam'"),
+        ({"optimizer": {"name": "sgd", "weight_decay": 0.1, "state": "server"}}, "local.optimizer", "with momentum"),
+        ({"optimizer": {"name": "torch.optim:LBFGS"}}, "local.optimizer", "many times in one step"),
+        ({"optimizer": {"name": "other:Sgd", "state": "server"}}, "local.optimizer", "fresh or device for other:Sgd"),
+    ],
+)
+def test_a_run_that_cannot_have_the_optimizer_is_refused(
+    fleet: Fleet, changes: dict[str, Any], field: str, why: str
+) -> None:
+    """At its creation, with the field and the reason."""
+    optimizer = changes.pop("optimizer", None)
+    content = {**sections("fresh"), **changes}
+    if optimizer is not None:
+        content["local"] = {"optimizer": optimizer}
+    with pytest.raises(OpsError) as refused:
+        fleet.server.create("refused", **content)
+    assert field in str(refused.value)
+    assert why in str(refused.value)
