@@ -117,7 +117,7 @@ def test_an_entry_point_needs_no_list(module: Write, tmp_path: Path) -> None:
         ("1 / 0", ":half raised ZeroDivisionError: division by zero"),
         ("def other(): ...", "has no attribute half; its functions are other"),
         (
-            "import algorithms as fl\ndef half(order: fl.Share = 0.5) -> fl.Method: return fl.Method(fl.Correction(), '')",
+            "from algorithms import *\ndef half(order: Share = 0.5) -> Method: return Method(Correction(), 'uniform')",
             "parameter 'order': expected a name that no option of every method has",
         ),
     ],
