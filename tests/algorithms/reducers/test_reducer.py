@@ -45,11 +45,12 @@ def test_a_selection_is_in_rising_order_without_repeats() -> None:
 
 def test_a_reducer_does_one_of_both() -> None:
     """Neither reduces nor selects, or both; and it needs an update."""
-    for wrong in (
+    wrongs: tuple[Callable[[], object], ...] = (
         fl.Reducer,
         lambda: fl.Reducer(reduce=lambda v, p: v[0], select=lambda g, p: [0]),
         lambda: fl.Reducer(reduce=lambda v, p: v[0], fewest=0),
-    ):
+    )
+    for wrong in wrongs:
         with pytest.raises(fl.AlgorithmError, match="a reducer: expected"):
             wrong()
 
