@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fl_server.clients import eligibility as module
-from fl_server.clients.eligibility import AbleClients, Pairs, fits
+from fl_server.clients.eligibility import AbleClients, fits
 from fl_server.clients.fleet import Fleet
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
@@ -23,7 +24,7 @@ def test_only_changed_clients_are_checked() -> None:
     """All of them when the task is new, then one."""
     here, checked = [f"client-{number:03d}" for number in range(500)], list[str]()
 
-    def check(client: str, task: Pairs, labels: Pairs, method: Pairs) -> bool:
+    def check(client: str, task: Mapping[str, str], labels: Mapping[str, str], method: Mapping[str, str]) -> bool:
         del task, labels, method
         checked.append(client)
         return client in here
