@@ -32,6 +32,9 @@ BUILT_IN: Pairs = MappingProxyType({})
 
 Work = Literal["training", "evaluation"]
 
+LOCAL_STEPS = "local_steps"
+"""Key of an offer of a client that knows optimizers and schedules of local steps; its value is always the same."""
+
 MOST_KINDS = 64
 """Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
 

@@ -9,6 +9,7 @@ import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state
+from fl_server.clients.eligibility import LOCAL_STEPS
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.run_config import AlgorithmSection, RunConfig
@@ -33,6 +34,12 @@ class RunDependencies:
 
 def _method(section: AlgorithmSection) -> dict[str, str]:
     return {} if section.fingerprint is None else {"name": section.name, **dict(section.fingerprint)}
+
+
+def _local_steps(config: RunConfig) -> dict[str, str]:
+    """What a client must know for the run's local steps; empty for plain SGD with one learning rate."""
+    spec, schedule = config.local.optimizer_spec, config.local.step_schedule
+    return {} if spec.plain and schedule.constant else {LOCAL_STEPS: "any"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class RunContext:
             run_id=run_id,
             services=services,
             algorithm=algorithm,
-            code={"name": config.task.name, "version": version, "source": source},
+            code={"name": config.task.name, "version": version, "source": source, **_local_steps(config)},
             method=_method(config.algorithm),
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
@@ -82,6 +89,11 @@ class RunContext:
         """What an offer of a client must have: `code`, and the digest of frozen parameters that are not sent."""
         frozen = self.model.local_frozen
         return self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+
+    @property
+    def needs_local_steps(self) -> bool:
+        """Whether clients must know optimizers and schedules of local steps."""
+        return LOCAL_STEPS in self.code
 
     @property
     def fingerprint(self) -> tuple[str, str]:

@@ -251,7 +251,7 @@ async def test_an_invalid_registration_is_refused(
     assert world.store.clients() == []
 
 
-@pytest.mark.parametrize(("low", "high", "spoken"), [(1, 1, 1), (0, 9, 1), (1, 7, 1)])
+@pytest.mark.parametrize(("low", "high", "spoken"), [(1, 1, 1), (0, 9, 2), (1, 7, 2)])
 def test_the_highest_common_protocol_is_chosen(low: int, high: int, spoken: int | None) -> None:
     """One common version is enough."""
     assert common_protocol(pb.ProtocolRange(min=low, max=high)) == spoken
