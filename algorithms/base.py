@@ -215,14 +215,14 @@ class ClientUpdate:
     """Mean loss over the local steps, each before its step; None without training."""
     ascent: Tensors = field(default_factory=dict)
     """Parameters of an InputAscent after the last step. The client keeps them and never sends them."""
+    optimizer: Memory = field(default_factory=dict)
+    """State of the local optimizer after the last step; empty if it starts anew in each round."""
     personal: Tensors = field(default_factory=dict)
     """Final values of the personal parameters and buffers. The client keeps them and never sends them."""
     examples: int | None = None
     """n_i, if a training loop of the task's own reported it; None: all local examples."""
     epochs: tuple[Mapping[str, float], ...] = ()
     """Means that were measured in each local epoch, by name; empty if none were."""
-    optimizer: Memory = field(default_factory=dict)
-    """State of the local optimizer after the last step; empty if it starts anew in each round."""
 
     def admitted(self, clip_factor: float) -> ClientUpdate:
         """The update as the server admitted it: its delta times `clip_factor`."""

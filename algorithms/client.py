@@ -56,12 +56,12 @@ class LocalData:
     loss: Loss
     forward: Forward = forward_pair
     """(model, batch) -> (output, target), the arguments of the loss. By default, that of pairs (inputs, targets)."""
+    steps: int = 0
+    """Number of batches of local steps. Only a schedule of the learning rate needs it."""
     epoch_steps: int = 0
     """Batches of an epoch, to measure the mean loss of each. 0: it is not measured."""
     loop: Callable[[], LoopReport] | None = None
     """A training loop of the task's own, which trains the model in place of local steps."""
-    steps: int = 0
-    """Number of batches of local steps. Only a schedule of the learning rate needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,9 @@ def answer(
         update = ClientUpdate(basic, {}, passes, rate)
     else:
         update = ClientUpdate(
-            basic,
-            result.buffers,
-            result.steps,
-            rate,
-            result.loss,
-            ascent=result.ascent,
-            personal=result.personal,
-            examples=result.examples,
-            epochs=result.epochs,
-            optimizer=result.optimizer,
-        )
+            basic, result.buffers, result.steps, rate, result.loss, result.ascent, result.optimizer, result.personal,
+            result.examples, result.epochs,
+        )  # fmt: skip
     sent_like = trainable_views(model, work.personal)  # a computed payload may have the precision of a client's state
     return replace(
         update,
@@ -125,6 +117,11 @@ def answer(
             for payload in exchange.payloads
         },
     )
+
+
+def _computed(rule: ComputedPayload, context: ClientContext, update: ClientUpdate, model: Tensors) -> Tensors:
+    payload = rule.compute(context, update)
+    return payload if rule.wide else rounded_like(model, payload)
 
 
 def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
@@ -141,8 +138,8 @@ def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
         x=work.x,
         on_step=on_step,
         forward=data.forward,
-        personal=work.personal,
         steps=data.steps,
+        personal=work.personal,
         epoch_steps=data.epoch_steps,
     )
 
@@ -190,11 +187,6 @@ def _restore_trainable(model: nn.Module, trained: Collection[str]) -> None:
     """The model trains for other rounds too."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
-
-
-def _computed(rule: ComputedPayload, context: ClientContext, update: ClientUpdate, model: Tensors) -> Tensors:
-    payload = rule.compute(context, update)
-    return payload if rule.wide else rounded_like(model, payload)
 
 
 def _full_gradient(

@@ -132,12 +132,12 @@ class Correction:
     objective: Objective = "uniform"
     """examples: the rule depends on each client's omega_i."""
     needs_population: bool = False
-    no_loop: str = ""
-    """Why a training loop of a task's own cannot make its local steps; empty: it can, exactly or inexactly."""
     needs_sgd: str = ""
     """Why its formulas hold only for local steps of plain SGD with one learning rate; empty: they hold for any."""
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer; empty: they can."""
+    no_loop: str = ""
+    """Why a training loop of a task's own cannot make its local steps; empty: it can, exactly or inexactly."""
     incompatible: Mapping[str, str] = field(default_factory=dict)
     """Option values that this correction cannot be combined with -> the reason."""
 
@@ -233,15 +233,15 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
     )
 
 
+_FEDNOVA = "tau_i counts a client's steps as steps of plain SGD"
+GRADIENT_FROM_DELTA = "G = -delta / (eta_l K) is the mean gradient of a client's steps only for plain SGD"
+"""Why the sum G of `mean_delta_and_gradient` needs plain SGD."""
+
+
 def _no_loop(components: Components) -> str:
     if components.normaliser == "fednova":
         return "it divides each update by its number of steps, and the number that a loop reports cannot be checked"
     return components.correction.no_loop
-
-
-_FEDNOVA = "tau_i counts a client's steps as steps of plain SGD"
-GRADIENT_FROM_DELTA = "G = -delta / (eta_l K) is the mean gradient of a client's steps only for plain SGD"
-"""Why the sum G of `mean_delta_and_gradient` needs plain SGD."""
 
 
 class _Sums(dict[str, Tensors]):

@@ -34,14 +34,14 @@ class LocalResult:
     """Final local momentum, if the rule has one."""
     ascent: Tensors = field(default_factory=dict)
     """Final parameters of the rule's input map, if it has one."""
+    optimizer: Memory = field(default_factory=dict)
+    """Final state of the rule's optimizer, if it has one that is kept."""
     personal: Tensors = field(default_factory=dict)
     """Final values of the personal parameters and buffers."""
     examples: int | None = None
     """n_i, if a training loop of the task's own reported it."""
     epochs: tuple[Mapping[str, float], ...] = ()
     """Means over each epoch, by name: "loss" of the steps. Empty if they were not asked for."""
-    optimizer: Memory = field(default_factory=dict)
-    """Final state of the rule's optimizer, if it has one that is kept."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inputs
@@ -54,9 +54,9 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     x: Tensors | None = None,
     on_step: Callable[[int], object] | None = None,
     forward: Forward = forward_pair,
+    steps: int = 0,
     personal: Collection[str] = (),
     epoch_steps: int = 0,
-    steps: int = 0,
 ) -> LocalResult:
     """Train `model` in place from its current values, one step for each batch.
 
@@ -69,10 +69,10 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         x: the current values of the model if the caller has a copy. None: they are copied here.
         on_step: called after each step with its number, from 0. Its exceptions end the training.
         forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
+        steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
         personal: names of the model's parameters and buffers that are personal. Their steps have d = g, and they are
             not in `x`, `rule` and the delta.
         epoch_steps: steps of an epoch, to measure the mean loss of each. 0: it is not measured.
-        steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
 
     Raises:
         AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors; or its optimizer is
@@ -82,7 +82,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     """
     y = trainable_views(model, personal)
     gradients = BatchGradients(model, loss, settings, rule, forward)
-    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, steps)
+    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, _rates(settings, steps))
     total, taken = torch.zeros((), device=next(iter(y.values())).device), 0
     sums = [total]
 
@@ -110,9 +110,9 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         total.item() / taken,
         v,
         step.ascended,
+        step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
         epochs=_epoch_losses(sums, epoch_steps, taken),
-        optimizer=step.optimizer_state(),
     )
 
 
@@ -141,23 +141,21 @@ class _Step:
         rule: LocalRule,
         x: Tensors,
         personal: Collection[str],
-        steps: int,
+        rates: Iterator[float],
     ) -> None:
-        self._gradients = gradients
-        self._rates = _rates(settings, steps)
+        self._gradients, self._rates = gradients, rates
         self._low, self._sent = bool(low_dtypes(trainable_views(model))), x
         self._model = trainable_views(model, personal)
         self._personal_model = {name: each for name, each in trainable_views(model).items() if name in personal}
         self._personal = widened(self._personal_model)
-        """The personal parameters, as y."""
+        """The parameters with plain steps, as y."""
         x = self._x = widened(x)
         rule = _prepared(rule, x)
         self._settings, self._rule = settings, rule
         self._y, self._u, self._anchor = widened(self._model), rule.u, None
         self._g_out, self._d_out, self._v_out = tree.scratch(x), tree.scratch(x), tree.scratch(x)
         self.v = rule.v
-        self._optimizer = None if rule.optimizer is None else rule.optimizer.begin(self._y)
-        self._personal_optimizer = _personal_optimizer(rule, self._personal)
+        self._optimizer, self._personal_optimizer = _optimizers(rule, self._y, self._personal)
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
@@ -169,7 +167,11 @@ class _Step:
 
     def optimizer_state(self) -> Memory:
         """State of the rule's optimizer, if it is kept."""
-        return {} if self._optimizer is None else self._optimizer.memory()
+        memory = {} if self._optimizer is None else self._optimizer.memory()
+        if self._personal_optimizer is None:
+            return memory
+        own = self._personal_optimizer.memory()
+        return {symbol: {**memory.get(symbol, {}), **own.get(symbol, {})} for symbol in {**memory, **own}}
 
     def delta(self) -> Tensors:
         """y - x, in the model's dtypes."""
@@ -195,7 +197,7 @@ class _Step:
         return loss
 
     def _advance_personal(self, g: Tensors, rate: float) -> None:
-        """One step of the personal parameters: no term of the method's rule, for they have no server."""
+        """One step of the personal parameters without a term of the method's rule, for they have no server."""
         if self._rule.gradient.order == "feddyn_code":
             g = decayed(clipped(g, self._settings), self._personal, self._settings)
         if self._personal_optimizer is None:
@@ -249,12 +251,12 @@ class _Step:
         return tree.add(d, self._y, decay, self._d_out) if decay else d
 
 
-def _personal_optimizer(rule: LocalRule, y: Tensors) -> OptimizerSteps | None:
-    """The rule's optimizer for the personal parameters. Its state starts anew in each round."""
-    if rule.optimizer is None or not y:
-        return None
-    spec = replace(rule.optimizer.spec, state="fresh")
-    return replace(rule.optimizer, spec=spec, start={}).begin(y)
+def _optimizers(rule: LocalRule, y: Tensors, personal: Tensors) -> tuple[OptimizerSteps | None, OptimizerSteps | None]:
+    """The rule's optimizer for y, and another one for personal parameters, whose state never leaves the device."""
+    if rule.optimizer is None:
+        return None, None
+    own = rule.optimizer.private().begin(personal) if personal else None
+    return rule.optimizer.begin(y), own
 
 
 def _rates(settings: LocalSettings, steps: int) -> Iterator[float]:

@@ -1,19 +1,29 @@
-"""The rounds of a run, a section of its configuration."""
+"""The parts of a run's configuration on local training and on rounds, and what all parts share."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fl_server.local_config import Section
 from fl_server.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
 
 BUILT_IN_REDUCERS = ("mean", "median", "trimmed_mean", "krum")
 """As in `algorithms.BUILT_IN_REDUCERS`, repeated here so that a configuration is read without torch."""
 
 
-class Fingerprint(Section):
+MAX_PARAMETERS, MAX_LIST = 64, 16
+"""Parameters of an optimizer, and numbers in one of them."""
+
+CHECKS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+"""Of every table of a run's configuration."""
+
+
+class _Section(BaseModel):
+    model_config = CHECKS
+
+
+class Fingerprint(_Section):
     """Which code of a method or a reducer from outside a run has. The coordinator sets it when it creates the run."""
 
     version: Word = ""
@@ -23,7 +33,94 @@ class Fingerprint(Section):
         return f"version {self.version!r} {self.source}"
 
 
-class RoundSection(Section):
+class OptimizerSection(_Section):
+    """The optimizer of the local steps. `algorithms.optimizers` checks the parameters."""
+
+    name: Word = Field(min_length=1)
+    parameters: dict[Word, bool | float | str | tuple[float, ...]] = Field(default={}, max_length=MAX_PARAMETERS)
+    state: Literal["fresh", "device", "server"] = "fresh"
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _few(cls, parameters: Any) -> Any:
+        check_plain(parameters)
+        if isinstance(parameters, dict) and any(
+            isinstance(value, list | tuple) and len(value) > MAX_LIST for value in parameters.values()
+        ):
+            raise ValueError(f"expected lists of at most {MAX_LIST} numbers")
+        return parameters
+
+
+class RateSection(_Section):
+    """A factor of the learning rate over steps or rounds."""
+
+    kind: Literal["constant", "linear", "cosine"]
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    end: float | None = Field(default=None, ge=0, le=MAX_NUMBER)
+
+    @model_validator(mode="after")
+    def _valid(self) -> RateSection:
+        if self.end is not None and self.kind == "constant":
+            raise ValueError('expected no end with kind = "constant", which does not read it')
+        return self
+
+
+class RateChange(_Section):
+    """A learning rate that applies from a round on."""
+
+    round: int = Field(ge=0, le=MAX_COUNT)
+    learning_rate: float = Field(gt=0, le=MAX_NUMBER)
+
+
+class LocalSection(_Section):
+    """A client's local training in a round."""
+
+    learning_rate: float = Field(default=0.1, gt=0, le=MAX_NUMBER)
+    learning_rate_decay: float = Field(default=1.0, gt=0, le=1)
+    epochs: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    batch_size: int = Field(default=32, ge=1, le=MAX_COUNT)
+    weight_decay: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    learning_rate_changes: tuple[RateChange, ...] = ()
+    optimizer: OptimizerSection | None = None
+    schedule: RateSection | None = None
+    round_schedule: RateSection | None = None
+    micro_batch_size: int = Field(default=0, ge=0, le=MAX_COUNT)
+    inexact: bool = False
+
+    @field_validator("learning_rate_changes")
+    @classmethod
+    def _in_order(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
+        rounds = [change.round for change in changes]
+        if rounds != sorted(set(rounds)):
+            raise ValueError(f"expected each change in a later round than the one before, got the rounds {rounds}")
+        return changes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_kind_of_work(cls, values: dict[str, Any]) -> dict[str, Any]:
+        given = [name for name in ("epochs", "steps") if values.get(name) is not None]
+        if len(given) == 2:
+            raise ValueError("expected epochs or steps, got both: remove one")
+        return values if given else {**values, "epochs": 1}
+
+    def learning_rate_in(self, round: int) -> float:
+        """eta_l * r^t, without the factor of the schedule over rounds; t counts from the latest change."""
+        rate, since = self.learning_rate, 0
+        for change in self.learning_rate_changes:
+            if change.round <= round:
+                rate, since = change.learning_rate, change.round
+        return rate * self.learning_rate_decay ** (round - since)
+
+    def with_rate(self, learning_rate: float, round: int) -> LocalSection:
+        """A copy with this learning rate from a round on."""
+        earlier = tuple(change for change in self.learning_rate_changes if change.round < round)
+        change = RateChange(round=round, learning_rate=learning_rate)
+        return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
+
+
+class RoundSection(_Section):
     """Which clients take part in a round, and when it closes."""
 
     sampling: Literal["fixed", "bernoulli"] = "fixed"

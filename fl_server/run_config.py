@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from fl_server.local_config import LocalSection, Section
 from fl_server.plain_values import (
     MAX_COUNT,
     MAX_EXAMPLES,
@@ -24,9 +23,13 @@ from fl_server.plain_values import (
     Word,
     check_plain,
 )
-from fl_server.round_config import Fingerprint, RoundSection
+from fl_server.round_config import CHECKS, Fingerprint, LocalSection, RoundSection
 from fl_server.rounds.client_metrics import by_clients
 from fl_server.rounds.state import RoundPolicy
+
+
+class _Section(BaseModel):
+    model_config = CHECKS
 
 
 def _name(name: str) -> str:
@@ -49,7 +52,7 @@ def _with_whole_numbers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class TaskSection(Section):
+class TaskSection(_Section):
     """The task of the run."""
 
     name: Word = Field(min_length=1)
@@ -64,7 +67,7 @@ class TaskSection(Section):
         return _with_whole_numbers(options) if isinstance(options, dict) else options
 
 
-class ScheduleSection(Section):
+class ScheduleSection(_Section):
     """How a parameter changes from round to round. `algorithms.Schedule` checks the values."""
 
     kind: Word
@@ -73,7 +76,7 @@ class ScheduleSection(Section):
     factor: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(_Section):
     """The method and its parameters."""
 
     name: Word = "fedcm"
@@ -88,7 +91,7 @@ class AlgorithmSection(Section):
         return parameters
 
 
-class StopSection(Section):
+class StopSection(_Section):
     """The stop rules."""
 
     rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
@@ -98,7 +101,7 @@ class StopSection(Section):
     wall_time_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
 
 
-class EvaluationSection(Section):
+class EvaluationSection(_Section):
     """How often the model is evaluated, by the server and by clients."""
 
     every: int = Field(default=1, ge=0, le=MAX_COUNT)
@@ -108,7 +111,7 @@ class EvaluationSection(Section):
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
 
 
-class RunConfig(Section):
+class RunConfig(_Section):
     """The configuration of a run."""
 
     name: Annotated[str, AfterValidator(_name)] = ""
@@ -143,11 +146,6 @@ class RunConfig(Section):
     def horizon(self) -> int:
         """T, the number of rounds for which schedules are planned."""
         return self.planned_rounds or self.stop.rounds
-
-    def learning_rate_in(self, round: int) -> float:
-        """eta_l(t) of a round: that of `local`, times the factor of its schedule over the planned rounds."""
-        rate, schedule = self.local.learning_rate_in(round), self.local.round_schedule
-        return rate if schedule is None else rate * schedule.schedule.factor(round, self.horizon)
 
     def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
         """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""

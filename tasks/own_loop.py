@@ -93,8 +93,9 @@ def own_loop(task: object) -> OwnLoop | None:
 
     Raises TaskError if its member `train` takes other arguments.
     """
-    if isinstance(task, nn.Module) or (train := getattr(task, "train", None)) is None:
-        return None  # every torch module has a `train`, which sets its mode
+    train = getattr(task, "train", None)
+    if isinstance(task, nn.Module) or not callable(train):
+        return None  # a torch module sets its mode by `train`; other tasks may have data of this name
     try:
         inspect.signature(train).bind("model", "data", "context")
     except (TypeError, ValueError) as error:

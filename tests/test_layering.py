@@ -54,7 +54,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "run_spec",
         "run_config",
         "round_config",
-        "local_config",
         "rounds",
         "logs",
         "shutdown",
@@ -139,9 +138,8 @@ IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
     "fl_common.tracing",
     "extensions.importing",
-    "algorithms.optimizers.classes",
 }
-"""Modules that import a module by a computed name. The last two get it from outside, and check it against a list."""
+"""Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""
 
 LOAD_TASKS = {"fl_client.training.data", "fl_server.coordinator.task_loading", "tasks"}
 """Modules of the coordinator and the daemon that load a task by its name."""

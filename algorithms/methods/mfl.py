@@ -32,8 +32,8 @@ def mfl(gamma: Decay = 0.9, weights: Weights = "examples") -> Method:
         payloads=("delta", "client_momentum"),
         sums=_sums,
         advance=_advance,
-        no_loop="its clients send the momentum of their local steps, and a loop has none of them",
         own_steps="its local steps are those of heavy-ball momentum, whose buffer the server averages",
+        no_loop="its clients send the momentum of their local steps, and a loop has none of them",
         incompatible={
             "fednova": "the size of a delta depends on the momentum that its training started with",
         },

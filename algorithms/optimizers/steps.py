@@ -9,7 +9,7 @@ correction is 1: so an average of moments needs no step count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class LocalOptimizer:
             ValueError: the state does not fit the parameters.
         """
         return OptimizerSteps(self, y)
+
+    def private(self) -> LocalOptimizer:
+        """The same for parameters that no server sees: what it would average starts anew."""
+        return self if self.spec.state != "server" else replace(self, spec=replace(self.spec, state="fresh"), start={})
 
 
 class OptimizerSteps:

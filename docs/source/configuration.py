@@ -266,9 +266,11 @@ def _run_rows(model: type[BaseModel], message: str) -> list[Row]:
 
 
 _ALGORITHM = {
-    "name": "One of the methods below.",
+    "name": "One of the methods below, or one from outside (own-methods.md).",
     "parameters": "Of the method; those left out take its defaults.",
     "schedules": "Parameters that change from round to round: a table `[algorithm.schedules.NAME]` for each.",
+    "fingerprint": "Of a method from outside: `version` and `source` of its code. The coordinator sets it; a run that"
+    " names other code is refused.",
 }
 
 

@@ -31,8 +31,9 @@ def method_of(
 ) -> Algorithm:
     """The method that an assignment names, with its local optimizer.
 
+    Raises WorkFailed if it is unknown, or if its code differs here.
+
     methods: those from outside on this device. optimizers: classes of other packages that this device's settings list.
-    Raises WorkFailed if the method is unknown, or if its code differs here.
     """
     spec = training.algorithm
     check_method(spec, methods)

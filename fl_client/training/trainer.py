@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -158,7 +158,7 @@ class Trainer:
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             model_values.direction(model, bundles, personal),
-            _state_of(algorithm, trainable_views(model, personal), own.without(client_state)),
+            _state_of(algorithm, model, own.without(client_state), personal),
             self._omega(algorithm, training),
             model_values.optimizer_state(model, bundles, personal),
         )
@@ -277,8 +277,11 @@ class Trainer:
         return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
 
 
-def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> Memory:
+def _state_of(
+    algorithm: Algorithm, model: nn.Module, client_state: Memory | None, personal: Collection[str] = ()
+) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
+    x, trained = trainable_views(model, personal), trainable_views(model)
     initial = algorithm.client_init(x)
     if client_state is None or not algorithm.keeps_client_state:
         return initial
@@ -287,7 +290,7 @@ def _state_of(algorithm: Algorithm, x: Tensors, client_state: Memory | None) -> 
         kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
-        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, x)
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
     return {**client_state, **kept}

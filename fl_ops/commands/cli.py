@@ -45,7 +45,12 @@ app.add_typer(certificates.app, name="ca")
 app.add_typer(audit.app, name="audit")
 app.command(**examples("fl compare table.toml --processes 4", "fl compare table.toml --no-run"))(compare)
 app.command(**examples("fl demo", "fl demo --rounds 10 --algorithm fedavg --algorithm scaffold"))(demo)
-app.command(**examples("fl export digits-1 --round best --out best.safetensors"))(export)
+app.command(
+    **examples(
+        "fl export digits-1 --round best --out best.safetensors",
+        "fl export tuned --format adapter --config run.toml --out adapter",
+    )
+)(export)
 app.command(**examples("fl methods", "fl methods fedcm", "fl methods my_methods:sign_momentum --json"))(methods)
 app.command(**examples("fl partition digits --clients 8 --out parts.json --alpha 0.1"))(partition)
 app.command(

@@ -14,7 +14,7 @@ import typer
 from fl_ops.admin import settings
 from fl_ops.admin.client import AdminClient
 
-TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits")
+TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "shakespeare")
 """The keys of `tasks.BUILT_IN`, repeated here so that `fl` starts without torch."""
 METHODS = (
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",

@@ -31,6 +31,7 @@ from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.methods import optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
@@ -82,7 +83,7 @@ class Federation:
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
         # The run's file is of this machine's user, so the class that it names may be imported.
-        self._optimizers = load_optimizers([config.local.optimizer_spec.name])
+        self._optimizers = load_optimizers([optimizer_spec(config.local).name])
         self._model = LocalModel(lambda: _new_model(task))
         self._model.module()  # an error of the task's code is found now
         self._states: dict[str, fl.Memory] = {}

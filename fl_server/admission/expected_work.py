@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fl_server.clients.eligibility import offers_task
-from fl_server.local_config import LocalSection
+from fl_server.round_config import LocalSection
 from fl_server.store.records import ClientRecord
 from protos.fl.v1.training_pb2 import UpdateHeader
 from tasks.batches import count_steps

@@ -23,7 +23,7 @@ from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
-from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop
+from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
@@ -242,11 +242,10 @@ class Engine:
         return replace(snapshot, state=self.algorithm.restart(snapshot.state))
 
     def _round_info(self, round_: int, cohort_size: int) -> fl.RoundInfo:
-        rate = self.config.learning_rate_in
         return fl.RoundInfo(
             round_,
-            rate(round_),
-            previous_learning_rate=rate(round_ - 1) if round_ else None,
+            learning_rate_in(self.config, round_),
+            previous_learning_rate=learning_rate_in(self.config, round_ - 1) if round_ else None,
             rounds=self.config.horizon,
             population=self.config.population or None,
             population_examples=self.config.population_examples or None,

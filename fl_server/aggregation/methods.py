@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import algorithms as fl
 from algorithms.optimizers.classes import check_optimizer
 from algorithms.optimizers.federated import check_combination, with_optimizer
+from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
+from fl_server.round_config import LocalSection, RateSection
 from fl_server.run_config import RunConfig, ScheduleSection
 
 
@@ -44,6 +46,37 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     return algorithm
 
 
+def _with_optimizer(config: RunConfig, algorithm: fl.Algorithm) -> fl.Algorithm:
+    """The method with the run's optimizer. Raises InvalidInput, with the reason, if they exclude each other."""
+    spec = optimizer_spec(config.local)
+    try:
+        check_optimizer(spec)
+    except fl.AlgorithmError as error:
+        raise InvalidInput("local.optimizer", "an optimizer with values that it accepts", error) from error
+    try:
+        check_combination(algorithm, spec, rate_schedule(config.local.schedule), inexact=config.local.inexact)
+    except fl.AlgorithmError as error:
+        raise InvalidInput(f"local.{error.parameter}", "one that the method allows", error) from error
+    return with_optimizer(algorithm, spec)
+
+
+def optimizer_spec(local: LocalSection) -> OptimizerSpec:
+    """The optimizer of the local steps; plain SGD if none is given."""
+    given = local.optimizer
+    return OptimizerSpec() if given is None else OptimizerSpec(given.name, given.parameters, given.state)
+
+
+def rate_schedule(given: RateSection | None) -> RateSchedule:
+    """A schedule of the learning rate; constant if none is given."""
+    return RateSchedule() if given is None else RateSchedule(given.kind, given.warmup, given.end)
+
+
+def learning_rate_in(config: RunConfig, round_: int) -> float:
+    """eta_l(t) of a round, with the decay by round and the schedule over the planned rounds."""
+    rate, schedule = config.local.learning_rate_in(round_), rate_schedule(config.local.round_schedule)
+    return rate if schedule.constant else rate * schedule.factor(round_, config.horizon)
+
+
 def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
     """Raises InvalidInput unless method and local settings work with a training loop of the task's own."""
     for field in ("optimizer", "schedule", "micro_batch_size"):
@@ -59,20 +92,6 @@ def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
         f"a method of plain local steps for a task that has its own training loop, such as fedavg{remedy}",
         f"{algorithm.name}: {why}",
     )
-
-
-def _with_optimizer(config: RunConfig, algorithm: fl.Algorithm) -> fl.Algorithm:
-    """The method with the run's optimizer. Raises InvalidInput, with the reason, if they exclude each other."""
-    local = config.local
-    try:
-        check_optimizer(local.optimizer_spec)
-    except fl.AlgorithmError as error:
-        raise InvalidInput("local.optimizer", "an optimizer with values that it accepts", error) from error
-    try:
-        check_combination(algorithm, local.optimizer_spec, local.step_schedule, inexact=local.inexact)
-    except fl.AlgorithmError as error:
-        raise InvalidInput(f"local.{error.parameter}", "one that the method allows", error) from error
-    return with_optimizer(algorithm, local.optimizer_spec)
 
 
 def complete(config: RunConfig) -> RunConfig:
@@ -94,7 +113,7 @@ def keeps_client_state(config: RunConfig, algorithm: fl.Algorithm) -> bool:
 def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:
     """The run's method with its parameters of a round. algorithm: of `build_algorithm`."""
     made = fl.at_round(algorithm, _schedules(config), round_, config.horizon)
-    return made if made is algorithm else with_optimizer(made, config.local.optimizer_spec)
+    return made if made is algorithm else with_optimizer(made, optimizer_spec(config.local))
 
 
 def parameters_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> dict[str, float | int | str | bool]:

@@ -9,8 +9,8 @@ from google.protobuf.struct_pb2 import Struct
 
 import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
-from fl_server.aggregation.methods import parameters_in
-from fl_server.local_config import LocalSection
+from fl_server.aggregation.methods import learning_rate_in, optimizer_spec, parameters_in, rate_schedule
+from fl_server.round_config import LocalSection
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
@@ -79,8 +79,8 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         state_epoch=work.state_epoch,
         upload_encodings=[ENCODING_PLAIN],
         max_update_bytes=work.max_update_bytes,
-        local_frozen=work.local_frozen,
         personal=work.config.personal,
+        local_frozen=work.local_frozen,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     return message
@@ -99,7 +99,7 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
     parameters.update(parameters_in(work.config, work.algorithm, round_))
     training = pb.LocalTraining(
         algorithm=_algorithm(work.config.algorithm, parameters),
-        learning_rate=work.config.learning_rate_in(round_),
+        learning_rate=learning_rate_in(work.config, round_),
         batch_size=local.batch_size,
         weight_decay=local.weight_decay,
         max_gradient_norm=local.max_gradient_norm,
@@ -117,7 +117,7 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
 
 def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
     """Optimizer, schedule and micro-batches, only where they differ from plain SGD: older clients do not know them."""
-    spec, schedule = local.optimizer_spec, local.step_schedule
+    spec, schedule = optimizer_spec(local), rate_schedule(local.schedule)
     if not spec.plain:
         training.optimizer.name, training.optimizer.state = spec.name, spec.state
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in spec.parameters.items()}

@@ -223,3 +223,19 @@ def test_a_large_backbone_costs_what_its_adapters_cost(
     assert stored < 8 * trained
     assert (transferred(server, "down", "frozen"), transferred(server, "down", "model")) == (0, 3 * trained)
     assert transferred(server, "up", "update") == 3 * trained
+
+
+def test_personal_parameters_are_sent_once_beside_frozen_ones_of_the_device(
+    workspace: Workspace, server: Coordinator, backbone: Path
+) -> None:
+    """FROZEN has the initial values of the personal parameters only; the models are those of a simulation."""
+    three(workspace, server, backbone)
+    spec = sections(backbone, personal=["lora_A.*"])
+    server.create("personal", **spec)
+    digests = server.digests("personal")
+    assert transferred(server, "down", "frozen") == 3 * TRAINED_BYTES / 2
+    assert [digest for digest, _ in simulated("personal", spec)] == digests
+    names = set(
+        load_file(next(Path(server.settings["state_dir"]).glob("checkpoints/run-personal/*/model.safetensors")))
+    )
+    assert names == {"lora_A.weight", "lora_B.weight"}

@@ -14,7 +14,7 @@ from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
 from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
-from tests.processes.process import HERE, Workspace
+from tests.processes.process import HERE, Workspace, eventually
 
 TASK = "sequence_task:Counting"
 PARTITION: dict[str, Any] = {"method": "iid", "seed": 1}
@@ -53,32 +53,37 @@ class BatchedFleet(SequenceFleet):
 
 
 @pytest.mark.parametrize("kind", [SequenceFleet, BatchedFleet], ids=["samples", "batched"])
-def test_killed_runs_have_the_simulated_bits_and_are_replayed(
-    kind: type[SequenceFleet], workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("method", RUNS)
+def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
+    kind: type[SequenceFleet], method: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Coordinator and one daemon are killed in the first round. The models are those of a simulation and a replay."""
     monkeypatch.syspath_prepend(HERE)
     fleet = kind(workspace, 3, tasks=[TASK])
     options = {"form": kind.form, "kept": 4}
-    for name, method in RUNS.items():
-        sections = {"task": {"name": TASK, "options": options}, "stop": {"rounds": 3}, **method}
-        if kind is BatchedFleet:  # the task's own batches count, whatever the batch size is
-            sections["local"] = {**sections.get("local", {}), "batch_size": 3}
-        _, slow = fleet.half_delivered(name, evaluation={"clients": 3}, **sections)
-        slow.kill()
-        fleet.server.kill()
-        fleet.server.serve()
-        slow.start()
-        slow.hold.unlink()
-        digests = simulated(name, sections)
-        assert fleet.server.digests(name) == digests
-        assert len(set(digests)) == 3
-        check_replay(fleet.server, name, options, tmp_path / f"{name}.toml")
-        shown = fleet.server.rounds(name)
-        assert [round_.metrics.keys() for round_ in shown] == [{"loss", "accuracy"}] * 3
+    sections = {"task": {"name": TASK, "options": options}, "stop": {"rounds": 3}, **RUNS[method]}
+    if kind is BatchedFleet:  # the task's own batches count, whatever the batch size is
+        sections["local"] = {**sections.get("local", {}), "batch_size": 3}
+    _, slow = fleet.half_delivered(method, evaluation={"clients_every": 3}, **sections)
+    slow.kill()
+    fleet.server.kill()
+    fleet.server.serve()
+    slow.start()
+    slow.hold.unlink()
+    digests = simulated(method, sections)
+    assert fleet.server.digests(method) == digests
+    assert len(set(digests)) == 3
+    check_replay(fleet.server, method, options, tmp_path / "replay.toml")
+    check_evaluations(fleet.server, method)
     offers = [fleet.server.client(f"edge-{index}").tasks[0] for index in range(3)]
     own = 4 if kind is BatchedFleet else 0
     assert [(offer.train_examples, offer.eval_examples, offer.train_batches) for offer in offers] == [(26, 4, own)] * 3
+
+
+def check_evaluations(server: Coordinator, name: str) -> None:
+    """The server has evaluated each round, and three clients the last one."""
+    eventually(lambda: server.rounds(name)[-1].metrics.get("clients_evaluated") == 3, "the clients have evaluated")
+    assert all({"loss", "accuracy"} <= round_.metrics.keys() for round_ in server.rounds(name))
 
 
 def simulated(name: str, sections: dict[str, Any]) -> list[str]:

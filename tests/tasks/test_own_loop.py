@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,3 +79,8 @@ def test_the_most_steps_are_one_for_each_example() -> None:
     """Of all epochs, or of the batches that a run with a number of steps gives."""
     assert most_steps(10, 4, epochs=3) == 30
     assert most_steps(10, 4, steps=3) == 12
+
+
+def test_data_in_an_attribute_named_train_is_no_loop() -> None:
+    """Tasks may keep their training set as `self.train`, as the page's first example does."""
+    assert own_loop(SimpleNamespace(train=[1, 2, 3])) is None

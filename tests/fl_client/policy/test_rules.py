@@ -128,3 +128,11 @@ def test_the_metrics_know_every_rule_and_amount() -> None:
     """A label that is not declared would end the daemon's call."""
     assert {rule for _, rule, _ in REFUSED} | {"day", "coordinators", "share", "unknown_demands"} == set(POLICY_RULES)
     assert DAY_AMOUNTS == NAMES
+
+
+def test_own_batches_count_as_registered() -> None:
+    """Ten examples in four batches of the task's own, at most three in each: an epoch is four steps."""
+    work = work_of(10, 1000, epochs=2, own_batches=4)
+    assert (work.steps, work.epochs, work.examples) == (8, 2, 20)
+    work = work_of(10, 1000, steps=5, own_batches=4)
+    assert (work.steps, work.epochs, work.examples) == (5, Fraction(5, 4), 13)

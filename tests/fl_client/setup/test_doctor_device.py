@@ -286,3 +286,14 @@ def test_a_gate_that_is_closed_is_no_fault(doctor: Doctor) -> None:
 def test_a_gate_that_is_open(doctor: Doctor) -> None:
     """Every day, all day."""
     assert doctor(gates={"windows": ["mon-sun 00:00-24:00"]}).of("gates") == "window is open | "
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"), [("samples", "90 examples to train"), ("batched", "in 13 batches to train")]
+)
+def test_a_step_of_dict_batches(doctor: Doctor, form: str, shown: str) -> None:
+    """The doctor trains on a data set, and on batches of the task's own, and names their number."""
+    task = {"name": "tests.processes.sequence_task:Counting", "options": {"form": form}}
+    found = doctor(task=task)
+    assert shown in found.of("task")
+    assert "the first batch of" in found.of("step")

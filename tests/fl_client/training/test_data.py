@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
-from fl_client.training.data import load_local_task
+from fl_client.training.data import LocalTask, load_local_task
 
 
 def test_a_shard_counts_in_the_whole_training_set(tmp_path: Path) -> None:
@@ -43,3 +45,80 @@ def test_a_shard_of_no_examples_is_refused_at_the_start(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="expected at least one training example in this"),
     ):
         load_local_task(config, state, torch.device("cpu"))
+
+
+def configured(directory: Path, **shard: Any) -> ClientConfig:
+    """A daemon of the task with sequences."""
+    return ClientConfig.model_validate(
+        {
+            "client_id": "edge-1", "server": "127.0.0.1:7070", "state_dir": str(directory / "state"), "insecure": True,
+            "task": {"name": "tests.processes.sequence_task:Counting"}, "shard": shard,
+        }
+    )  # fmt: skip
+
+
+def loaded(config: ClientConfig) -> LocalTask:
+    """The task with its data, as at a start of the daemon."""
+    with StateDir(config.state_dir) as state:
+        return load_local_task(config, state, torch.device("cpu"))
+
+
+def test_an_index_file_is_kept_from_the_first_start_on(tmp_path: Path) -> None:
+    """A later change of the file has no effect, as for a partition."""
+    (tmp_path / "mine.txt").write_text("3\n5\n7\n")
+    config = configured(tmp_path, indices=str(tmp_path / "mine.txt"))
+    assert len(loaded(config).train) == 3
+    (tmp_path / "mine.txt").write_text("3\n")
+    assert len(loaded(config).train) == 3
+
+
+QUERY = """
+from pathlib import Path
+
+def mine():
+    return list(range(int(Path(__file__).with_name("n").read_text())))
+"""
+
+
+def test_a_query_is_called_at_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start has the examples that the function then returns."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "my_query.py").write_text(QUERY)
+    config = configured(tmp_path, query="my_query:mine")
+    for number in ("4", "6"):
+        (tmp_path / "n").write_text(number)
+        assert loaded(config).offer().train_examples == 6 - (number == "4") * 2
+
+
+@pytest.mark.parametrize(
+    ("shard", "expected"),
+    [
+        ({"query": "sys:argv"}, "expected a function at sys:argv, got list"),
+        ({"query": "os:getcwd"}, "must be indices, got rows of type str"),
+        ({"query": "os:abort_mission"}, "has no attribute abort_mission"),
+        ({"query": "math:sqrt"}, "the query math:sqrt raised TypeError"),
+        ({"indices": "/nonexistent/mine.txt"}, "the index file /nonexistent/mine.txt cannot be read"),
+        ({"partition": {"method": "shards", "clients": 2}, "index": 0}, r"add a method train_labels\(\)"),
+        ({"partition": {"method": "natural", "clients": 2}, "index": 0}, "train_groups"),
+    ],
+    ids=["no function", "rows", "no attribute", "raises", "no file", "classes", "groups"],
+)
+def test_shards_that_cannot_be_had_are_refused_at_the_start(
+    tmp_path: Path, shard: dict[str, Any], expected: str
+) -> None:
+    """The message names the setting's file or function, or the method that the task must have."""
+    with pytest.raises(ConfigError, match=expected):
+        loaded(configured(tmp_path, **shard))
+
+
+@pytest.mark.parametrize("query", ["my_data", "my data:mine", ":mine", "my_data:"])
+def test_a_query_is_a_function_of_a_module(tmp_path: Path, query: str) -> None:
+    """Anything else is refused before it is imported."""
+    with pytest.raises(ValueError, match="expected module:function"):
+        configured(tmp_path, query=query)
+
+
+def test_one_source_of_a_shard(tmp_path: Path) -> None:
+    """Two of them contradict each other."""
+    with pytest.raises(ValueError, match="expected one of partition, file, indices, folder and query, got folder and"):
+        configured(tmp_path, folder="photos", query="a:b")

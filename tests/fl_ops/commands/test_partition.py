@@ -84,3 +84,16 @@ def test_no_overwriting(fl: Fl, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("precious")
     assert fl(*MAKE).exit_code == 2
     assert (tmp_path / "p.json").read_text() == "precious"
+
+
+def test_a_task_without_classes(fl: Fl) -> None:
+    """A random partition shows the number of examples of each client; one by class names the method to add."""
+    task = "tests.processes.sequence_task:Counting"
+    options = ["partition", task, "--clients", 4, "--out", "q.json", "--force"]
+    facts = json.loads(fl(*options, "--method", "iid", "--json").stdout)
+    assert (facts["num_examples"], facts["examples"], facts.get("classes")) == (90, [23, 23, 22, 22], None)
+    lines = fl(*options, "--method", "iid").stdout.splitlines()
+    assert [line.split() for line in lines[:2]] == [["Client", "Examples"], ["0", "23"]]
+    refused = fl(*options, "--method", "shards")
+    assert refused.exit_code != 0
+    assert "train_labels()" in refused.output

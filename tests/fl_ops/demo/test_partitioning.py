@@ -82,3 +82,12 @@ def test_missing_scikit_learn_is_reported_with_its_remedy(monkeypatch: pytest.Mo
     monkeypatch.setattr("tasks.built_in.digits.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install impetus-fl\[demo\]"):
         partition(DemoSettings(), tmp_path / "partition.json")
+
+
+def test_a_task_without_classes_is_partitioned_at_random(tmp_path: Path) -> None:
+    """Dict batches of sequences: eight random parts, which the page describes without a table of classes."""
+    data = partition(DemoSettings(task="tests.processes.sequence_task:Counting"), tmp_path / "partition.json")
+    stored = json.loads((tmp_path / "partition.json").read_text())
+    assert (data.method, stored["spec"]["method"]) == ("iid", "iid")
+    assert [len(part) for part in stored["parts"]] == [row[0] for row in data.classes] == [12, 12] + [11] * 6
+    assert data.evaluation_examples == 20
