@@ -52,6 +52,8 @@ class AlgorithmRules(Section):
 
     allow: list[str] | None = None
     """Names of methods: ["fedavg", "fedcm"]. Absent: every method."""
+    optimizers: list[str] | None = None
+    """Names of the optimizers of local steps: ["sgd", "adamw"]. Plain SGD is "sgd". Absent: every optimizer."""
 
 
 class WorkRules(Section):

@@ -25,6 +25,7 @@ def training_request(assignment: training_pb2.Assignment, examples: int, own_bat
         task=assignment.task,
         source=assignment.fingerprint.source,
         algorithm=training.algorithm.name,
+        optimizer=training.optimizer.name or "sgd",
         work=work_of(
             examples, training.batch_size, **(amount or {"steps": training.local_steps}), own_batches=own_batches
         ),

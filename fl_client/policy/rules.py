@@ -34,6 +34,8 @@ class Request:
     """Digest of the coordinator's code of the task."""
     algorithm: str = ""
     """Empty for an evaluation."""
+    optimizer: str = "sgd"
+    """Of the local steps."""
     work: Work | None = None
     model_bytes: int | None = None
     unknown: str = ""
@@ -110,6 +112,11 @@ def _algorithms(policy: Policy, request: Request) -> Iterator[Verdict]:
     if allowed is not None:
         inside = name in allowed
         text = f"{name[:64]!r} is {'' if inside else 'not '}in algorithms.allow"
+        yield Verdict("algorithms", accepted=inside, text=text)
+    allowed, name = policy.algorithms.optimizers, request.optimizer
+    if allowed is not None:
+        inside = name in allowed
+        text = f"{name[:64]!r} is {'' if inside else 'not '}in algorithms.optimizers"
         yield Verdict("algorithms", accepted=inside, text=text)
 
 

@@ -81,7 +81,10 @@ def _verdicts(
     name, here = spec.task.name, settings.task.name
     yield Verdict("tasks", name == here, f"the run's task is {name!r}, and this device has {here!r}")
     work = _work(spec.local, local_examples)
-    request = Request("training", name, algorithm=spec.algorithm.name or DEFAULT_ALGORITHM, work=work)
+    optimizer = spec.local.optimizer.name or "sgd"
+    request = Request(
+        "training", name, algorithm=spec.algorithm.name or DEFAULT_ALGORITHM, optimizer=optimizer, work=work
+    )
     yield from verdicts(policy, request)
     yield from day_verdicts(policy, work)
     if spec.evaluation.clients_every:
