@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 2))
 
 
-def whole(model: nn.Module, sizes: list[int], **settings: float) -> fl.Tensors:
+def whole(model: nn.Module, sizes: list[int], **settings: Any) -> fl.Tensors:
     """The full gradient over batches of some sizes, of one set of examples."""
     random = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(sum(sizes), 4, generator=random), torch.randn(sum(sizes), 2, generator=random)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def slope(g: float) -> tuple[Tensor, Tensor]:
 
 
 def train(
-    model: nn.Module, gradients: Sequence[float], rule: fl.LocalRule | None = None, **settings: float
+    model: nn.Module, gradients: Sequence[float], rule: fl.LocalRule | None = None, **settings: Any
 ) -> fl.LocalResult:
     """Steps of known gradients at rate 0.5, if no other is given."""
     all_settings = fl.LocalSettings(**{"learning_rate": 0.5, **settings})
@@ -296,7 +297,7 @@ def test_direction_must_be_laid_out_as_the_model(direction: fl.Tensors, message:
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
+def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     """Rates and limits that would train nothing or ruin the model are refused by name."""
     with pytest.raises(ValueError, match=r"expected a (learning rate|weight decay|gradient norm)"):
         fl.LocalSettings(**settings)

@@ -146,8 +146,8 @@ def test_a_loop_of_its_own_gives_the_delta_of_the_model() -> None:
     def loop() -> fl.LoopReport:
         assert model.training
         with torch.no_grad():
-            model.shared.weight += 2.0
-            model.own += 1.0
+            model.shared.weight.add_(2.0)
+            model.own.add_(1.0)
         return fl.LoopReport(steps=5, examples=3, loss=0.5, epochs=({"loss": 0.5},))
 
     data = replace(fl.LocalData([], [], loss), loop=loop)
@@ -164,7 +164,7 @@ def test_a_loop_that_freezes_parameters_is_refused() -> None:
     model = TwoParts(trained=True)
 
     def loop() -> fl.LoopReport:
-        model.shared.weight.requires_grad_(requires_grad=False)
+        model.shared.weight.requires_grad_(False)
         return fl.LoopReport(1, 1, None, ())
 
     work = fl.Work(fl.build("fedavg"), fl.ClientContext(), fl.LocalSettings(RATE))

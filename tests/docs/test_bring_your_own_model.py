@@ -37,6 +37,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+def load(name: str, options: dict[str, object] | None = None) -> Any:
+    """A task whose data are of any type."""
+    return load_task(name, options or {})
+
+
 def train(task: Any, model: nn.Module, shard: Any, steps: int = 20) -> None:
     """Local steps of plain SGD on one shard."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -53,7 +58,7 @@ def test_the_example_is_at_most_30_lines() -> None:
 
 def test_the_example_learns_on_partitioned_data(folder: Path) -> None:
     """my_task:Wine loads by name, is partitioned over eight clients, and training on two lowers the held-out loss."""
-    task: Any = load_task("my_task:Wine", {"hidden": 16.0})
+    task: Any = load("my_task:Wine", {"hidden": 16.0})
     parts = make_partition(PartitionSpec("dirichlet", 8, alpha=0.5), training_labels(task))
     seed_everything(0)
     model = task.model()
@@ -67,7 +72,7 @@ def test_the_example_learns_on_partitioned_data(folder: Path) -> None:
 
 def test_the_examples_parts_are_disjoint(folder: Path) -> None:
     """142 samples are trained on, 36 others held out, and a device keeps none for itself."""
-    task: Any = load_task("my_task:Wine")
+    task: Any = load("my_task:Wine")
     assert (len(task.train_data(Shard())), len(task.eval_data())) == (142, 36)
     assert len(task.eval_data(Shard(torch.tensor([0])))) == 0
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from fl_client.connection.bundles import Bundle
+from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
 from protos.codec import Layout, pack, unpack
@@ -83,10 +83,10 @@ def start() -> nn.Module:
         return Small()
 
 
-def bundles(model: nn.Module, direction: fl.Tensors | None = None) -> dict[tensor_pb2.ResourceKind, Bundle]:
+def bundles(model: nn.Module, direction: fl.Tensors | None = None) -> dict[ResourceKey, Bundle]:
     """What a coordinator sends down."""
     state = fl.read_state(model)
-    made = {
+    made: dict[ResourceKey, Bundle] = {
         tensor_pb2.RESOURCE_KIND_MODEL: _bundle({**state.trainable, **state.buffers}, state.trainable),
         tensor_pb2.RESOURCE_KIND_FROZEN: _bundle(state.frozen, {}),
     }

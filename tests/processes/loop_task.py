@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ class Looped(Tiny):
     def train(self, model: nn.Module, data: Examples, context: TrainContext) -> TrainReport:
         optimizer = torch.optim.Adam(model.parameters(), context.learning_rate)
         metrics = [self._epoch(model, optimizer, batches) for batches in context.each_epoch()]
-        return self._report(TrainReport(context.steps, len(data), metrics))
+        return cast(TrainReport, self._report(TrainReport(context.steps, len(data), metrics)))
 
     def _epoch(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> dict[str, float]:
         losses, correct, examples = 0.0, 0.0, 0

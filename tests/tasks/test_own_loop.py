@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_a_member_of_the_same_name_with_other_arguments_is_refused() -> None:
 
 def test_a_valid_report_is_returned_with_plain_numbers() -> None:
     """Metrics of tensors become floats. A value that is not finite stays: the training has diverged."""
-    report = checked_report(TrainReport(3, 5, [{"loss": torch.tensor(0.5)}, {"loss": math.nan}]), 5, 10)
+    report = checked_report(TrainReport(3, 5, cast(Any, [{"loss": torch.tensor(0.5)}, {"loss": math.nan}])), 5, 10)
     assert (report.steps, report.examples) == (3, 5)
     assert report.metrics[0] == {"loss": 0.5}
     assert math.isnan(report.metrics[1]["loss"])

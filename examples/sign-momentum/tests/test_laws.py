@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from algorithms.conformance.cases import MethodCase, ReducerCase
+from collections.abc import Mapping
+
+from algorithms.conformance.cases import Law, MethodCase, ReducerCase
 from algorithms.conformance.reducer_suite import ReducerLaws
 from algorithms.conformance.suite import MethodLaws
 from sign_momentum.method import sign_momentum
 from sign_momentum.reducers import most_similar, weighted_median
 
-_SIGNS = {"optimum": "a sign keeps the size of the mean, also of entries whose momentum is nearly zero"}
+_SIGNS: Mapping[Law, str] = {
+    "optimum": "a sign keeps the size of the mean, also of entries whose momentum is nearly zero"
+}
 
 
 class TestSignMomentum(MethodLaws):

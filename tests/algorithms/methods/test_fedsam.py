@@ -52,7 +52,7 @@ def rule(rho: float) -> fl.LocalRule:
     return fl.LocalRule(gradient=fl.GradientRule(rho=rho))
 
 
-def trained(model: nn.Module, rho: float, seed: int = 0, **settings: float) -> tuple[fl.LocalResult, Tensor]:
+def trained(model: nn.Module, rho: float, seed: int = 0, **settings: Any) -> tuple[fl.LocalResult, Tensor]:
     """A model after three steps on the same batches, and the random state then."""
     torch.manual_seed(seed)
     batches = [(torch.randn(6, 4), torch.randn(6, 2)) for _ in range(3)]

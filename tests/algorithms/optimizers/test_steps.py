@@ -54,9 +54,8 @@ def one_client(spec: OptimizerSpec, rounds: int, method: str = "fedavg") -> tupl
     algorithm, net = with_optimizer(fl.build(method), spec), model()
     state = fl.start_run(algorithm, net)
     for round_ in range(rounds):
-        client = fl.Participant(
-            "a", 24, lambda _, at=round_: fl.LocalData(batches(at), [], functional.cross_entropy, steps=K)
-        )
+        data = fl.LocalData(batches(round_), [], functional.cross_entropy, steps=K)
+        client = fl.Participant("a", 24, lambda _, data=data: data)  # type: ignore[misc] # no type for a default
         settings, info = fl.LocalSettings(RATE), fl.RoundInfo(round_, RATE)
         state = fl.run_round(algorithm, state, net, [client], settings, info).state
     return state.server.x, state
@@ -115,7 +114,7 @@ def test_muon_makes_the_steps_of_matrices_and_adamw_those_of_vectors() -> None:
 
         def step(self) -> None:
             for each in self.all:
-                each.step()
+                each.step()  # type: ignore[no-untyped-call] # of Muon
 
     assert close(one_client(in_state(SPECS["muon"], "device"), 3)[0], by_torch(Both, 3))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any, cast
 
 from fl_client.policy.requests import bytes_up, evaluation_request, training_request, unknown_fields
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -23,7 +24,9 @@ def assignment(**work: int) -> training_pb2.Assignment:
         task="digits",
         fingerprint=training_pb2.TaskFingerprint(source="sha256:x"),
         training=training_pb2.LocalTraining(
-            algorithm=training_pb2.AlgorithmSpec(name="scaffold"), batch_size=4, **(work or {"local_epochs": 2})
+            algorithm=training_pb2.AlgorithmSpec(name="scaffold"),
+            batch_size=4,
+            **cast(Any, work or {"local_epochs": 2}),
         ),
         resources=[tensor_pb2.Resource(kind=kind, size_bytes=size) for kind, size in sizes],
         payloads=[training_pb2.PAYLOAD_KIND_DELTA, training_pb2.PAYLOAD_KIND_VARIATE_CHANGE],

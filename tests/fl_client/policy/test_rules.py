@@ -16,7 +16,7 @@ from fl_client.policy.usage import NAMES
 from tasks.batches import count_steps
 
 SOURCE = "sha256:" + "ab" * 32
-TRAINING = Request("training", "digits", SOURCE, "fedcm", Work(10, Fraction(5), 500), 1000)
+TRAINING = Request("training", "digits", SOURCE, "fedcm", work=Work(10, Fraction(5), 500), model_bytes=1000)
 EVALUATION = Request("evaluation", "digits", SOURCE, model_bytes=1000)
 
 
@@ -133,6 +133,6 @@ def test_the_metrics_know_every_rule_and_amount() -> None:
 def test_own_batches_count_as_registered() -> None:
     """Ten examples in four batches of the task's own, at most three in each: an epoch is four steps."""
     work = work_of(10, 1000, epochs=2, own_batches=4)
-    assert (work.steps, work.epochs, work.examples) == (8, 2, 20)
+    assert (work.steps, work.epochs, work.examples) == (8, Fraction(2), 20)
     work = work_of(10, 1000, steps=5, own_batches=4)
     assert (work.steps, work.epochs, work.examples) == (5, Fraction(5, 4), 13)

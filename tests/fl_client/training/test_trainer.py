@@ -10,10 +10,10 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from algorithms.base import Memory
-from algorithms.model_state import trainable_views
 from fl_client.connection.bundles import Bundle
 from fl_client.errors import WorkFailed
-from fl_client.training.trainer import Interrupted, OnStep, Trainer, TrainingResult, _state_of
+from fl_client.training.own_loop import OnStep
+from fl_client.training.trainer import Interrupted, Trainer, TrainingResult, _state_of
 from protos.codec import Layout, digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -157,7 +157,7 @@ def test_a_state_that_an_older_daemon_kept_in_bfloat16_is_used() -> None:
     """It is widened to float32, as states of such a model are kept now."""
     model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
     old = {"h_i": tree.full_like(fl.read_state(model).trainable, 0.5)}
-    kept_now = _state_of(METHODS["feddyn"], trainable_views(model), old)["h_i"]
+    kept_now = _state_of(METHODS["feddyn"], model, old)["h_i"]
     assert {(tensor.dtype, float(tensor.flatten()[0])) for tensor in kept_now.values()} == {(torch.float32, 0.5)}
 
 

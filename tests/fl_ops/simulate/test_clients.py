@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fl_ops.simulate.clients import PreparedRun, prepare
 from fl_ops.simulate.settings import parse_simulation
@@ -25,7 +26,8 @@ def test_a_client_has_the_data_of_its_daemon(table: MakeTable, part: float, left
     Of 30 examples each, floor(30 / 4) = 7 are held out: 4 * 23 = 92 are left to train on.
     """
     run = prepared(table, task={"options": {"part": part}})
-    task, clients = run.clients.task, run.clients
+    task: Any = run.clients.task
+    clients: Any = run.clients
     assert list(clients) == ["c0", "c1", "c2", "c3"]
     for client in clients:
         shard = Shard(clients._parts[client])
@@ -36,19 +38,25 @@ def test_a_client_has_the_data_of_its_daemon(table: MakeTable, part: float, left
 
 def test_no_client_has_validation_examples(table: MakeTable) -> None:
     """One in five of each class is for evaluation only; the clients have all others."""
-    run = prepared(table, simulation={"validation_every": 5})
+    run: Any = prepared(table, simulation={"validation_every": 5})
     held = torch.cat([run.clients[client].train.inputs for client in run.clients])
     validation = run.server_task.eval_data().inputs
     assert (len(held), len(validation)) == (96, 24)
     assert not any((held == one).all(dim=1).any() for one in validation)
 
 
+def _inputs(run: Any) -> Tensor:
+    """Of the first client."""
+    inputs: Tensor = run.clients["c0"].train.inputs
+    return inputs
+
+
 def test_a_seed_changes_the_partition_unless_it_has_its_own(table: MakeTable) -> None:
     """Without partition.seed the run's seed decides; with it, every run has the same shards."""
     free, fixed = {"partition": {"method": "iid"}}, {"partition": {"method": "iid", "seed": 3}}
-    one, other = (prepared(table, seed, simulation=free).clients["c0"].train.inputs for seed in (1, 2))
+    one, other = (_inputs(prepared(table, seed, simulation=free)) for seed in (1, 2))
     assert not torch.equal(one, other)
-    one, other = (prepared(table, seed, simulation=fixed).clients["c0"].train.inputs for seed in (1, 2))
+    one, other = (_inputs(prepared(table, seed, simulation=fixed)) for seed in (1, 2))
     assert torch.equal(one, other)
 
 

@@ -144,7 +144,7 @@ def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: f
         round_ = {"clients_per_round": 4, "quorum": 2, **limits}
         with simulated(algorithm={"name": "fedavg"}, round=round_, local={"steps": 1}) as simulation:
             clients = dict(simulation.federation.clients)
-            train = clients["c3"].train
+            train: Any = clients["c3"].train
             scaled = Examples(train.inputs * scale, train.targets)
             simulation.federation.clients = {**clients, "c3": replace(clients["c3"], train=scaled)}
             return [(done.accepted, done.digest) for done in simulation.rounds()], simulation.failures

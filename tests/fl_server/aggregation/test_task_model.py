@@ -53,6 +53,7 @@ def first(model: TaskModel) -> fl.ModelState:
 
 def bytes_of(model: TaskModel) -> int:
     """Bytes that the tensors of the state_dict hold now."""
+    assert model._module is not None
     return sum(tensor.untyped_storage().nbytes() for tensor in {*model._module.state_dict().values()})
 
 

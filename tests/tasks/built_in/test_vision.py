@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,14 @@ from tasks.torchvision_compat import import_torchvision
 SHARD = Shard(torch.arange(0, 1000, 10))
 
 
+def load(name: str, options: dict[str, object] | None = None) -> Any:
+    """A built-in task. Its data are Examples, which the type of a task does not show."""
+    return load_task(name, options or {})
+
+
 def test_fashion_mnist_as_it_is(data_root: str) -> None:
     """60,000 labels, 6,000 of each class, and the official test set in the shape and spread that models expect."""
-    task = load_task("fashion-mnist", {"data_root": data_root})
+    task = load("fashion-mnist", {"data_root": data_root})
     test = task.eval_data()
     assert training_labels(task).bincount().tolist() == [6000] * 10
     assert test.targets.bincount().tolist() == [1000] * 10
@@ -34,7 +40,7 @@ def test_cifar10_holds_out_batch_5_without_the_official_test(data_root: str) -> 
     """40,000 images to train on, batch 5 held out, and `held_out` states that it is not the official test set."""
     if not cifar10_holds_out_batch_5(Path(data_root)):
         pytest.skip("this folder has the official test batch")
-    task = load_task("cifar10", {"data_root": data_root})
+    task = load("cifar10", {"data_root": data_root})
     assert isinstance(task, Cifar10)
     assert "NOT the official test set" in task.held_out
     assert len(training_labels(task)) == 40_000
@@ -44,7 +50,7 @@ def test_cifar10_holds_out_batch_5_without_the_official_test(data_root: str) -> 
 
 def test_cifar10_images_are_normalised_channel_by_channel(data_root: str) -> None:
     """A shard of 100 images: bytes [n, 3, 32, 32] minus mean, over deviation; augmented in training only."""
-    task = load_task("cifar10", {"data_root": data_root, "client_eval_fraction": 0.1})
+    task = load("cifar10", {"data_root": data_root, "client_eval_fraction": 0.1})
     assert isinstance(task, Cifar10)
     train, evaluation = task.train_data(SHARD), task.eval_data(SHARD)
     assert (train.inputs.shape, evaluation.inputs.shape) == ((90, 3, 32, 32), (10, 3, 32, 32))
@@ -59,7 +65,7 @@ def test_cifar10_images_are_normalised_channel_by_channel(data_root: str) -> Non
 @pytest.mark.parametrize(("model", "stem"), [("resnet18-gn", (7, 7)), ("resnet18-gn-cifar", (3, 3))])
 def test_cifar10_has_a_choice_of_models(model: str, stem: tuple[int, ...]) -> None:
     """The option model picks the network."""
-    built = load_task("cifar10", {"model": model}).model()
+    built = load("cifar10", {"model": model}).model()
     assert isinstance(built, ResNet18)
     assert stem == built.conv1.kernel_size
 
@@ -76,7 +82,7 @@ def test_cifar10_has_a_choice_of_models(model: str, stem: tuple[int, ...]) -> No
 def test_wrong_options_are_refused_at_once(name: str, options: dict[str, object], message: str) -> None:
     """The value given and the values accepted are in the message."""
     with pytest.raises(TaskError, match=message):
-        load_task(name, options)
+        load(name, options)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_wrong_options_are_refused_at_once(name: str, options: dict[str, object]
 )
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path: Path, name: str, folder: str, file: str) -> None:
     """Without data the message has the folder, the files and both ways to them."""
-    task = load_task(name, {"data_root": str(tmp_path)})
+    task = load(name, {"data_root": str(tmp_path)})
     with pytest.raises(
         TaskError, match=f"{file}.* in {tmp_path}/{folder}, which is missing.*data_root.*download = true"
     ):
@@ -105,14 +111,14 @@ def test_files_that_are_not_the_originals_are_refused(tmp_path: Path) -> None:
     for number in range(1, 6):
         (folder / f"data_batch_{number}").write_bytes(b"something else")
     with pytest.raises(TaskError, match="files that are not the originals"):
-        load_task("cifar10", {"data_root": str(tmp_path)}).eval_data()
+        load("cifar10", {"data_root": str(tmp_path)}).eval_data()
 
 
 def test_the_official_test_set_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a test batch in the folder all five batches train, and `held_out` states the official one."""
     folder = tmp_path / "cifar-10-batches-py"
     write_cifar(folder, monkeypatch)
-    task = load_task("cifar10", {"data_root": str(tmp_path)})
+    task = load("cifar10", {"data_root": str(tmp_path)})
     assert isinstance(task, Cifar10)
     assert task.held_out == "the official test set, 10,000 images"
     assert training_labels(task).tolist() == [1, 2, 3, 4, 5]
@@ -154,7 +160,7 @@ def cifar100_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_cifar100_reads_the_original_layout(cifar100_root: str) -> None:
     """Fine labels, planes of red, green and blue, normalised by (0 - .5071) / .2675 and so on, a hundred classes."""
-    task = load_task("cifar100", {"data_root": cifar100_root})
+    task = load("cifar100", {"data_root": cifar100_root})
     train, test = task.train_data(Shard(torch.tensor([2, 0]))), task.eval_data()
     assert (training_labels(task).tolist(), train.targets.tolist(), test.targets.tolist()) == (
         [99, 0, 50],
@@ -170,7 +176,7 @@ def test_cifar100_reads_the_original_layout(cifar100_root: str) -> None:
 @pytest.mark.parametrize(("model", "side"), [("cnn", 32), ("cnn-24", 24), ("resnet18-preact-24", 24)])
 def test_models_for_crops_train_on_crops(cifar100_root: str, model: str, side: int) -> None:
     """The augmentation is the model's: 24x24 pieces for those that want them; all evaluate images as they are."""
-    task = load_task("cifar100", {"data_root": cifar100_root, "model": model})
+    task = load("cifar100", {"data_root": cifar100_root, "model": model})
     train, test = task.train_data(Shard()), task.eval_data()
     assert train.augment is not None
     assert train.augment(train.inputs).shape == (3, 3, side, side)
@@ -206,7 +212,7 @@ def emnist_root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("name", "classes"), [("emnist", 62), ("emnist-digits", 10)])
 def test_emnist_reads_the_original_layout(emnist_root: Path, name: str, classes: int) -> None:
     """Images are [1, 28, 28] from 0 to 1; the pixel in row 1, column 0 of the file is upright in row 0, column 1."""
-    task = load_task(name, {"data_root": str(emnist_root)})
+    task = load(name, {"data_root": str(emnist_root)})
     train, test = task.train_data(Shard()), task.eval_data()
     assert (train.targets.tolist(), test.targets.tolist()) == ([classes - 1, 0], [3])
     assert test.inputs.shape == (1, 1, 28, 28)
@@ -218,7 +224,7 @@ def test_emnist_reads_the_original_layout(emnist_root: Path, name: str, classes:
 def test_emnist_labels_are_read_without_the_images(emnist_root: Path) -> None:
     """Partitioning needs the labels only: unreadable images are refused when they are trained on."""
     (emnist_root / "EMNIST" / "raw" / "emnist-byclass-train-images-idx3-ubyte").write_bytes(b"cut")
-    task = load_task("emnist", {"data_root": str(emnist_root)})
+    task = load("emnist", {"data_root": str(emnist_root)})
     assert training_labels(task).tolist() == [61, 0]
     with pytest.raises(TaskError, match="files that are not the originals"):
         task.train_data(Shard())
@@ -235,7 +241,7 @@ def test_downloads_are_asked_for_when_allowed(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", refuse)
     monkeypatch.setattr(fashion, "mirrors", ["mirror/"])
-    task = load_task("fashion-mnist", {"data_root": str(tmp_path), "download": True})
+    task = load("fashion-mnist", {"data_root": str(tmp_path), "download": True})
     with pytest.raises(TaskError, match="is missing train-images-idx3-ubyte") as caught:
         task.train_data(Shard())
     assert asked
