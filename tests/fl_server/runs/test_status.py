@@ -138,5 +138,5 @@ async def test_an_older_daemon_is_not_drawn_for_work_that_it_would_ignore(world:
         await waits_for(run, f"clients that could be drawn: 0 of 1 here; {why}")
     [waits] = [line["why"] for line in logs if line["event"] == "run_waits"]
     assert "1 with an older version of the daemon, first old (impetus 0.0.1)" in waits
-    await world.create(round={"clients_per_round": 1})
-    assert await old.assigned()
+    await world.create(name="plain", round={"clients_per_round": 1})
+    assert (await old.assigned()).key.run_id == "plain"
