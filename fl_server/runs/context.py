@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import keeps_client_state
+from fl_server.aggregation.methods import keeps_client_state, optimizer_spec, rate_schedule
 from fl_server.clients.eligibility import LOCAL_STEPS
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
@@ -38,7 +38,7 @@ def _method(section: AlgorithmSection) -> dict[str, str]:
 
 def _local_steps(config: RunConfig) -> dict[str, str]:
     """What a client must know for the run's local steps; empty for plain SGD with one learning rate."""
-    spec, schedule = config.local.optimizer_spec, config.local.step_schedule
+    spec, schedule = optimizer_spec(config.local), rate_schedule(config.local.schedule)
     return {} if spec.plain and schedule.constant else {LOCAL_STEPS: "any"}
 
 
