@@ -11,10 +11,10 @@ from protos.fl.v1.training_pb2 import PayloadKind
 PROTOCOL_MIN = 1
 """Oldest supported protocol version. Clients are not upgraded all at once."""
 PROTOCOL_MAX = 2
-"""Newest supported protocol version. 2: an assignment may have an optimizer, a schedule over its steps and
-micro-batches, which a client of version 1 would not notice."""
-LOCAL_STEPS_PROTOCOL = 2
-"""First version with optimizers and schedules of local steps."""
+"""Newest supported protocol version."""
+OWN_WORK_PROTOCOL = 2
+"""Oldest version whose clients know local optimizers, schedules of steps, parts of batches, personal parameters, frozen
+parameters of their own and training loops of tasks. Older clients ignore these, so runs with them do not draw them."""
 
 CHUNK_BYTES = 1 << 20
 """Preferred chunk size: larger messages delay the event loop, smaller ones need more calls."""

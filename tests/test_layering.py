@@ -144,8 +144,13 @@ IMPORT_BY_NAME = {
 LOAD_TASKS = {"fl_client.training.data", "fl_server.coordinator.task_loading", "tasks"}
 """Modules of the coordinator and the daemon that load a task by its name."""
 
-LOAD_METHODS = {"fl_client.training.methods", "fl_server.coordinator.method_loading", "extensions.methods"}
-"""The same for methods and reducers from outside."""
+LOAD_METHODS = {
+    "fl_client.training.methods",
+    "fl_server.coordinator.method_loading",
+    "extensions.methods",
+    "extensions.optimizers",
+}
+"""The same for methods, reducers and optimizers from outside."""
 
 
 def module_name(path: Path) -> str:

@@ -50,6 +50,10 @@ class LocalModel:
         self.module()
         return self._frozen
 
+    def release(self) -> None:
+        """Forget the module. The next use makes it again."""
+        self._module = None
+
     def replaced(self) -> None:
         """The module got the frozen parameters of a run, in place of its own."""
         self._own = False
@@ -57,7 +61,7 @@ class LocalModel:
     def with_own_frozen(self, wanted: tensor_pb2.Resource) -> nn.Module:
         """The module with the task's frozen parameters. Raises WorkFailed unless these are the wanted ones."""
         if not self._own:
-            self._module = None  # its memory is free before the new one is made
+            self.release()  # its memory is free before the new one is made
         module = self.module()
         if self._frozen is None or self._frozen.digest != wanted.digest:
             raise WorkFailed(

@@ -133,10 +133,13 @@ class Trainer:
         """
         try:
             with _task_failures():
-                return self._model.frozen
+                frozen = self._model.frozen
         except WorkFailed as error:
             log.warning("model_not_made", task=self._local.name, reason=str(error))
             return None
+        if frozen is None:
+            self._model.release()  # it is made again for the first work; an idle daemon needs no memory for it
+        return frozen
 
     def train(
         self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep

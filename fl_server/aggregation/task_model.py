@@ -119,7 +119,8 @@ class TaskModel:
         """
         module = self._module if self._module is not None and self.local_frozen is None else self._built_again()
         for memory, size in self._memories:
-            memory.resize_(size)
+            if memory.nbytes() != size:  # a digest read some of a new module's memory, which then has a fixed size
+                memory.resize_(size)
         try:
             fill(self._views(module), values)
             yield module

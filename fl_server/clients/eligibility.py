@@ -19,6 +19,7 @@ from fl_server.clients.rate_limits import ClientRate
 from fl_server.clients.roster import Roster
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MIN
 
 log = structlog.get_logger()
 _MAY_TRAIN = pb.Availability(may_train=True)
@@ -31,9 +32,6 @@ BUILT_IN: Pairs = MappingProxyType({})
 """A built-in method, which every client has. One from outside is its name, version and source."""
 
 Work = Literal["training", "evaluation"]
-
-LOCAL_STEPS = "local_steps"
-"""Key of an offer of a client that knows optimizers and schedules of local steps; its value is always the same."""
 
 MOST_KINDS = 64
 """Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
@@ -242,8 +240,10 @@ def has_method(record: ClientRecord, method: Pairs) -> bool:
 
 
 def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
-    """Whether an offer of a client is of this task or method: name, version and source."""
-    return all(offer.get(key) == value for key, value in task.items())
+    """Whether an offer of a client is of this task or method: name, version and source, and a protocol new enough."""
+    if "protocol" in task and int(offer.get("protocol", PROTOCOL_MIN)) < int(task["protocol"]):
+        return False
+    return all(offer.get(key) == value for key, value in task.items() if key != "protocol")
 
 
 class AbleClients:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fl_common.names import check_id
-from fl_server.clients.eligibility import LOCAL_STEPS
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.store.records import ClientRecord
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.wire import LOCAL_STEPS_PROTOCOL, PROTOCOL_MAX, PROTOCOL_MIN
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "pending": 1000, "states": 1000}
 MAX_CHARS = 256
@@ -104,7 +103,7 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
-        tasks=[_offer(offer, request.protocol.max) for offer in request.tasks],
+        tasks=[_offer(offer, common_protocol(request.protocol)) for offer in request.tasks],
         methods=[
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
@@ -113,15 +112,15 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
 
 
 def _offer(offer: pb.TaskOffer, protocol: int) -> dict[str, str | int]:
-    """An offer as the ledger has it. "frozen" is the digest of the client's own frozen parameters, if it has some.
+    """An offer as the ledger has it.
 
-    "local_steps": the client knows optimizers and schedules of local steps. An older one would make plain steps.
+    "frozen" is the digest of the client's own frozen parameters, if it has some; "protocol" the session's version.
     """
     frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
     return {
         "name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source,
         "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
         **({"train_batches": offer.train_batches} if offer.train_batches else {}),
-        **({LOCAL_STEPS: "any"} if protocol >= LOCAL_STEPS_PROTOCOL else {}),
         **frozen,
+        **({"protocol": protocol} if protocol > PROTOCOL_MIN else {}),
     }  # fmt: skip

@@ -20,6 +20,7 @@ from fl_server.runs.round_log import RoundLog, RunCounters
 from fl_server.services import Services
 from fl_server.store.protocol import Store
 from protos.frozen import frozen_text
+from protos.wire import OWN_WORK_PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class RunContext:
             run_id=run_id,
             services=services,
             algorithm=algorithm,
-            code={"name": config.task.name, "version": version, "source": source, **_local_steps(config)},
+            code={"name": config.task.name, "version": version, "source": source},
             method=_method(config.algorithm),
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
@@ -86,14 +87,10 @@ class RunContext:
 
     @property
     def task(self) -> Mapping[str, str]:
-        """What an offer of a client must have: `code`, and the digest of frozen parameters that are not sent."""
+        """What a client must offer: `code`, the digest of frozen parameters that are not sent, and a protocol."""
         frozen = self.model.local_frozen
-        return self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
-
-    @property
-    def needs_local_steps(self) -> bool:
-        """Whether clients must know optimizers and schedules of local steps."""
-        return LOCAL_STEPS in self.code
+        wanted = self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+        return {**wanted, "protocol": str(OWN_WORK_PROTOCOL)} if self.model.own_work else wanted
 
     @property
     def fingerprint(self) -> tuple[str, str]:

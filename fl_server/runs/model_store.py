@@ -77,6 +77,11 @@ class ModelStore:
         return self._engine.local_frozen if self._engine else None
 
     @property
+    def own_work(self) -> bool:
+        """Whether clients of the oldest protocol would ignore a part of their work; False before the loading."""
+        return self._engine is not None and self._engine.own_work
+
+    @property
     def bytes_down(self) -> int:
         """Bytes to one client for the exchange under way, without frozen parts, which are sent only once."""
         return sum(each.resource.size_bytes for each in self.broadcasts if each.kind != "frozen")

@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, kind: str) -> None:
 
     words = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=16
     )
     tokenizer.save_pretrained(folder)

@@ -53,7 +53,7 @@ def test_the_example_is_at_most_30_lines() -> None:
 
 def test_the_example_learns_on_partitioned_data(folder: Path) -> None:
     """my_task:Wine loads by name, is partitioned over eight clients, and training on two lowers the held-out loss."""
-    task = load_task("my_task:Wine", {"hidden": 16.0})
+    task: Any = load_task("my_task:Wine", {"hidden": 16.0})
     parts = make_partition(PartitionSpec("dirichlet", 8, alpha=0.5), training_labels(task))
     seed_everything(0)
     model = task.model()
@@ -67,7 +67,7 @@ def test_the_example_learns_on_partitioned_data(folder: Path) -> None:
 
 def test_the_examples_parts_are_disjoint(folder: Path) -> None:
     """142 samples are trained on, 36 others held out, and a device keeps none for itself."""
-    task = load_task("my_task:Wine")
+    task: Any = load_task("my_task:Wine")
     assert (len(task.train_data(Shard())), len(task.eval_data())) == (142, 36)
     assert len(task.eval_data(Shard(torch.tensor([0])))) == 0
 

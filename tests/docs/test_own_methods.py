@@ -60,9 +60,8 @@ def test_the_run_of_the_page_is_simulated(folder: Path) -> None:
 def test_the_settings_of_the_page_have_the_names_of_the_run() -> None:
     """The lists of server and client are valid settings with the names of the run; so are the entry points."""
     server = ServerConfig(state_dir=Path("s"), insecure=True, **SERVER)
-    client = ClientConfig(
-        client_id="a", server="127.0.0.1:1", state_dir=Path("s"), insecure=True, task={"name": "digits"}, **CLIENT
-    )
+    plain = {"client_id": "a", "server": "127.0.0.1:1", "state_dir": "s", "insecure": True, "task": {"name": "digits"}}
+    client = ClientConfig.model_validate({**plain, **CLIENT})
     method, reducer = RUN["algorithm"]["name"], RUN["round"]["reducer"]
     assert (server.algorithms, server.reducers, client.algorithms) == ([method], [reducer], [method])
     points = PACKAGE["project"]["entry-points"]

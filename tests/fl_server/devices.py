@@ -27,6 +27,7 @@ from protos.fl.v1.training_pb2 import (
     UpdateHeader,
     UpdateTrailer,
 )
+from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 from tasks import fingerprint, load_task
 from tests.fl_server.harness import TASK, World, until
 
@@ -72,7 +73,7 @@ class Device:
         values: dict[str, Any] = {
             "client_id": self.name,
             "instance_id": f"start of {self.name}",
-            "protocol": pb.ProtocolRange(min=1, max=1),
+            "protocol": pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             "labels": self.labels,
             "tasks": [offer],
             "pending": [

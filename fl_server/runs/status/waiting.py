@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fl_server.clients.eligibility import LOCAL_STEPS, fits, has_method, offers_task
+from fl_server.clients.eligibility import fits, has_method, offers_task
 from fl_server.rounds.state import Phase
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -16,6 +16,7 @@ from fl_server.runs.deadline import Deadline
 from fl_server.runs.evaluation.clients import ClientEvaluations
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MAX
 
 _FROZEN_SHOWN = len("blake3:") + 12
 _SHOWN = len("sha256:") + 12
@@ -56,7 +57,25 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             f"{expected_version!r} {expected_source[:_SHOWN]}, got {version!r} {source[:_SHOWN]}; install the same on "
             "both sides"
         )
-    return waiting + _describe_other_frozen(context) + _describe_methods(context) + _describe_older(context)
+    return waiting + _describe_older(context) + _describe_other_frozen(context) + _describe_methods(context)
+
+
+def _describe_older(context: RunContext) -> str:
+    """The present clients with the task whose daemons do not know the run's local work."""
+    records = (context.fleet.record(client) for client in context.fleet.present())
+    if "protocol" not in context.task or not (older := [each for each in records if _is_older(context, each)]):
+        return ""
+    return (
+        f"; {len(older)} with an older version of the daemon, first {older[0].client_id} ({older[0].software}), which "
+        "does not know local optimizers, schedules, personal and own frozen parameters, and training loops: update it"
+    )
+
+
+def _is_older(context: RunContext, record: ClientRecord) -> bool:
+    """Whether only the protocol keeps the client from the run's task."""
+    newer = ({**offer, "protocol": PROTOCOL_MAX} for offer in record.tasks)
+    has_task = any(offers_task(offer, context.task) for offer in newer)
+    return has_task and not any(offers_task(offer, context.task) for offer in record.tasks)
 
 
 def _describe_other_frozen(context: RunContext) -> str:
@@ -160,7 +179,7 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
     if record.banned or record.draining:
         return "banned" if record.banned else "draining"
     if not fits(record, context.task, labels):
-        return _what_differs(context, record, labels)
+        return _other_task(context, record)
     if not has_method(record, context.method):
         return f"without the code of the algorithm {context.method['name']}"
     if fleet.quarantine.seconds_left(client):
@@ -176,11 +195,10 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
     return "" if client in control.state.candidates else "left out of this run"
 
 
-def _what_differs(context: RunContext, record: ClientRecord, labels: Mapping[str, str]) -> str:
-    """What a client that offers the run's task has in another version than the run."""
+def _other_task(context: RunContext, record: ClientRecord) -> str:
     if _is_older(context, record):
-        return "with a version of the daemon that has no local optimizers"
-    has_code = fits(record, context.code, labels)
+        return "with an older version of the daemon, which does not know this run's local work"
+    has_code = any(offers_task(offer, context.code) for offer in record.tasks)
     return "with other frozen parameters" if has_code else "with another version of the task"
 
 
@@ -230,25 +248,6 @@ def _differing(context: RunContext) -> list[tuple[str, str, str]]:
     offers = ((client, offer) for client in fleet.present() for offer in fleet.record(client).tasks)
     found = [(client, offer["version"], offer["source"]) for client, offer in offers if offer["name"] == name]
     return [each for each in found if each[1:] != context.fingerprint]
-
-
-def _is_older(context: RunContext, record: ClientRecord) -> bool:
-    """Whether a client has the run's task but does not know optimizers and schedules of local steps."""
-    code = {key: value for key, value in context.code.items() if key != LOCAL_STEPS}
-    offers = [offer for offer in record.tasks if offers_task(offer, code)]
-    return context.needs_local_steps and bool(offers) and not any(LOCAL_STEPS in offer for offer in offers)
-
-
-def _describe_older(context: RunContext) -> str:
-    """The present clients whose daemons would train with plain SGD, because they do not know anything else."""
-    here = (context.fleet.record(client) for client in context.fleet.present())
-    older = [record.client_id for record in here if _is_older(context, record)]
-    if not older:
-        return ""
-    return (
-        f"; {len(older)} with a version of the daemon that has no optimizers and schedules of local steps, first "
-        f"{older[0]}: upgrade it, or leave out local.optimizer and local.schedule"
-    )
 
 
 def _describe_methods(context: RunContext) -> str:

@@ -93,7 +93,7 @@ def test_a_task_without_classes(fl: Fl) -> None:
     facts = json.loads(fl(*options, "--method", "iid", "--json").stdout)
     assert (facts["num_examples"], facts["examples"], facts.get("classes")) == (90, [23, 23, 22, 22], None)
     lines = fl(*options, "--method", "iid").stdout.splitlines()
-    assert [line.split() for line in lines[:2]] == [["Client", "Examples"], ["0", "23"]]
+    assert [line.split() for line in (lines[0], lines[2])] == [["Client", "Examples"], ["0", "23"]]
     refused = fl(*options, "--method", "shards")
     assert refused.exit_code != 0
     assert "train_labels()" in refused.output

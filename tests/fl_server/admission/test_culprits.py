@@ -6,7 +6,7 @@ import pytest
 
 from fl_server.admission.culprits import Measured, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
-from fl_server.run_config import RoundSection
+from fl_server.round_config import RoundSection
 from fl_server.run_spec import from_stored
 
 SECTION = RoundSection()

@@ -24,8 +24,8 @@ def test_only_changed_clients_are_checked() -> None:
     """All of them when the task is new, then one."""
     here, checked = [f"client-{number:03d}" for number in range(500)], list[str]()
 
-    def check(client: str, task: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-        del task, labels
+    def check(client: str, task: Mapping[str, str], labels: Mapping[str, str], method: Mapping[str, str]) -> bool:
+        del task, labels, method
         checked.append(client)
         return client in here
 
@@ -42,7 +42,7 @@ def test_only_changed_clients_are_checked() -> None:
 def test_few_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was asked for longest ago is found again."""
     monkeypatch.setattr(module, "MOST_KINDS", 2)
-    clients = AbleClients(lambda: ("a", "b"), lambda client, task, _: client in task["clients"])
+    clients = AbleClients(lambda: ("a", "b"), lambda client, task, *_: client in task["clients"])
     for wanted in ("a", "b", "ab", "a"):
         assert clients.of({"clients": wanted}, {}) == tuple(wanted)
 

@@ -19,6 +19,7 @@ from fl_server.identity import Identity, caller
 from fl_server.store.errors import StoreUnavailable
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey
+from protos.wire import PROTOCOL_MAX
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.fleet_checks import Clock, eligible, history, make_ledger_unavailable
 from tests.fl_server.harness import World, until
@@ -53,7 +54,7 @@ async def test_an_attached_client_is_present(world: World) -> None:
     """A registration alone does not make a client present."""
     a = Device("a")
     answer = await world.service.Register(a.registration(), NO_CONTEXT)
-    assert (answer.protocol, answer.coordinator_id) == (1, world.store.coordinator_id)
+    assert (answer.protocol, answer.coordinator_id) == (PROTOCOL_MAX, world.store.coordinator_id)
     assert (world.fleet.present(), world.fleet.state("a")) == ((), "lost")
     await a.connect(world)
     assert (world.fleet.present(), world.fleet.state("a"), eligible(world)) == (("a",), "present", ("a",))
@@ -238,7 +239,7 @@ async def test_attending_twice_in_a_session_ends_the_older_stream(world: World) 
         ({"client_id": "../x"}, InvalidInput, "client_id: expected 1 to 64"),
         ({"client_id": ""}, InvalidInput, "client_id: expected 1 to 64"),
         ({"tasks": []}, InvalidInput, "tasks: expected at least one task"),
-        ({"protocol": {"min": 2, "max": 3}}, NoCommonProtocol, "upgrade the coordinator"),
+        ({"protocol": {"min": PROTOCOL_MAX + 1, "max": PROTOCOL_MAX + 2}}, NoCommonProtocol, "upgrade the coordinator"),
         ({"protocol": {}}, NoCommonProtocol, "upgrade the client"),
     ],
 )
@@ -251,7 +252,7 @@ async def test_an_invalid_registration_is_refused(
     assert world.store.clients() == []
 
 
-@pytest.mark.parametrize(("low", "high", "spoken"), [(1, 1, 1), (0, 9, 2), (1, 7, 2)])
+@pytest.mark.parametrize(("low", "high", "spoken"), [(1, 1, 1), (0, 9, PROTOCOL_MAX), (1, 7, PROTOCOL_MAX)])
 def test_the_highest_common_protocol_is_chosen(low: int, high: int, spoken: int | None) -> None:
     """One common version is enough."""
     assert common_protocol(pb.ProtocolRange(min=low, max=high)) == spoken

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fl_server.rpc.views import run_status
 from fl_server.runs.run import Run
@@ -126,3 +127,16 @@ async def test_too_few_clients_are_counted_with_the_reasons_of_the_others(world:
         run,
         "clients that could be drawn: 1 of 3 here; 1 draining; 1 may not train now; 1 with another version of the task",
     )
+
+
+async def test_an_older_daemon_is_not_drawn_for_work_that_it_would_ignore(world: World) -> None:
+    """It takes part in other runs. The run with parts of batches waits for newer daemons, and names the reason."""
+    old = await offering(world, "old", protocol=pb.ProtocolRange(min=1, max=1), software="impetus 0.0.1")
+    with capture_logs() as logs:
+        run = await world.create(round={"clients_per_round": 1}, local={"micro_batch_size": 2})
+        why = "1 with an older version of the daemon, which does not know this run's local work"
+        await waits_for(run, f"clients that could be drawn: 0 of 1 here; {why}")
+    [waits] = [line["why"] for line in logs if line["event"] == "run_waits"]
+    assert "1 with an older version of the daemon, first old (impetus 0.0.1)" in waits
+    await world.create(round={"clients_per_round": 1})
+    assert await old.assigned()
