@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import keeps_client_state, optimizer_spec, rate_schedule
-from fl_server.clients.eligibility import LOCAL_STEPS
+from fl_server.aggregation.methods import keeps_client_state
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.run_config import AlgorithmSection, RunConfig
@@ -35,12 +34,6 @@ class RunDependencies:
 
 def _method(section: AlgorithmSection) -> dict[str, str]:
     return {} if section.fingerprint is None else {"name": section.name, **dict(section.fingerprint)}
-
-
-def _local_steps(config: RunConfig) -> dict[str, str]:
-    """What a client must know for the run's local steps; empty for plain SGD with one learning rate."""
-    spec, schedule = optimizer_spec(config.local), rate_schedule(config.local.schedule)
-    return {} if spec.plain and schedule.constant else {LOCAL_STEPS: "any"}
 
 
 @dataclass(frozen=True, slots=True)

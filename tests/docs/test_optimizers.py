@@ -1,4 +1,4 @@
-"""docs/optimizers.md: its run is valid and trains, its settings are read, and its table of methods has their reasons."""
+"""docs/optimizers.md: its run trains, its settings are read, and its table of methods has their reasons."""
 
 from __future__ import annotations
 
