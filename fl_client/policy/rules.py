@@ -34,12 +34,12 @@ class Request:
     """Digest of the coordinator's code of the task."""
     algorithm: str = ""
     """Empty for an evaluation."""
-    optimizer: str = "sgd"
-    """Of the local steps."""
     work: Work | None = None
     model_bytes: int | None = None
     unknown: str = ""
     """Fields that this version does not know."""
+    optimizer: str = "sgd"
+    """Of the local steps."""
 
 
 @dataclass(frozen=True, slots=True)
