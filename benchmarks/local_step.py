@@ -1,6 +1,9 @@
-"""The time of a daemon's local epoch, compared with a plain PyTorch SGD loop over the same batches.
+"""The time of a daemon's local epoch, compared with a plain PyTorch loop over the same batches.
 
     python -m benchmarks.local_step --model resnet18-gn --methods fedavg fedcm --pairs 15
+    python -m benchmarks.local_step --optimizer adamw --methods fedavg fedprox
+
+With `--optimizer` both loops make their steps with this optimizer; methods that need plain SGD run inexactly.
 
 Epochs alternate bare, ours, ours, bare, so that other load on the machine affects both in the same way. A pair's ratio
 is ours over bare, by wall time and by processor time of this process. Prints one JSON line with the options and the
@@ -25,6 +28,9 @@ from torch.nn import functional
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.optimizers.classes import BUILT_IN
+from algorithms.optimizers.federated import with_optimizer
+from algorithms.optimizers.spec import OptimizerSpec
 from benchmarks.demo_grid import machine
 from fl_client.settings.config import MemoryFormat, Precision
 from fl_client.settings.device import Compute
@@ -34,6 +40,9 @@ from tasks.batches import batches, seed_everything
 from tasks.models import ResNet18, grey_cnn
 
 METHODS = ("fedavg", "fedcm", "scaffold", "fedprox", "feddyn", "fedsam", "mofedsam", "mime", "fedrobust")
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = MappingProxyType(
+    {name: BUILT_IN[name] for name in ("sgd", "adam", "adamw", "lion")}
+)
 RATE, SEED = 0.01, 1
 RESAMPLES = 2000
 
@@ -71,7 +80,9 @@ class Seconds:
 class Bench:
     """One model and one random data set; both loops train from the same initial values."""
 
-    def __init__(self, case: Case, device: torch.device, compute: Compute) -> None:
+    def __init__(self, case: Case, device: torch.device, compute: Compute, optimizer: str = "sgd") -> None:
+        """optimizer: one of OPTIMIZERS, for both loops."""
+        self._optimizer = optimizer
         seed_everything(SEED)
         self.model = compute.prepared(case.model(), device)
         self._start = fl.read_state(self.model)
@@ -82,7 +93,7 @@ class Bench:
 
     def bare(self) -> None:
         """The loop of the PyTorch tutorials."""
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        optimizer = OPTIMIZERS[self._optimizer](self.model.parameters(), lr=RATE)
         self.model.train()
         for inputs, targets in self._batches():
             optimizer.zero_grad(set_to_none=True)
@@ -91,7 +102,7 @@ class Bench:
 
     def work(self, method: str) -> fl.Work:
         """The work of a client in the exchange that trains. Direction and client state are noise, not zero."""
-        algorithm = fl.build(method)
+        algorithm = with_optimizer(fl.build(method), OptimizerSpec(self._optimizer))
         state = algorithm.init(self._start.trainable)
         sums = {name: self._noise for exchange in algorithm.exchanges[:-1] for name in exchange.sums(_ONE, _ROUND)}
         sent = algorithm.exchanges[-1].direction(state, sums)
@@ -175,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A daemon's local epoch compared with a plain PyTorch loop.")
     parser.add_argument("--model", choices=tuple(CASES), default="small-cnn")
     parser.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS)
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd")
     parser.add_argument("--pairs", type=int, default=15, help="number of measured pairs of two epochs each")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=get_args(Precision), default="float32")
@@ -186,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     if not options.stock_allocator:
         keep_freed_memory()
-    bench = Bench(CASES[options.model], torch.device(options.device), Compute(options.precision, options.memory_format))
+    compute = Compute(options.precision, options.memory_format)
+    bench = Bench(CASES[options.model], torch.device(options.device), compute, options.optimizer)
     check(bench)
     print(json.dumps({**vars(options), "machine": machine()}), flush=True)
     for method in options.methods:
