@@ -62,12 +62,23 @@ def path_of(kind: Kind, name: str, listed: Collection[str] | None = None) -> str
         return name
     if name in found:
         return _only(kind, name, found[name])
+    expected, got = unknown(kind, name)
+    raise kind.error(f"expected {expected}, got {got}")
+
+
+def unknown(kind: Kind, name: str) -> tuple[str, str]:
+    """What was expected in place of a name that is not known here, and what came, with a similar name."""
+    found = installed(kind)
     close = get_close_matches(name, [*kind.built_in, *found], n=1)
     hint = f' Did you mean "{close[0]}"?' if close else ""
     also = f", an installed one ({comma_separated(found)})" if found else ""
-    raise kind.error(
-        f'expected {built_in}{also} or your own as module:attribute, such as {kind.example}, got "{name}".{hint}'
-    )
+    built_in = f"a built-in {kind.noun} ({comma_separated(kind.built_in)})"
+    return f"{built_in}{also} or your own as module:attribute, such as {kind.example}", f'"{name}".{hint}'
+
+
+def is_known(kind: Kind, name: str) -> bool:
+    """Whether a name is built in, of an installed package, or has the form module:attribute."""
+    return name in kind.built_in or is_path(name) or name in installed(kind)
 
 
 def installed(kind: Kind) -> dict[str, set[str]]:

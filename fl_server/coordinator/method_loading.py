@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from algorithms import AlgorithmError
 from extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, load_reducer
-from extensions.naming import Kind, comma_separated
+from extensions.naming import Kind, comma_separated, is_known, unknown
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.round_config import Fingerprint
@@ -55,6 +55,8 @@ def load_code(config: RunConfig, settings: ServerConfig, *, ended: bool = False)
 
 def _loaded(part: _Part, name: str, listed: Collection[str]) -> Code | None:
     kind = part.kind
+    if not is_known(kind, name):
+        raise InvalidInput(part.field, *unknown(kind, name))
     try:
         return part.load(name, listed)
     except NotListed as error:

@@ -102,7 +102,7 @@ def test_a_missing_settings_file_is_named(workspace: Workspace) -> None:
     [
         pytest.param(
             {"algorithm": {"name": "fedcn"}},
-            "unknown algorithm: 'fedcn'. Did you mean 'fedcm'? Available",
+            'got "fedcn". Did you mean "fedcm"?',
             id="algorithm",
         ),
         pytest.param(
