@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
@@ -48,7 +49,8 @@ def optimizer_of(training: training_pb2.LocalTraining) -> OptimizerSpec:
         raise _unsupported(f"optimizer: expected a name of at most {MAX_NAME} characters, got {len(given.name)}")
     try:
         # AlgorithmError for an unknown state.
-        return OptimizerSpec(given.name or "sgd", _values(given.parameters), given.state or "fresh")  # type: ignore[arg-type]
+        state: Any = log_text(given.state, MAX_TEXT) or "fresh"
+        return OptimizerSpec(given.name or "sgd", _values(given.parameters), state)
     except AlgorithmError as error:
         raise _unsupported(f"optimizer {log_text(given.name)}: {error}") from None
 
@@ -58,7 +60,8 @@ def _schedule_of(training: training_pb2.LocalTraining) -> RateSchedule:
     if not training.HasField("schedule"):
         return RateSchedule()
     # AlgorithmError, which is a ValueError, for an unknown kind.
-    return RateSchedule(given.kind, given.warmup, given.end if given.HasField("end") else None)  # type: ignore[arg-type]
+    kind: Any = log_text(given.kind, MAX_TEXT)
+    return RateSchedule(kind, given.warmup, given.end if given.HasField("end") else None)
 
 
 def _values(parameters: Struct) -> Mapping[str, OptimizerValue]:
