@@ -8,11 +8,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from algorithms.batches import Batch
 from tasks.data.batched import Batched
 from tasks.data.examples import Examples
 from tasks.data.forms import Data
 from tasks.data.samples import Samples
-from tasks.data.structure import Batch
 from tasks.errors import TaskError
 
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from algorithms.batches import Batch, Forward, examples_of, to_device
 from tasks.base import Task
 from tasks.batches import ordered_batches
-from tasks.data.forms import Forward, TaskData, as_data, forward_of
-from tasks.data.structure import Batch, examples_of, to_device
+from tasks.data.forms import TaskData, as_data, forward_of
 from tasks.errors import TaskError, task_code
 
 
@@ -54,8 +54,8 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _metrics(task: Task, forward: Forward, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    size = examples_of(batch)
     with task_code("the task's model or metrics"):
+        size = examples_of(batch)
         values = task.metrics(*forward(model, batch))
     for name, value in values.items():
         if not isinstance(value, Tensor) or value.shape != (size,):

@@ -27,7 +27,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "fl_common": set[str](),
     "algorithms": set[str](),
     "extensions": {"algorithms"},
-    "tasks": {"extensions"},
+    "tasks": {"algorithms", "extensions"},
     "fl_server": {*SHARED},
     "fl_client": {*SHARED},
     "fl_ops": {*SHARED, "fl_server", "fl_client"},

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from algorithms.base import Tensors
+from algorithms.batches import to_device
 from algorithms.client import LoopReport
 from protos.fl.v1 import training_pb2
 from tasks.batches import batches, count_steps
 from tasks.data.forms import Data
-from tasks.data.structure import to_device
 from tasks.own_loop import Batch, OwnLoop, TrainContext, TrainReport, checked_report, most_steps
 
 OnStep = Callable[[int, int], object]

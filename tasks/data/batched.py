@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from algorithms.batches import Batch, to_device
 from tasks.data.seeds import generators_kept, seed_generators, seed_of_epoch
-from tasks.data.structure import Batch, to_device
 from tasks.errors import TaskError, task_code
 
 

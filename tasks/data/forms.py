@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+from algorithms.batches import Batch, Forward, is_pair
 from tasks.data.batched import Batched
 from tasks.data.examples import Examples
 from tasks.data.samples import MapStyle, Samples
-from tasks.data.structure import Batch, is_pair
 
 Data = Examples | Samples | Batched
 """The data of a device or of the server."""
 
 TaskData = Data | MapStyle
 """What `train_data` and `eval_data` return. A map-style data set stands for Samples(dataset)."""
-
-Forward = Callable[[nn.Module, Batch], tuple[Any, Any]]
-"""(model, batch) -> (output, target), the arguments of the task's loss and metrics."""
 
 
 def as_data(returned: TaskData | None) -> Data:

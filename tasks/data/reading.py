@@ -17,8 +17,8 @@ import torch
 from torch.utils import data
 from torch.utils.data import default_collate
 
+from algorithms.batches import Batch
 from tasks.data.seeds import generators_kept, seed_generators
-from tasks.data.structure import Batch
 from tasks.errors import TaskError
 
 Collate = Callable[[list[Any]], Batch]
@@ -145,6 +145,9 @@ class Reading:
                     raise RuntimeError("expected one iteration over a data set with workers at a time, got two")
         except GeneratorExit:
             raise  # the caller needs no more batches; the workers stay
+        except (OSError, EOFError) as error:  # the connection to a worker, whose own errors are values
+            self.close()
+            raise RuntimeError(f"a worker of the data set ended while it sent a batch: {error!r}") from error
         except BaseException:
             self.close()
             raise

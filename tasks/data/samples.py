@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from algorithms.batches import Batch, to_device
 from tasks.data.reading import Collate, Order, Reading
 from tasks.data.seeds import seeds_of_examples
-from tasks.data.structure import Batch, to_device
 from tasks.errors import TaskError
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from algorithms.batches import examples_of, to_device
 from fl_client.errors import ConfigError, StartError, StateError
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
@@ -19,7 +20,6 @@ from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from tasks.batches import batches
 from tasks.data.forms import forward_of
-from tasks.data.structure import examples_of, to_device
 
 _BATCH = 8
 

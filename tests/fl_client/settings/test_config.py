@@ -57,8 +57,8 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
         ("[task]", 'device = "gpu"\n[task]', 'device: expected "auto", "cpu", "cuda" or "cuda:1", got \'gpu\''),
         (
             "[task]",
-            'precision = "float16"\n[task]',
-            "precision: expected 'float32' or 'bfloat16', got 'float16'",
+            'precision = "float8"\n[task]',
+            "precision: expected 'float32', 'bfloat16' or 'float16', got 'float8'",
         ),
         (
             "[task]",
@@ -68,7 +68,7 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
         ("[task]", "threads = 0\n[task]", "threads: expected greater than or equal to 1, got 0"),
         ("[task]", 'log = "loud"\n[task]', "log: expected 'auto', 'json' or 'pretty', got 'loud'"),
         ("index = 3", "", "partition needs an index"),
-        ("index = 3", 'index = 3\nfolder = "x"', "expected one of partition, file and folder"),
+        ("index = 3", 'index = 3\nfolder = "x"', "expected one of partition, file, indices, folder and query"),
         ("partition = {", "p = {", "shard.p: unknown key"),
         ("[task]", '[tls]\nca = "a"\ncert = "b"\nkey = "c"\n[task]', "insecure and [tls] contradict each other"),
         ("[task]", '[gates]\nwindows = ["22-6"]\n[task]', "gates.windows.0: expected a window such as"),

@@ -114,7 +114,7 @@ def test_shards_that_cannot_be_had_are_refused_at_the_start(
 @pytest.mark.parametrize("query", ["my_data", "my data:mine", ":mine", "my_data:"])
 def test_a_query_is_a_function_of_a_module(tmp_path: Path, query: str) -> None:
     """Anything else is refused before it is imported."""
-    with pytest.raises(ValueError, match="expected module:function"):
+    with pytest.raises(ValueError, match="expected module:attribute of an installed module"):
         configured(tmp_path, query=query)
 
 
