@@ -52,8 +52,15 @@ class BatchedFleet(SequenceFleet):
     form = "batched"
 
 
-@pytest.mark.parametrize("kind", [SequenceFleet, BatchedFleet], ids=["samples", "batched"])
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        pytest.param(SequenceFleet, "scaffold", id="samples-scaffold"),
+        pytest.param(BatchedFleet, "mimelite", id="batched-mimelite"),
+        pytest.param(SequenceFleet, "mimelite", id="samples-mimelite", marks=pytest.mark.slow),
+        pytest.param(BatchedFleet, "scaffold", id="batched-scaffold", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
     kind: type[SequenceFleet], method: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
