@@ -199,8 +199,10 @@ def test_a_method_names_the_reason_why_it_needs_plain_sgd(method: str) -> None:
 
 
 def test_scaffold_with_full_gradients_needs_no_plain_sgd() -> None:
-    """Its variates are gradients, whichever steps follow."""
-    check_combination(fl.build("scaffold", option="I"), SPECS["adamw"], RateSchedule("linear"))
+    """Its variates are gradients, whichever steps follow, so it has no reason against them; option II has one."""
+    scaffold = fl.build("scaffold", option="I")
+    check_combination(scaffold, SPECS["adamw"], RateSchedule("linear"))
+    assert (scaffold.needs_sgd, bool(fl.build("scaffold", option="II").needs_sgd)) == ("", True)
 
 
 @pytest.mark.parametrize(
