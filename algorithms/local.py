@@ -83,10 +83,33 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     y = trainable_views(model, personal)
     gradients = BatchGradients(model, loss, settings, rule, forward)
     step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, _rates(settings, steps))
-    total, taken = torch.zeros((), device=next(iter(y.values())).device), 0
-    sums = [total]
-
     model.train()
+    taken, sums = _take_steps(step, batches, epoch_steps, on_step)
+    model.zero_grad()
+    v = None if step.v is None else rounded_like(y, step.v)
+    # The delta goes into memory that the gradients no longer use.
+    return LocalResult(
+        step.delta(),
+        read_buffers(model, personal),
+        taken,
+        sums[-1].item() / taken,
+        v,
+        step.ascended,
+        step.optimizer_state(),
+        tree.map(torch.clone, personal_views(model, personal)),
+        epochs=_epoch_losses(sums, epoch_steps, taken),
+    )
+
+
+def _take_steps(
+    step: _Step, batches: Batches, epoch_steps: int, on_step: Callable[[int], object] | None
+) -> tuple[int, list[Tensor]]:
+    """Make a step of each batch. Returns their number, and the sums of the losses at the start and each epoch's end.
+
+    epoch_steps: steps of an epoch; 0: all steps are one epoch.
+    """
+    total, taken = step.zero(), 0
+    sums = [total]
     for batch in batches:
         # The sum stays on the device: reading it here would wait for the GPU.
         total = total + step.take(batch)
@@ -95,25 +118,11 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
             sums.append(total)
         if on_step is not None:
             on_step(taken - 1)
-    model.zero_grad()
-
     if not taken:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
-    if epoch_steps and taken % epoch_steps:
+    if not epoch_steps or taken % epoch_steps:
         sums.append(total)
-    v = None if step.v is None else rounded_like(y, step.v)
-    # The delta goes into memory that the gradients no longer use.
-    return LocalResult(
-        step.delta(),
-        read_buffers(model, personal),
-        taken,
-        total.item() / taken,
-        v,
-        step.ascended,
-        step.optimizer_state(),
-        tree.map(torch.clone, personal_views(model, personal)),
-        epochs=_epoch_losses(sums, epoch_steps, taken),
-    )
+    return taken, sums
 
 
 def _epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
@@ -159,6 +168,10 @@ class _Step:
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
+
+    def zero(self) -> Tensor:
+        """A sum of no losses, on the model's device."""
+        return torch.zeros((), device=next(iter(self._y.values())).device)
 
     @property
     def ascended(self) -> Tensors:

@@ -100,15 +100,13 @@ class Engine:
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
         self.held_out: Data | None = None
         self._evaluating = threading.Lock()
-        self.own_work = bool(
-            self.own_loop
-            or self.local_frozen
-            or config.personal
-            or config.local.optimizer
-            or config.local.schedule
-            or config.local.micro_batch_size
-        )
+
+    @property
+    def own_work(self) -> bool:
         """Whether the local work has parts that clients of the oldest protocol do not know and would ignore."""
+        local = self.config.local
+        steps = local.optimizer or local.schedule or local.micro_batch_size
+        return bool(self.own_loop or self.local_frozen or self.config.personal or steps)
 
     def first(self) -> Snapshot:
         """The state before round 0. Raises InvalidInput if the file named by `initial_model` does not fit."""

@@ -79,10 +79,6 @@ class Shakespeare(Classifier):
             return self._shard_parts(shard)[1]
         return self._cut(self._speakers(), train=False)[0]
 
-    def train_labels(self) -> Tensor:
-        """The speaker of each example. Partitions by class so give each client few speakers, or a mixture of them."""
-        return self.train_groups()
-
     def train_groups(self) -> Tensor:
         """The speaker of each example, from 0 in order of first appearance."""
         return self._cut(self._speakers(), train=True)[1]
