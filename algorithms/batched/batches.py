@@ -65,7 +65,9 @@ def _group(positions: list[int], batches: list[Batch]) -> Group:
 def fillable(batch: Batch) -> bool:
     """Whether every part of a batch has the examples along its first dimension."""
     parts = list(leaves(batch))
-    return all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in parts) and len({len(leaf) for leaf in parts}) == 1
+    return (
+        all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in parts) and len({len(leaf) for leaf in parts}) == 1
+    )
 
 
 def copies_of_first(batch: Batch) -> Batch:

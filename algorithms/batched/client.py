@@ -50,9 +50,7 @@ def answer_together(model: nn.Module, members: Sequence[Member], strategy: Strat
     return [updates[i] for i in range(len(members))]
 
 
-def _full_gradients(
-    model: nn.Module, members: Sequence[Member], strategy: Strategy
-) -> Iterator[tuple[Tensors, int]]:
+def _full_gradients(model: nn.Module, members: Sequence[Member], strategy: Strategy) -> Iterator[tuple[Tensors, int]]:
     """Each client's g over its whole local set at the model's values, and the number of its batches.
 
     Buffers and the clients' random numbers stay as they are.
@@ -61,7 +59,11 @@ def _full_gradients(
     wide = widened(tree.map(torch.detach, x))
     streams = [member.stream for member in members]
     before = [stream.state for stream in streams]
-    totals, examples, counts = stacked.repeated(tree.map(torch.zeros_like, wide), len(members)), [0] * len(members), [0] * len(members)
+    totals, examples, counts = (
+        stacked.repeated(tree.map(torch.zeros_like, wide), len(members)),
+        [0] * len(members),
+        [0] * len(members),
+    )
     rule = work.algorithm.gradient
     model.train()
     for positions, batches in _rounds(members):
@@ -79,7 +81,9 @@ def _full_gradients(
         stream.state = state
     for position in range(len(members)):
         if not counts[position]:
-            raise ValueError("expected at least one batch for a full gradient, got none; does this client hold examples?")
+            raise ValueError(
+                "expected at least one batch for a full gradient, got none; does this client hold examples?"
+            )
         mean = tree.scale(stacked.of_client(totals, position), 1.0 / examples[position])
         yield rounded_like(x, mean), counts[position]
 

@@ -51,7 +51,9 @@ def _forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
         if module.bias is not None:
             scores = scores + module.bias[:, None]
         sides = zip(images.shape[-2:], kernel, stride, padding, dilation, strict=True)
-        return scores.unflatten(2, [(side + 2 * pad - gap * (k - 1) - 1) // step + 1 for side, k, step, pad, gap in sides])
+        return scores.unflatten(
+            2, [(side + 2 * pad - gap * (k - 1) - 1) // step + 1 for side, k, step, pad, gap in sides]
+        )
 
     return forward
 

@@ -33,7 +33,7 @@ class Settings:
 class StackedGradients:
     """Computes g of successive mini-batches for the first clients of a stack."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what belongs to the clients of a stack
         self,
         strategy: Strategy,
         settings: Settings,
@@ -119,5 +119,8 @@ class StackedGradients:
 def _ascent(g: Tensors, rule: GradientRule) -> Tensors:
     """rho * g / (||g|| + 1e-12) with each client's own norm; 0 for g = 0."""
     if rule.scope == "tensor":
-        return {name: next(iter(stacked.scale({name: each}, rule.rho / (stacked.each_norm(each) + 1e-12)).values())) for name, each in g.items()}
+        return {
+            name: next(iter(stacked.scale({name: each}, rule.rho / (stacked.each_norm(each) + 1e-12)).values()))
+            for name, each in g.items()
+        }
     return stacked.scale(g, rule.rho / (stacked.norms(g) + 1e-12))

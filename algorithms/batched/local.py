@@ -125,7 +125,9 @@ class _Steps:
         y = stacked.first(self._y, active)
         g, losses = self._gradients.compute(y, batches)
         if rule.anchored:
-            g = tree.subtract(g, self._gradients.recompute_at({name: x.expand_as(y[name]) for name, x in self._x.items()}))
+            g = tree.subtract(
+                g, self._gradients.recompute_at({name: x.expand_as(y[name]) for name, x in self._x.items()})
+            )
         rates = [next(rates) for rates in self._rates[:active]]
         if self._v is None and not self._optimizers and rule.gradient.order == "paper":
             self._move(y, g, stacked.factor_of(rates, losses))
@@ -170,13 +172,15 @@ class _Steps:
         """The result of one client. sums: of its losses, before each step and after the last one."""
         data, own = self._members[number].data, stacked.of_client(self._y, number)
         x = {name: tensor[0] for name, tensor in self._x.items()}
-        ends = list(range(0, data.steps, data.epoch_steps or data.steps)) + [data.steps]
+        ends = [*range(0, data.steps, data.epoch_steps or data.steps), data.steps]
         return LocalResult(
             rounded_like(self._model, tree.subtract(own, x)),
             {name: self._buffers[name][number].clone() for name in self._kept_buffers},
             data.steps,
             sums[-1].item() / data.steps,
-            None if self._v is None else tree.map(torch.clone, rounded_like(self._model, stacked.of_client(self._v, number))),
+            None
+            if self._v is None
+            else tree.map(torch.clone, rounded_like(self._model, stacked.of_client(self._v, number))),
             dict(self._gradients.ascended[number]) if self._rule.ascent else {},
             self._optimizers[number].memory() if self._optimizers else {},
             epochs=epoch_losses([sums[end] for end in ends], data.epoch_steps, data.steps),

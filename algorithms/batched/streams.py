@@ -1,7 +1,7 @@
 """Random numbers of each client: its own states of torch's default generators, and dropout that draws from them.
 
-A client draws the numbers that it draws when it trains alone: augmentation and dropout masks are the same on a CPU. On a
-GPU the masks are reproducible, but torch's dropout of one client draws other ones.
+A client draws the numbers that it draws when it trains alone: augmentation and dropout masks are the same on a CPU. On
+a GPU the masks are reproducible, but torch's dropout of one client draws other ones.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class _Dropout(torch.autograd.Function):
         """Nothing is kept: autograd records the operations of the batching rule."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, inputs: Tensor, p: float, streams: Sequence[RandomStream]) -> tuple[Tensor, int]:
+    def vmap(  # noqa: PLR0913, PLR0917 - torch defines the parameters
+        info: Any, in_dims: Any, inputs: Tensor, p: float, streams: Sequence[RandomStream]
+    ) -> tuple[Tensor, int]:
         del info
         inputs = inputs.movedim(in_dims[0], 0)
         masks = []

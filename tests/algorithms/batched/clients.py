@@ -47,9 +47,7 @@ class Small:
 
     def data(self) -> fl.LocalData:
         """Batches in order, the last one of an epoch smaller, augmented when they are read."""
-        whole = list(
-            zip(self.inputs.split(self.batch_size), self.targets.split(self.batch_size), strict=True)
-        )
+        whole = list(zip(self.inputs.split(self.batch_size), self.targets.split(self.batch_size), strict=True))
         steps = ((self.augment(inputs), targets) for _ in range(self.epochs) for inputs, targets in whole)
         count = len(whole) * self.epochs
         return fl.LocalData(steps, whole, self.loss, steps=count, epoch_steps=len(whole))
@@ -125,8 +123,8 @@ class Run:
                 members.append(Member(client.data(), work, RandomStream(CPU)))
         return updates if self.strategy is None else answer_together(self.model, members, self.strategy)
 
-    def values(self) -> dict[str, Tensor]:
-        """All numbers of the run, by names."""
+    def values(self) -> dict[str, fl.Tensors]:
+        """All numbers of the run: model, server memory, client states, and the latest updates, by their names."""
         parts: dict[str, fl.Tensors] = {"x": self.state.x, "buffers": self.buffers}
         parts |= {f"memory {symbol}": tensors for symbol, tensors in self.state.memory.items()}
         for client, memory in self.kept.items():
@@ -135,7 +133,7 @@ class Run:
             loss = torch.tensor([update.loss or 0.0, *(each["loss"] for each in update.epochs)])
             parts |= {f"update {number} loss": {"loss": loss}, f"update {number} buffers": update.buffers}
             parts |= {f"update {number} {payload}": tensors for payload, tensors in update.payloads.items()}
-        return {f"{part} {name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        return parts
 
 
 def make(seed: int, model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -145,14 +143,12 @@ def make(seed: int, model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Mo
 
 
 def difference(a: Run, b: Run) -> float:
-    """The largest relative difference of two runs: ||a - b|| / ||a|| over each named tensor, 0 where both are 0."""
+    """The largest relative difference of two runs: ||a - b|| / ||a|| over each model, memory, state and payload."""
     one, other = a.values(), b.values()
     assert one.keys() == other.keys()
-    return max(
-        float((one[name].double() - other[name].double()).norm() / (one[name].double().norm() or 1.0)) for name in one
-    )
+    assert all(one[part].keys() == other[part].keys() for part in one)
+    return max(float(_norm(tree.map(lambda x, y: x.double() - y.double(), one[part], other[part])) / (_norm(one[part]) or 1.0)) for part in one)
 
 
-def copied(values: fl.Tensors) -> fl.Tensors:
-    """Copies."""
-    return tree.map(torch.clone, values)
+def _norm(tensors: fl.Tensors) -> Tensor:
+    return torch.stack([torch.zeros(()), *(tensor.double().norm() for tensor in tensors.values())]).norm()
