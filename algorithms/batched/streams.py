@@ -84,5 +84,6 @@ class _Dropout(torch.autograd.Function):
         masks = []
         for row, stream in zip(inputs.detach(), streams, strict=True):
             with stream.use():
-                masks.append(functional.dropout(torch.ones_like(row), p))
+                # Contiguous, as the inputs of a client alone: the mask is drawn in the order of the memory.
+                masks.append(functional.dropout(torch.ones(row.shape, dtype=row.dtype, device=row.device), p))
         return inputs * torch.stack(masks), 0

@@ -147,7 +147,10 @@ def difference(a: Run, b: Run) -> float:
     one, other = a.values(), b.values()
     assert one.keys() == other.keys()
     assert all(one[part].keys() == other[part].keys() for part in one)
-    return max(float(_norm(tree.map(lambda x, y: x.double() - y.double(), one[part], other[part])) / (_norm(one[part]) or 1.0)) for part in one)
+    return max(
+        float(_norm(tree.map(lambda x, y: x.double() - y.double(), one[part], other[part])) / (_norm(one[part]) or 1.0))
+        for part in one
+    )
 
 
 def _norm(tensors: fl.Tensors) -> Tensor:
