@@ -102,7 +102,7 @@ def answer(
     return update_of(model, work, whole, passes, result)
 
 
-def update_of(
+def update_of(  # noqa: PLR0913, PLR0917 - what the two kinds of work gave
     model: nn.Module, work: Work, whole: Tensors | None, passes: int, result: LocalResult | None
 ) -> ClientUpdate:
     """The payloads of the exchange, from a full gradient of `passes` batches and from a result of local training.
