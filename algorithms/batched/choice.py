@@ -61,6 +61,7 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
 
     Raises:
         NotBatched: the wanted strategy cannot compute the model.
+        Exception: no strategy can, because the task's code raised this error.
     """
     device = next(model.parameters()).device
     batches = [to_device(batch, device) for batch in batches]
@@ -68,7 +69,7 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
     holder = Holder(model, data.forward)
     fills = _examples_are_independent(model, holder, max(batches, key=examples_of))
     strategies = {name: _make(name, holder, data, fills=fills) for name in _candidates(model, wanted)}
-    trial, possible, impossible = _Trial(model, batches, clock), list[Name](), {}
+    trial, possible, errors = _Trial(model, batches, clock), list[Name](), dict[str, Exception]()
     for name, strategy in strategies.items():
         try:
             trial.seconds(strategy)
@@ -76,7 +77,12 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - torch has no type for what vmap cannot do
-            impossible[name] = f"{type(error).__name__}: {[*str(error).splitlines(), ''][0]}"
+            errors[name] = error
+    impossible = {
+        name: f"{type(error).__name__}: {[*str(error).splitlines(), ''][0]}" for name, error in errors.items()
+    }
+    if not possible and "one_by_one" in errors:
+        raise errors["one_by_one"]
     if not possible:
         raise NotBatched(
             f"expected a model that {' or '.join(strategies)} can compute: {'; '.join(impossible.values())}"
