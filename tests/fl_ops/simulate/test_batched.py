@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fl_ops.errors import UsageError
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.simulation import RoundResult
+from tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
 
 BATCHED = EngineOptions(batched=BatchedOptions(strategy="grouped", group=3))
@@ -88,10 +90,6 @@ def test_personal_parameters_are_refused(simulated: Simulated) -> None:
 
 def test_a_client_with_an_error_fails_alone(simulated: Simulated) -> None:
     """A group whose data raises an error is done one client after the other: only the client with the error fails."""
-    from dataclasses import replace
-
-    from tasks import Examples
-
     with simulated(SEQUENTIAL) as other:
         local = other.federation.clients["c1"]
     assert isinstance(local.train, Examples)
