@@ -35,7 +35,7 @@ class Choice:
     strategy: Strategy
     fills: bool
     """Shorter batches are filled up, because the examples of a batch do not influence each other's outputs."""
-    seconds: Mapping[str, float]
+    seconds: Mapping[Name, float]
     """Of one step of all clients, by strategy, the shortest of some; empty if only one is possible."""
     impossible: Mapping[str, str]
     """Why a strategy cannot compute this model, by strategy."""

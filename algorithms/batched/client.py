@@ -17,6 +17,7 @@ from algorithms.batched.strategies import Strategy
 from algorithms.batched.streams import RandomStream
 from algorithms.batches import Batch, examples_of
 from algorithms.client import update_of
+from algorithms.local import LocalResult
 from algorithms.model_state import trainable_parameters
 from algorithms.precision import low_dtypes, rounded_like, widened
 
@@ -39,10 +40,10 @@ def answer_together(model: nn.Module, members: Sequence[Member], strategy: Strat
     wholes: list[tuple[Tensors | None, int]] = [(None, 0)] * len(members)
     if exchange.passes:
         wholes = list(_full_gradients(model, ordered, strategy))
-    results = [None] * len(members)
+    results: list[LocalResult | None] = [None] * len(members)
     if exchange.trains:
         rules = [member.work.algorithm.client_rule(member.work.context) for member in ordered]
-        results = train_together(model, ordered, rules, strategy)
+        results = [*train_together(model, ordered, rules, strategy)]
     updates = {
         i: update_of(model, member.work, *whole, result)
         for i, member, whole, result in zip(order, ordered, wholes, results, strict=True)

@@ -92,12 +92,14 @@ def lerp_(a: Tensors, b: Tensors, weight: Factor) -> None:
 
 def norms(a: Tensors) -> Tensor:
     """Each client's L2 norm over all entries of all tensors, [clients]."""
-    return torch.linalg.vector_norm(torch.stack([each_norm(tensor) for tensor in a.values()]), dim=0)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([each_norm(tensor) for tensor in a.values()]), dim=0)
+    return norm
 
 
 def each_norm(tensor: Tensor) -> Tensor:
     """Each client's L2 norm over one tensor, [clients]."""
-    return torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1)
+    norm: Tensor = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1)
+    return norm
 
 
 def clipped(g: Tensors, max_norm: float) -> Tensors:

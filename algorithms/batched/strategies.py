@@ -157,13 +157,17 @@ class Together:
         outputs = vmap(self._holder.call)(tensors, each.batch)
         parts, order = [], []
         for size, places in sizes:
-            chosen = map_leaves(lambda leaf, places=places: leaf[places], outputs)
+            chosen = map_leaves(partial(_rows, places), outputs)
             parts.append(vmap(partial(self._loss_of_real, size))(*chosen))
             order += places
         return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
 
     def _loss_of_real(self, size: int, output: Any, target: Any) -> Tensor:
         return self._loss(real(output, size), real(target, size))
+
+
+def _rows(places: list[int], leaf: Tensor) -> Tensor:
+    return leaf[places]
 
 
 def _slopes(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:

@@ -137,9 +137,9 @@ def measure(setting: Setting, groups: list[int], rounds: int, device: torch.devi
                 alone.append(before)
                 ratios[case].append(before / found)
     print(f"{setting.name}: one after the other {median(alone):.3f} s")
-    for (name, group), found in ratios.items():
-        spread = f"{min(found):.2f} to {max(found):.2f}"
-        print(f"    {name:10} groups of {group:3}   {median(found):.2f} times as fast ({spread})")
+    for (name, group), each in ratios.items():
+        spread = f"{min(each):.2f} to {max(each):.2f}"
+        print(f"    {name:10} groups of {group:3}   {median(each):.2f} times as fast ({spread})")
 
 
 def main() -> None:

@@ -154,4 +154,5 @@ def difference(a: Run, b: Run) -> float:
 
 
 def _norm(tensors: fl.Tensors) -> Tensor:
-    return torch.stack([torch.zeros(()), *(tensor.double().norm() for tensor in tensors.values())]).norm()
+    norms = [torch.zeros(()), *(tensor.double().norm() for tensor in tensors.values())]
+    return torch.linalg.vector_norm(torch.stack(norms)).detach()
