@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 import torch
 
 import algorithms as fl
+from algorithms.batched.client import answer_together
+from algorithms.batched.local import Member
 from algorithms.batched.refusals import NotBatched
+from algorithms.batched.strategies import Strategy
 from fl_ops.errors import UsageError
+from fl_ops.simulate.engines import batched
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.simulation import RoundResult
@@ -104,6 +109,23 @@ def test_a_client_with_an_error_fails_alone(simulated: Simulated) -> None:
         assert [each.accepted for each in rounds] == [("c0", "c2", "c3")] * 3
         assert "no augmentation" in simulation.failures[-1]
         assert "one after the other" in simulation.federation.engine_report or not simulation.federation.engine_report
+
+
+def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of more than two clients fail here. All clients count, and later groups are small from the start."""
+    sizes = []
+
+    def limited(model: torch.nn.Module, members: Sequence[Member], strategy: Strategy) -> list[fl.ClientUpdate]:
+        sizes.append(len(members))
+        if len(members) > 2:
+            raise torch.OutOfMemoryError("no memory for more than two clients")
+        return answer_together(model, members, strategy)
+
+    monkeypatch.setattr(batched, "answer_together", limited)
+    engine = EngineOptions(batched=BatchedOptions(strategy="grouped", group=4))
+    rounds, _ = run(simulated, engine, round={"clients_per_round": 4})
+    assert [len(each.accepted) for each in rounds] == [4, 4, 4]
+    assert sizes == [4, 2, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
