@@ -20,7 +20,7 @@ def unfolded_convolutions(model: nn.Module) -> Iterator[None]:
     """Within the context the model's plain 2d convolutions are products of matrices. Others stay as they are."""
     modules = _plain(model)
     for module in modules:
-        module.forward = _forward(module)  # of this object, until the end
+        module.forward = _forward(module)  # type: ignore[method-assign, assignment]  # of this object, until the end
     try:
         yield
     finally:
@@ -54,7 +54,8 @@ def _forward(module: nn.Conv2d) -> Callable[[Tensor], Tensor]:
             scores = scores + module.bias[:, None]
         sides = zip(images.shape[-2:], kernel, stride, padding, dilation, strict=True)
         shape = [(side + 2 * pad - gap * (k - 1) - 1) // step + 1 for side, k, step, pad, gap in sides]
-        return scores.unflatten(2, shape)
+        images_out: Tensor = scores.unflatten(2, shape)
+        return images_out
 
     return forward
 

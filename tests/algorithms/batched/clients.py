@@ -155,4 +155,5 @@ def difference(a: Run, b: Run) -> float:
 
 def _norm(tensors: fl.Tensors) -> Tensor:
     norms = [torch.zeros(()), *(tensor.double().norm() for tensor in tensors.values())]
-    return torch.linalg.vector_norm(torch.stack(norms)).detach()
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
