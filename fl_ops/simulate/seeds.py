@@ -14,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
+from algorithms.batched.refusals import NotBatched
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import Failure, RoundResult, Simulation, Step
+from fl_ops.simulate.simulation import Failure, Note, RoundResult, Simulation, Step
 from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from tasks import TaskError
@@ -36,9 +37,9 @@ class Job:
     engine: EngineOptions = SEQUENTIAL
 
 
-Report = tuple[int, RoundResult | Step | Failure] | SeedResult | OpsError
-"""(seed, committed round, begun step or failure of a client), the result of a run that has ended, or the error that
-ended it."""
+Report = tuple[int, RoundResult | Step | Failure | Note] | SeedResult | OpsError
+"""(seed, committed round, begun step, failure of a client or note), the result of a run that has ended, or the error
+that ended it."""
 OnReport = Callable[[Report], None]
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -78,6 +79,8 @@ def simulate(job: Job, on_report: OnReport) -> None:
 def _rounds(simulation: Simulation) -> Iterator[RoundResult]:
     try:
         yield from simulation.rounds()
+    except NotBatched as error:
+        raise UsageError(str(error)) from error
     except TaskError as error:
         raise Refused(str(error)) from error
 
