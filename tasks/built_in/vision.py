@@ -69,10 +69,9 @@ class Vision(Classifier, ABC):
         self._augment = self.AUGMENTS.get(model)
         self._kept: dict[bool, Images] | None = None
 
-    def keep_files(self) -> None:
-        """Read each file once from now on and keep its bytes: for a process that asks for many shards."""
-        if self._kept is None:
-            self._kept = {}
+    def keep_files(self, keep: bool = True) -> None:
+        """Read each file once from now on and keep its bytes, for a process that asks for many shards; or forget it."""
+        self._kept = (self._kept or {}) if keep else None
 
     def model(self) -> nn.Module:
         """A new model of the kind in the option model."""

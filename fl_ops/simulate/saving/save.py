@@ -137,6 +137,9 @@ class RunSave:
             if ended:
                 self._states.versions.clear()  # nothing follows that would need them
             else:
+                if ended:
+                self._states.versions.clear()  # nothing follows that would need them
+            else:
                 self._states.save(simulation.federation.states, round_)
             facts = {
                 "save_format": _FORMAT,
