@@ -1,9 +1,9 @@
 """The folder of a run's save. The process can be killed at any time: the latest save stays whole.
 
-    run-simulation/round-000012/    the checkpoint, as a coordinator writes it; its facts name all that belongs to it
-    states/000012-client-007        client states, with the digest of their bytes
-    rounds.jsonl                    the results of the rounds
-    lock                            held by the process that uses the folder
+run-simulation/round-000012/    the checkpoint, as a coordinator writes it; its facts name all that belongs to it
+states/000012-client-007        client states, with the digest of their bytes
+rounds.jsonl                    the results of the rounds
+lock                            held by the process that uses the folder
 """
 
 from __future__ import annotations
@@ -137,9 +137,6 @@ class RunSave:
             if ended:
                 self._states.versions.clear()  # nothing follows that would need them
             else:
-                if ended:
-                self._states.versions.clear()  # nothing follows that would need them
-            else:
                 self._states.save(simulation.federation.states, round_)
             facts = {
                 "save_format": _FORMAT,
@@ -160,7 +157,9 @@ class RunSave:
         with self._as_refusals():
             latest = self._checkpoints.latest(_RUN)
         if latest is None and list(self._folder.glob("run-*/*.damaged")):
-            raise Refused(f"the save in {self._folder} is damaged: remove the folder to simulate again from the beginning")
+            raise Refused(
+                f"the save in {self._folder} is damaged: remove the folder to simulate again from the beginning"
+            )
         return latest
 
     def _check(self, facts: Mapping[str, Any]) -> None:
