@@ -6,6 +6,7 @@ in memory or on disk, so the number of clients does not bound the memory of the 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from algorithms.base import Memory
@@ -22,6 +23,8 @@ class ClientStates:
         for kind in (_STATE, _AT_ONE, _AT_ZERO):
             (folder / kind).mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self.changed: set[str] = set()
+        """Clients whose state was replaced since a save emptied this set."""
 
     def get(self, client: str) -> Memory | None:
         """A client's state after its last round that counted; None before it."""
@@ -42,6 +45,21 @@ class ClientStates:
             at_one, at_zero = self._read(client, _AT_ONE), self._read(client, _AT_ZERO)
             self._write(client, _AT_ONE, NextState(at_one or {}, at_zero or {}).at(clip_factor))
         pending.replace(self._path(client, _STATE))
+        self.changed.add(client)
+
+    def clients(self) -> set[str]:
+        """The clients that have a state."""
+        return {path.name for path in (self._folder / _STATE).iterdir()}
+
+    def path(self, client: str) -> Path:
+        """The file of a client's state. It is replaced by another file, and never changed."""
+        return self._path(client, _STATE)
+
+    def put(self, client: str, file: Path) -> None:
+        """Copy a client's state from a file of an earlier process. Raises OSError, and Damaged if it was changed."""
+        with file.open("rb") as opened:
+            memory_file.decode(opened, 1)
+        shutil.copyfile(file, self._path(client, _STATE))
 
     def stored(self, client: str) -> bytes:
         """The file of a client's state, for another process; empty if there is none."""
