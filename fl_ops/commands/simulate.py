@@ -58,6 +58,14 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
     ] = None,
+    continues: Annotated[
+        bool,
+        typer.Option("--continue", help="Continue the runs in --out that were stopped, with the same results."),
+    ] = False,
+    save_every: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
+    ] = None,
     replay: Annotated[
         str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
     ] = None,
@@ -94,9 +102,14 @@ def simulate(
         return
     if any(option is not None for option in (state_dir, ledger, client_configs)):
         raise UsageError("--state-dir, --ledger and --client-configs require --replay RUN")
+    if out is None and (continues or save_every is not None):
+        raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
     jobs = _jobs(config, seeds, out)
     options = wanted.options(runs=min(processes, len(jobs)))
-    _simulate(context, [replace(job, engine=options) for job in jobs], processes)
+    jobs = [replace(job, engine=options, continues=continues) for job in jobs]
+    if save_every is not None:
+        jobs = [replace(job, save_every_s=save_every) for job in jobs]
+    _simulate(context, jobs, processes)
 
 
 def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
