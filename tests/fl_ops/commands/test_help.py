@@ -25,6 +25,9 @@ from fl_ops.admin import settings
 from fl_ops.commands import completion
 from fl_ops.commands.cli import app
 from fl_ops.demo.settings import DemoSettings
+from fl_ops.simulate.engines.batched import BatchedOptions
+from fl_ops.simulate.engines.choice import EngineRequest
+from fl_ops.simulate.saving.save import SAVE_EVERY_S
 from fl_ops.simulate.settings import SimulationSection
 from protos.fl.v1 import admin_pb2
 from tests.docs.pages import check_fl_client_command, check_fl_command
@@ -75,6 +78,12 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl", "clients", "list"), "state"): True,
     (("fl", "compare"), "out"): True,  # test_compare.py
     (("fl", "compare"), "cells"): True,
+    (("fl", "simulate"), "engine"): EngineRequest().options().batched is None,
+    (("fl", "simulate"), "workers"): EngineRequest().options(runs=10**6).workers == 1,
+    (("fl", "simulate"), "save_every"): SAVE_EVERY_S == 30,
+    (("fl", "simulate"), "device"): BatchedOptions().device.type == "cpu",
+    (("fl", "simulate"), "strategy"): BatchedOptions().strategy is None,
+    (("fl", "simulate"), "group"): BatchedOptions().group == 0,
     (("fl", "demo"), "algorithm"): DemoSettings.algorithms == ("fedcm", "fedavg"),
     (("fl-client", "init"), "ca"): True,  # test_init.py
     (("fl-client", "init"), "cert"): True,
