@@ -13,6 +13,7 @@ from fl_common.names import check_id
 from fl_common.settings import Section, describe_error
 from fl_ops.admin.run_file import read_toml
 from fl_ops.errors import UsageError
+from fl_ops.simulate.system.section import SystemSection
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_spec
@@ -43,6 +44,9 @@ class SimulationSection(Section):
     validation_every: int = Field(default=0, ge=0)
     """Withhold one in so many training examples of each class from all clients. Evaluations then use these examples
     instead of the task's held-out data, for example to choose settings. 0: withhold none."""
+
+    system: SystemSection | None = None
+    """The clients' devices, for simulated time. None: no time is simulated."""
 
     def partition_spec(self, seed: int) -> PartitionSpec:
         """The partition of the data in a run with this seed. Raises TaskError."""
