@@ -41,7 +41,8 @@ def test_a_uniform_distribution() -> None:
     """Of 2000 clients all are within the limits, and the mean is in the middle, to 2 %."""
     fleet = devices(MANY, up={"distribution": "uniform", "low": 10, "high": 30})
     values = [fleet[client].up for client in MANY]
-    assert 10 <= min(values) < 11 < 29 < max(values) <= 30
+    assert 10 <= min(values) < 11
+    assert 29 < max(values) <= 30
     assert fmean(values) == pytest.approx(20, rel=0.02)
 
 
@@ -102,10 +103,10 @@ def test_a_file_that_does_not_fit(in_folder: Path, text: str | None, expected: s
 
 
 def test_a_duty_cycle() -> None:
-    """At any time the share on_s / (on_s + off_s) of the clients is there, to 4 %; each time on has the mean on_s."""
+    """At any time the share on_s / (on_s + off_s) of the clients is there, to 5 %; each time on has the mean on_s."""
     fleet = devices(MANY, availability={"on_s": 300, "off_s": 100})
     for now in (0.0, 250.0, 5000.0):
-        assert len(fleet.present(MANY, now)) == pytest.approx(1500, rel=0.04)
+        assert len(fleet.present(MANY, now)) == pytest.approx(1500, rel=0.05)
     left = [leaves - 5000 for client in MANY if (leaves := fleet.leaves(client, 5000)) is not None]
     assert fmean(left) == pytest.approx(300, rel=0.1)
 
