@@ -20,6 +20,7 @@ from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
 from fl_ops.simulate.code import with_code
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.system.devices import Devices
 from fl_server.run_config import RunConfig
 from protos.fl.v1.training_pb2 import TaskFingerprint
 from tasks import (
@@ -124,10 +125,12 @@ class PreparedRun:
     clients: SimulatedClients
     server_task: Task
     """The task that the server uses for the first model and for evaluation."""
+    devices: Devices | None = None
+    """The clients' devices, if the run has simulated time."""
 
 
 def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
-    """Partition the data of a run under a seed, and load its code. Raises TaskError and AlgorithmError."""
+    """Partition the data of a run under a seed, and load its code. Raises TaskError, AlgorithmError, InvalidInput."""
     run, section = with_code(config.run.model_copy(update={"seed": seed})), config.simulation
     task = load_task(run.task.name, run.task.options)
     spec = section.partition_spec(seed)
@@ -139,7 +142,8 @@ def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
     by_client = {section.name(index): available[part] for index, part in enumerate(parts)}
     clients = SimulatedClients(run.task.name, task, by_client, _methods(run))
     server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
-    return PreparedRun(_with_population(run, section, clients), clients, server_task)
+    devices = None if section.system is None else Devices(section.system, clients, seed)
+    return PreparedRun(_with_population(run, section, clients), clients, server_task, devices)
 
 
 def _methods(run: RunConfig) -> Methods:

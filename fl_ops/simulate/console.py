@@ -80,8 +80,14 @@ def round_line(done: RoundResult) -> str:
     loss = NOTHING if done.training_loss is None else f"{done.training_loss:.4f}"
     return (
         f"round {done.round}: {len(done.accepted)} clients, training loss {loss}{values}, {duration(done.seconds)}, "
-        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up"
+        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
     )
+
+
+def _simulated(done: RoundResult) -> str:
+    if done.simulated_s is None or done.simulated_total_s is None:
+        return ""
+    return f", {duration(done.simulated_s)} simulated, {duration(done.simulated_total_s)} in all"
 
 
 def results_table(results: Sequence[SeedResult]) -> FittedTable:

@@ -59,6 +59,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             task=prepared.server_task,
             notify=lambda what: on_report((job.seed, what)),
             engine=job.engine,
+            devices=prepared.devices,
         )
     with simulation:
         result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))

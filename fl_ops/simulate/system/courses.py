@@ -61,4 +61,4 @@ def course(client: str, device: Device, amount: Amount, assigned: float) -> Cour
 def _share(size: int, begin: float, end: float, now: float) -> int:
     if now >= end:
         return size
-    return max(0, int(size * (now - begin) / (end - begin)))
+    return int(size * (now - begin) / (end - begin)) if now > begin else 0

@@ -1,4 +1,4 @@
-"""The simulated time of a run's rounds: what the clients are asked for on one side, events of the rounds on the other."""
+"""The clock as the rounds of a run see it: commands of the round state machine in, its events out."""
 
 from __future__ import annotations
 
