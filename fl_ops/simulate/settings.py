@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from fl_common.names import check_id
 from fl_common.settings import Section, describe_error
@@ -47,6 +47,12 @@ class SimulationSection(Section):
 
     system: SystemSection | None = None
     """The clients' devices, for simulated time. None: no time is simulated."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_system(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the key `system` if there is none: a setting that is not used changes no file of results."""
+        values: dict[str, Any] = write(self)
+        return {name: value for name, value in values.items() if name != "system" or value is not None}
 
     def partition_spec(self, seed: int) -> PartitionSpec:
         """The partition of the data in a run with this seed. Raises TaskError."""
