@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
+from fl_ops.simulate.reports import RoundResult, Step
 from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate_all
-from fl_ops.simulate.simulation import RoundResult, Step
 from fl_server.rounds.stop_rules import best_round
 
 

@@ -16,8 +16,9 @@ from safetensors.torch import save
 
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.clients import PreparedRun
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from fl_server.store.bundle_files import separate
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"

@@ -18,9 +18,10 @@ from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.reports import Failure, RoundResult, Step
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import Failure, RoundResult, Simulation, Step
+from fl_ops.simulate.simulation import Simulation
 from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from tasks import TaskError

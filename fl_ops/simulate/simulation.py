@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -15,9 +14,10 @@ from fl_ops.simulate.collection import Collection
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.reports import Failure, RoundResult, Step
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
-from fl_server.admission.epochs import Epochs, mean_epochs
+from fl_server.admission.epochs import mean_epochs
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
 from fl_server.rounds import events as ev
@@ -31,62 +31,6 @@ from tasks import Task
 
 FAILURES_KEPT = 100
 """Number of client failures that a simulation remembers."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """A committed round."""
-
-    round: int
-    accepted: tuple[str, ...]
-    """Clients whose updates are in the model, in the order of id bytes."""
-    dropped: int
-    """Number of clients that were drawn but not accepted."""
-    attempts: int
-    training_loss: float | None
-    """Mean over the accepted clients of their mean loss over local steps."""
-    metrics: Mapping[str, float]
-    """Metrics of the server's and the clients' evaluations; empty if none was due."""
-    bytes_down: int
-    """Tensor bytes that a networked run would have transferred since the previous round."""
-    bytes_up: int
-    seconds: float
-    """Time of local training, server step and evaluation together."""
-    digest: str
-    """Digest of the model after the round, as in a coordinator's ledger."""
-    local_epochs: Epochs = ()
-    """Means over the accepted clients' examples of what they measured in each local epoch; empty if they did not."""
-    simulated_s: float | None = None
-    """Simulated time since the previous round: on the clients' devices. None without [simulation.system]."""
-    simulated_total_s: float | None = None
-    """Simulated time since the start of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The work that a simulation begins, for a display of its progress."""
-
-    round: int
-    work: str
-    """"client" or "evaluation"."""
-    number: int = 1
-    """Of the client in its round, from 1."""
-    of: int = 1
-    """Clients that were drawn for the round so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A client that delivered no update."""
-
-    round: int
-    client: str
-    why: str
-    trace: str = ""
-    """The traceback of the task's own code, if that code raised an error."""
-
-    def __str__(self) -> str:
-        return f"round {self.round}, {self.client}: {self.why}"
 
 
 class Simulation:
