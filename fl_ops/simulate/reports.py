@@ -51,6 +51,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A client that delivered no update."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +23,15 @@ class Happening:
     at: float
     course: Course | None = None
     """The client's; None for the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockPoint:
+    """A clock between two rounds."""
+
+    now: float
+    busy: Mapping[str, float]
+    """When clients that evaluate are done."""
 
 
 class Clock:
@@ -84,6 +93,15 @@ class Clock:
         courses = [one.ended(deadline) for one in courses]
         self._busy = {one.client: one.ends for one in courses}
         return courses, max((one.ends for one in courses), default=self.now)
+
+    @property
+    def point(self) -> ClockPoint:
+        """The clock after a round, also if the next one has begun but nothing has happened in it."""
+        return ClockPoint(self.now, dict(self._busy))
+
+    def continue_from(self, point: ClockPoint) -> None:
+        """Put a new clock where another one was."""
+        self.now, self._busy = point.now, dict(point.busy)
 
     def wait_until(self, at: float) -> None:
         """It is that time now, if it is later."""

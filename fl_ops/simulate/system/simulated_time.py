@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from fl_ops.simulate.federation import Federation
-from fl_ops.simulate.system.clock import Clock
+from fl_ops.simulate.system.clock import Clock, ClockPoint
 from fl_ops.simulate.system.courses import Course
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.workload import Workload
@@ -40,6 +40,15 @@ class SimulatedTime:
     def now(self) -> float:
         """Simulated seconds since the start of the run."""
         return self._clock.now
+
+    @property
+    def point(self) -> ClockPoint:
+        """The time after a round."""
+        return self._clock.point
+
+    def continue_from(self, point: ClockPoint) -> None:
+        """Go on from the time after a round."""
+        self._clock.continue_from(point)
 
     def eligible(self, clients: Iterable[str]) -> tuple[str, ...]:
         """Those of the clients that are there."""
