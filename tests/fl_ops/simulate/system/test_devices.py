@@ -49,7 +49,7 @@ def test_a_uniform_distribution() -> None:
 def test_a_device_depends_on_seed_and_id_only() -> None:
     """A client among others has the device that it has alone; another seed gives it another one."""
     lognormal = {"distribution": "lognormal", "median": 1, "sigma": 1}
-    every = {"speed": lognormal, "down": lognormal, "up": lognormal, "latency_s": lognormal}
+    every: dict[str, Any] = {"speed": lognormal, "down": lognormal, "up": lognormal, "latency_s": lognormal}
     alone = devices(["b"], **every)["b"]
     assert alone == devices(FEW, **every)["b"]
     assert alone != devices(["b"], seed=1, **every)["b"]
