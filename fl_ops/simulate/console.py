@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
+from fl_ops.simulate.reports import Note, RoundResult, Step
 from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate_all
-from fl_ops.simulate.simulation import Note, RoundResult, Step
 from fl_server.rounds.stop_rules import best_round
 
 
@@ -82,20 +82,26 @@ def round_line(done: RoundResult) -> str:
     loss = NOTHING if done.training_loss is None else f"{done.training_loss:.4f}"
     return (
         f"round {done.round}: {len(done.accepted)} clients, training loss {loss}{values}, {duration(done.seconds)}, "
-        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up"
+        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
     )
+
+
+def _simulated(done: RoundResult) -> str:
+    if done.simulated_s is None or done.simulated_total_s is None:
+        return ""
+    return f", {duration(done.simulated_s)} simulated, {duration(done.simulated_total_s)} in all"
 
 
 def results_table(results: Sequence[SeedResult]) -> FittedTable:
     """A row for each seed, and the mean and standard deviation over the seeds."""
     metric = str(results[0].settings["run"]["stop"]["metric"])
-    table = FittedTable(
-        (">Seed", "Ended", ">Rounds", f">Final {metric}", f">Best {metric}", ">In round", ">Down", ">Up", ">Time"),
-        optional=("Up", "Down", "Time", "In round", "Rounds"),
-    )
+    columns = (">Seed", "Ended", ">Rounds", f">Final {metric}", f">Best {metric}", ">In round", ">Down", ">Up", ">Time")
+    simulated = [result.rounds[-1].simulated_total_s if result.rounds else None for result in results]
+    timed = (">Simulated",) if any(simulated) else ()
+    table = FittedTable((*columns, *timed), optional=("Up", "Down", "Time", "In round", "Rounds"))
     finals: list[float] = []
     bests: list[float] = []
-    for result in results:
+    for result, total in zip(results, simulated, strict=True):
         best = best_round(metric, [(each.round, each.metrics) for each in result.evaluated])
         final = result.evaluated[-1].metrics.get(metric) if result.evaluated else None
         table.add_row(
@@ -103,12 +109,13 @@ def results_table(results: Sequence[SeedResult]) -> FittedTable:
             _number(best.value if best else None), str(best.round) if best else NOTHING,
             size(sum(each.bytes_down for each in result.rounds)), size(sum(each.bytes_up for each in result.rounds)),
             duration(sum(each.seconds for each in result.rounds)),
+            *(NOTHING if total is None else duration(total) for _ in timed),
         )  # fmt: skip
         if final is not None and best is not None:
             finals.append(final)
             bests.append(best.value)
     if len(finals) > 1:
-        table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), "", "", "", "")
+        table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), "", "", "", "", *("" for _ in timed))
     return table
 
 
