@@ -93,6 +93,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
                     write_rounds(job.folder, result.rounds)
                 on_report((job.seed, each))
         finally:
+            result.profile = simulation.profile()
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
             if job.folder:
                 write_end(job.folder, result, simulation.model())
