@@ -1,0 +1,117 @@
+"""The setting that all contenders train: data, model and hyperparameters.
+
+It is the CIFAR-10 benchmark of pfl-research (Granqvist et al., "pfl-research: simulation framework for accelerating
+research in Private Federated Learning", 2024; its benchmarks/image_classification/configs/baseline.yaml): 1,000
+clients of 50 images, IID, 50 clients a round, FedAvg with the unweighted mean, one local epoch in batches of 10 at rate
+0.1, an evaluation every 10 rounds. The images are in the order channel, row, column; its data program reads them as
+row, column, channel.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+CLIENTS, IMAGES = 1000, 50
+COHORT, BATCH, RATE, EVALUATION_EVERY = 50, 10, 0.1, 10
+EVALUATION_BATCH = 512
+"""Images of a batch of an evaluation. pfl-research evaluates 10,000 at once, in 2 GB; no contender does so here."""
+SEED = 0
+CLASSES = 10
+FOLDER, TEST = "cifar-10-batches-py", "test_batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Normalised images [n, 3, 32, 32] and labels [n]: of all clients one after the other, and for the evaluation."""
+
+    inputs: Tensor
+    targets: Tensor
+    eval_inputs: Tensor
+    eval_targets: Tensor
+    evaluated_on: str
+
+    def client(self, index: int) -> tuple[Tensor, Tensor]:
+        """The images and labels of a client, as views."""
+        part = slice(index * IMAGES, (index + 1) * IMAGES)
+        return self.inputs[part], self.targets[part]
+
+
+def data_root() -> Path:
+    """The folder with the data sets: IMPETUS_DATA, or `../shared/data` beside the repository."""
+    return Path(os.environ.get("IMPETUS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+def load_data(root: Path) -> Data:
+    """CIFAR-10 from a torchvision folder. Raises SystemExit if it is not there.
+
+    Without the official test batch the evaluation uses batch 5, which the clients have too. Its accuracy then tests
+    only that the contenders train the same, and takes the same time.
+    """
+    folder = root / FOLDER
+    if not (folder / "data_batch_5").exists():
+        raise SystemExit(f"expected CIFAR-10 in {folder}, found none: set IMPETUS_DATA to a torchvision folder")
+    images, labels = map(np.concatenate, zip(*(_read(folder / f"data_batch_{n}") for n in range(1, 6)), strict=True))
+    official = (folder / TEST).exists()
+    held_images, held_labels = _read(folder / (TEST if official else "data_batch_5"))
+    order = np.random.default_rng(SEED).permutation(len(images))
+    mean, std = images.mean((0, 2, 3)), images.std((0, 2, 3))
+
+    def normalised(pixels: np.ndarray[Any, Any]) -> Tensor:
+        values = torch.from_numpy(pixels.astype(np.float32))
+        scale, shift = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (std, mean))
+        return values.sub_(shift).div_(scale)
+
+    return Data(
+        normalised(images[order]),
+        torch.from_numpy(labels[order]),
+        normalised(held_images),
+        torch.from_numpy(held_labels),
+        "the official test set" if official else "training batch 5, which clients have too",
+    )
+
+
+def _read(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    with path.open("rb") as file:
+        batch = pickle.load(file, encoding="bytes")  # noqa: S301 - CIFAR-10 is published in this form
+    return batch[b"data"].reshape(-1, 3, 32, 32), np.asarray(batch[b"labels"], dtype=np.int64)
+
+
+def new_model() -> nn.Module:
+    """The "simple CNN" of pfl-research for 32x32 images in 3 channels, 1,626,442 parameters."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(14 * 14 * 64, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, CLASSES),
+    )
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+    return model
+
+
+def evaluate(model: nn.Module, data: Data) -> float:
+    """The accuracy on the evaluation's images, for contenders without an evaluation of their own."""
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for inputs, targets in zip(
+            data.eval_inputs.split(EVALUATION_BATCH), data.eval_targets.split(EVALUATION_BATCH), strict=True
+        ):
+            correct += int((model(inputs).argmax(1) == targets).sum())
+    return correct / len(data.eval_targets)
