@@ -46,7 +46,7 @@ class Data:
 
 def data_root() -> Path:
     """The folder with the data sets: IMPETUS_DATA, or `../shared/data` beside the repository."""
-    return Path(os.environ.get("IMPETUS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    return Path(os.environ.get("IMPETUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
 def load_data(root: Path) -> Data:

@@ -1,5 +1,4 @@
-"""The setting in Flower's simulation (PyPI: flwr[simulation]): Ray actors, one for each processor, train the clients.
-"""
+"""The setting in Flower's simulation (PyPI: flwr[simulation]): Ray actors, one for each processor, train the clients."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def _server_app(data: setting.Data, rounds: Rounds, count: int) -> ServerApp:
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         share = setting.COHORT / setting.CLIENTS
-        strategy = FedAvg(share, fraction_evaluate=0.0, min_available_nodes=setting.CLIENTS)
+        strategy = FedAvg(share, 0.0, setting.COHORT, min_available_nodes=setting.CLIENTS)
         strategy.start(grid, ArrayRecord(model.state_dict()), count, evaluate_fn=evaluate)
 
     return app

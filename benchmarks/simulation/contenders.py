@@ -1,0 +1,110 @@
+"""What is measured: the engines of `fl simulate` that this version has, and the other libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.simulation.environments import python_of
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Path(__file__).with_name("cifar10.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How all contenders run."""
+
+    rounds: int
+    processes: int
+    """Of contenders that use several."""
+    device: str
+    environments: Path
+    """The folder of the libraries' virtual environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A contender's command, and the table of rounds that it writes."""
+
+    command: list[str]
+    table: Path
+    path: Path = ROOT
+    """The working directory, and where Python finds our modules."""
+
+
+Start = Callable[[Options, Path], Started]
+"""(options, an empty folder) -> the command. Raises NotInstalled."""
+
+
+def environment(path: Path) -> Mapping[str, str]:
+    """Variables of all contenders: modules in `path` can be imported, no library reports its use to its authors."""
+    silent = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
+    # One thread in each process: threads of torch that wait for each other use all processors of a loaded machine.
+    return {**os.environ, **silent, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+
+
+def contenders(device: str) -> dict[str, Start]:
+    """By name, in the order of the table. Engines that this version does not have are left out."""
+    flags = _flags()
+    found: dict[str, Start] = {"sequential": _ours(["--workers", "0"] if "--workers" in flags else [], device, flags)}
+    if "--workers" in flags:
+        found["workers"] = _ours(["--workers", "{processes}"], device, flags)
+    if "--engine" in flags:
+        found["batched"] = _ours(["--engine", "batched"], device, flags)
+    if device == "cpu":  # the libraries need the network to be installed, and their builds of torch have no CUDA
+        found |= {"pfl, 1 process": _pfl, "pfl, processes": _pfl_processes, "flower": _flower}
+    return found
+
+
+def _flags() -> frozenset[str]:
+    """The options of `fl simulate`."""
+    command = [sys.executable, "-m", "fl_ops", "simulate", "--help"]
+    wide = {**environment(ROOT), "COLUMNS": "200"}
+    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=wide).stdout  # noqa: S603
+    return frozenset(re.findall(r"--[a-z-]+", text))
+
+
+def _ours(engine: list[str], device: str, flags: frozenset[str]) -> Start:
+    on = ["--device", device] if "--device" in flags else []
+
+    def start(options: Options, folder: Path) -> Started:
+        config = folder / "run.toml"
+        text, changes = re.subn(r"(?m)^rounds = \d+$", f"rounds = {options.rounds}", CONFIG.read_text(encoding="utf-8"))
+        if changes != 1:
+            raise ValueError(f"expected one line rounds = N in {CONFIG}, got {changes}")
+        config.write_text(text, encoding="utf-8")
+        chosen = [part.format(processes=options.processes) for part in engine]
+        command = [sys.executable, "-m", "fl_ops", "simulate", str(config), "--out", str(folder), *chosen, *on]
+        return Started(command, folder / "seed-0" / "rounds.csv")
+
+    return start
+
+
+def _pfl(options: Options, folder: Path) -> Started:
+    return _peer("pfl", ["benchmarks.simulation.peers.pfl_research"], options, folder)
+
+
+def _pfl_processes(options: Options, folder: Path) -> Started:
+    ranks = ["--standalone", "--nproc-per-node", str(options.processes)]
+    module = ["torch.distributed.run", *ranks, "-m", "benchmarks.simulation.peers.pfl_research"]
+    return _peer("pfl", module, options, folder)
+
+
+def _flower(options: Options, folder: Path) -> Started:
+    return _peer("flower", ["benchmarks.simulation.peers.flower"], options, folder)
+
+
+def _peer(library: str, module: list[str], options: Options, folder: Path) -> Started:
+    """A library's program, which sees this package alone: benchmarks/__init__.py configures gRPC, as our programs do."""
+    table = folder / "rounds.csv"
+    python = python_of(library, options.environments)
+    (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "simulation").symlink_to(Path(__file__).parent)
+    command = [str(python), "-m", *module, "--rounds", str(options.rounds), "--report", str(table)]
+    return Started(command, table, folder)
