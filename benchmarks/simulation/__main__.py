@@ -3,8 +3,8 @@
     python -m benchmarks.simulation                              # 100 rounds of each, three times: hours on two cores
     python -m benchmarks.simulation --rounds 3 --repeats 2 --only sequential "pfl, 1 process"
 
-All contenders train the same model on the same clients, with one torch thread in each process. They run one after the
-other, and every second repetition in reverse order, so that slow changes of the machine's load affect all. Prints a JSON
+All contenders train the same model on the same clients, with one torch thread in each process that trains. They run one
+after the other, and every second repetition in reverse order, so that slow changes of the machine's load affect all. Prints a JSON
 line for each run, and the rows of the table in docs/benchmarks.md: medians. The libraries are installed into virtual
 environments in build/ (needs a package index).
 """
@@ -64,6 +64,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.rounds < 2 or options.repeats < 1:
         parser.error("expected 2 rounds or more, since the first is not counted, and 1 repetition or more")
     known = contenders(options.device)
+    if not known:
+        parser.error(f"this version simulates on the CPU only, got --device {options.device}")
     if unknown := sorted(set(options.only or ()) - set(known)):
         parser.error(f"unknown contender {unknown[0]!r}; this version has: {', '.join(known)}")
     options.only = options.only or list(known)

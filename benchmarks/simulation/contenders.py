@@ -36,22 +36,26 @@ class Started:
     table: Path
     path: Path = ROOT
     """The working directory, and where Python finds our modules."""
+    threads: int | None = None
+    """torch threads of each process. None: the program chooses."""
 
 
 Start = Callable[[Options, Path], Started]
 """(options, an empty folder) -> the command. Raises NotInstalled."""
 
 
-def environment(path: Path) -> Mapping[str, str]:
-    """Variables of all contenders: modules in `path` can be imported, no library reports its use to its authors."""
+def environment(started: Started) -> Mapping[str, str]:
+    """A contender's variables. No library reports its use to its authors."""
     silent = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
-    # One thread in each process: threads of torch that wait for each other use all processors of a loaded machine.
-    return {**os.environ, **silent, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    threads = {} if started.threads is None else {"OMP_NUM_THREADS": str(started.threads)}
+    return {**os.environ, **silent, **threads, "PYTHONPATH": str(started.path)}
 
 
 def contenders(device: str) -> dict[str, Start]:
-    """By name, in the order of the table. Engines that this version does not have are left out."""
+    """By name, in the order of the table. Engines that this version does not have are left out, on the device too."""
     flags = _flags()
+    if device != "cpu" and "--device" not in flags:
+        return {}
     found: dict[str, Start] = {"sequential": _ours(["--workers", "0"] if "--workers" in flags else [], device, flags)}
     if "--workers" in flags:
         found["workers"] = _ours(["--workers", "{processes}"], device, flags)
@@ -65,7 +69,7 @@ def contenders(device: str) -> dict[str, Start]:
 def _flags() -> frozenset[str]:
     """The options of `fl simulate`."""
     command = [sys.executable, "-m", "fl_ops", "simulate", "--help"]
-    wide = {**environment(ROOT), "COLUMNS": "200"}
+    wide = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=wide).stdout  # noqa: S603
     return frozenset(re.findall(r"--[a-z-]+", text))
 
@@ -107,4 +111,5 @@ def _peer(library: str, module: list[str], options: Options, folder: Path) -> St
     (folder / "benchmarks").mkdir()
     (folder / "benchmarks" / "simulation").symlink_to(Path(__file__).parent)
     command = [str(python), "-m", *module, "--rounds", str(options.rounds), "--report", str(table)]
-    return Started(command, table, folder)
+    # Two threads of torch that wait for each other are slower than one on a machine with other load.
+    return Started(command, table, folder, threads=1)

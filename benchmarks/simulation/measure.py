@@ -46,7 +46,7 @@ def _watch(started: Started, log: Path, options: Options, limit_s: float) -> Mea
     began, marks = time.monotonic(), list[tuple[float, float]]()
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            started.command, stdout=output, stderr=output, cwd=started.path, env=environment(started.path)
+            started.command, stdout=output, stderr=output, cwd=started.path, env=environment(started)
         )
         usage, sampled = Usage(process.pid), 0.0
         try:

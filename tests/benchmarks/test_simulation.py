@@ -1,0 +1,166 @@
+"""The benchmark of simulations: its setting, its measure, and its table."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.simulation import setting
+from benchmarks.simulation.__main__ import table
+from benchmarks.simulation.contenders import ROOT, Options, Started, contenders
+from benchmarks.simulation.measure import Failed, Measured, measure
+from benchmarks.simulation.peers.rounds import Rounds
+from benchmarks.simulation.task import Cifar10Iid
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import read_simulation
+from tasks import Shard
+
+OPTIONS = Options(rounds=3, processes=1, device="cpu", environments=Path())
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise for a thousand clients of two images."""
+    monkeypatch.setenv("IMPETUS_DATA", "random")
+    monkeypatch.setattr(setting, "IMAGES", 2)
+    monkeypatch.setattr(setting, "EVALUATION_IMAGES", 7)
+
+
+def write_cifar(root: Path, *names: str) -> None:
+    """CIFAR-10's files with four images each, whose pixels are the number of the file."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    for number, name in enumerate(names):
+        batch = {b"data": np.full((4, 3072), number, dtype=np.uint8), b"labels": [number] * 4}
+        (folder / name).write_bytes(pickle.dumps(batch))
+
+
+BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
+
+
+def test_the_model_is_that_of_pfl_research() -> None:
+    """Two convolutions of 3x3 without padding, one pooling, 128 hidden units: 1,626,442 parameters."""
+    model = setting.new_model()
+    assert sum(each.numel() for each in model.parameters()) == 1_626_442
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("names", "label"), [(BATCHES, 4), ([*BATCHES, "test_batch"], 5)], ids=["batch 5", "official"])
+def test_the_official_test_set_is_used_if_it_is_there(tmp_path: Path, names: list[str], label: int) -> None:
+    """All five batches train in both cases. Pixels are normalised by the training images of each channel."""
+    write_cifar(tmp_path, *names)
+    data = setting.load_data(tmp_path)
+    assert data.targets.bincount().tolist() == [4] * 5
+    assert data.eval_targets.tolist() == [label] * 4
+    assert torch.allclose(data.inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(data.inputs.std((0, 2, 3), correction=0), torch.ones(3))
+    assert torch.equal(data.inputs[:, 0, 0, 0].argsort(stable=True), data.targets.argsort(stable=True))
+
+
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    """The message has the folder and the variable that sets it."""
+    with pytest.raises(SystemExit, match=f"{tmp_path}/cifar-10-batches-py.*IMPETUS_DATA"):
+        setting.load_data(tmp_path)
+
+
+@pytest.mark.usefixtures("small")
+def test_our_clients_have_the_images_of_the_peers_clients() -> None:
+    """The run's file partitions the task's data into the same shards that the other libraries get."""
+    config = read_simulation(ROOT / "benchmarks" / "simulation" / "cifar10.toml")
+    run, data = prepare(config, seed=0), setting.load_data(Path("random"))
+    assert len(run.clients) == setting.CLIENTS
+    for index, client in list(enumerate(run.clients))[::333]:
+        inputs, targets = data.client(index)
+        assert torch.equal(run.clients[client].train.inputs, inputs)  # type: ignore[union-attr]
+        assert torch.equal(run.clients[client].train.targets, targets)  # type: ignore[union-attr]
+
+
+def test_our_run_has_the_hyperparameters_of_the_setting() -> None:
+    """The run's file repeats the setting's numbers."""
+    config = read_simulation(ROOT / "benchmarks" / "simulation" / "cifar10.toml")
+    local, rounds = config.run.local, config.run.round
+    assert (local.learning_rate, local.batch_size, local.epochs) == (setting.RATE, setting.BATCH, 1)
+    assert (rounds.clients_per_round, config.simulation.clients) == (setting.COHORT, setting.CLIENTS)
+    assert config.run.evaluation.every == setting.EVALUATION_EVERY
+
+
+@pytest.mark.usefixtures("small")
+def test_clients_hold_no_evaluation_data() -> None:
+    """So that the shards are cut from one set in memory."""
+    task = Cifar10Iid()
+    assert len(task.eval_data()) == 7
+    assert len(task.eval_data(Shard(torch.tensor([0])))) == 0
+
+
+def test_a_peer_evaluates_every_tenth_and_the_last_round(tmp_path: Path) -> None:
+    """As `every = 10` in our run: rounds count from 0."""
+    rounds = Rounds(tmp_path / "rounds.csv", 25)
+    assert [number for number in range(25) if rounds.evaluates(number)] == [9, 19, 24]
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from benchmarks.simulation.peers.rounds import Rounds
+rounds = Rounds(Path(sys.argv[1]), 3)
+for number in range(3):
+    until = time.process_time() + 0.3
+    while time.process_time() < until: pass
+    rounds.ended(number, 0.5 if number == 2 else None)
+time.sleep(0.5)
+print("the end")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def program(folder: Path, code: int) -> Started:
+    """A contender of three rounds, each with 0.3 s of processor time."""
+    table = folder / "rounds.csv"
+    return Started([sys.executable, "-c", PROGRAM, str(table), str(code)], table)
+
+
+def test_the_first_round_is_not_counted() -> None:
+    """100 clients in two rounds need 0.6 s of processor time or slightly more, and no more than 0.9 s with the first."""
+    found = measure(lambda options, folder: program(folder, 0), OPTIONS, limit_s=60)
+    assert 0 < found.clients_per_s <= 100 / 0.6
+    assert 4 < found.cpu_ms_per_client < 9
+    assert found.peak_bytes > 1 << 20
+    assert found.accuracy == 0.5
+
+
+def test_a_failed_contender_is_reported_with_its_last_lines() -> None:
+    """Even if all of its rounds were written."""
+    with pytest.raises(Failed, match=r"exit code 3 after 3 of 3 rounds:\nthe end"):
+        measure(lambda options, folder: program(folder, 3), OPTIONS, limit_s=60)
+
+
+def test_a_contender_that_takes_too_long_is_ended() -> None:
+    """The limit ends its processes."""
+    with pytest.raises(Failed, match="not done after 0 s"):
+        measure(lambda options, folder: program(folder, 0), OPTIONS, limit_s=0)
+
+
+def test_rows_are_medians_and_paired_ratios() -> None:
+    """The ratio is the median of 2/1, 6/2 and 4/4, not the ratio of the medians, 4/2."""
+
+    def runs(*rates: float) -> list[Measured]:
+        return [Measured(rate, rate, 1000 / rate, 1.0, 2_000_000, 0.5) for rate in rates]
+
+    lines = table({"first": runs(1, 2, 4), "second": runs(2, 6, 4)})
+    assert lines[2:] == [
+        "| first | 2.00 | 1.00 | 2.00 | 500 ms | 1 s | 2 MB | 0.5000 |",
+        "| second | 4.00 | 2.00 | 4.00 | 250 ms | 1 s | 2 MB | 0.5000 |",
+    ]
+
+
+def test_contenders_are_the_engines_of_this_version_and_the_peers() -> None:
+    """The sequential engine is always there, first; libraries are measured on the CPU only."""
+    names = list(contenders("cpu"))
+    assert names[0] == "sequential"
+    assert names[-3:] == ["pfl, 1 process", "pfl, processes", "flower"]
+    assert not [name for name in contenders("cuda") if "pfl" in name or "flower" in name]
