@@ -14,7 +14,6 @@ from tasks.batches import ordered_batches
 from tasks.data.forms import TaskData, as_data, forward_of
 from tasks.errors import TaskError, task_code
 
-
 CPU_BATCH, DEVICE_BATCH = 128, 512
 """Examples of a batch. On a CPU the activations of larger batches leave the caches, and blocks over 32 MiB are mapped
 anew by every layer. Other devices need large batches."""

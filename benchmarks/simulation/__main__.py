@@ -4,9 +4,9 @@
     python -m benchmarks.simulation --rounds 3 --repeats 2 --only sequential "pfl, 1 process"
 
 All contenders train the same model on the same clients, with one torch thread in each process that trains. They run one
-after the other, and every second repetition in reverse order, so that slow changes of the machine's load affect all. Prints a JSON
-line for each run, and the rows of the table in docs/benchmarks.md: medians. The libraries are installed into virtual
-environments in build/ (needs a package index).
+after the other, and every second repetition in reverse order, so that slow changes of the machine's load affect all.
+Prints a JSON line for each run, and the rows of the table in docs/benchmarks.md: medians. The libraries are installed
+into virtual environments in build/, which needs a package index.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=7200, metavar="SECONDS", help="time limit of a run")
     parser.add_argument("--environments", type=Path, default=ROOT / "build" / "simulation", metavar="DIR")
     options = parser.parse_args(arguments)
-    if options.rounds < 2 or options.repeats < 1:
-        parser.error("expected 2 rounds or more, since the first is not counted, and 1 repetition or more")
+    if options.rounds < 3 or options.repeats < 1:
+        parser.error("expected 3 rounds or more, since the first is not counted, and 1 repetition or more")
     known = contenders(options.device)
     if not known:
         parser.error(f"this version simulates on the CPU only, got --device {options.device}")

@@ -56,7 +56,7 @@ def contenders(device: str) -> dict[str, Start]:
     flags = _flags()
     if device != "cpu" and "--device" not in flags:
         return {}
-    found: dict[str, Start] = {"sequential": _ours(["--workers", "0"] if "--workers" in flags else [], device, flags)}
+    found: dict[str, Start] = {"sequential": _ours(["--workers", "1"] if "--workers" in flags else [], device, flags)}
     if "--workers" in flags:
         found["workers"] = _ours(["--workers", "{processes}"], device, flags)
     if "--engine" in flags:
@@ -105,7 +105,7 @@ def _flower(options: Options, folder: Path) -> Started:
 
 
 def _peer(library: str, module: list[str], options: Options, folder: Path) -> Started:
-    """A library's program, which sees this package alone: benchmarks/__init__.py configures gRPC, as our programs do."""
+    """A library's program. It sees this package alone, because benchmarks/__init__.py configures gRPC for ours."""
     table = folder / "rounds.csv"
     python = python_of(library, options.environments)
     (folder / "benchmarks").mkdir()

@@ -81,7 +81,7 @@ def load_data(root: Path) -> Data:
 
 
 def _statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Mean and standard deviation of each channel, from counts of the byte values: floats would take over a gigabyte."""
+    """Mean and standard deviation of each channel, from counts of the byte values: floats take over a gigabyte."""
     parts = np.array_split(images, 50)
     counts = np.stack([sum(np.bincount(part[:, at].ravel(), minlength=256) for part in parts) for at in range(3)])
     values, total = np.arange(256), counts[0].sum()

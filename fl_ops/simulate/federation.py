@@ -152,7 +152,8 @@ class Federation:
                 yield NotDelivered.of(result)
                 continue
             try:
-                contribution = self._admitted(place.exchange, result)
+                with one_thread():
+                    contribution = self._admitted(place.exchange, result)
             except UpdateRefused as refusal:
                 not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
                 yield NotDelivered(result.client, str(refusal), not_finite, refused=True)

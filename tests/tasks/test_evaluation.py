@@ -21,7 +21,7 @@ def test_the_mean_is_over_examples_not_batches(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(("device", "size"), [("cpu", CPU_BATCH), ("meta", DEVICE_BATCH)])
 def test_batches_are_small_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, device: str, size: int) -> None:
-    """A data set of three batches is evaluated in batches of the device's size. A meta device stands for another one."""
+    """Examples of three batches are evaluated in batches of the device's size. A meta device stands for another one."""
     sizes: list[int] = []
 
     def metrics(output: Tensor, target: Tensor) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The setting in Flower's simulation (PyPI: flwr[simulation]): Ray actors, one for each processor, train the clients."""
+"""The setting in Flower's simulation (PyPI: flwr[simulation]): one Ray actor for each processor trains clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _server_app(data: setting.Data, rounds: Rounds, count: int) -> ServerApp:
         return None
 
     @app.main()  # type: ignore[untyped-decorator]
-    def main(grid: Grid, context: Context) -> None:
+    def main(grid: Grid, _context: Context) -> None:
         share = setting.COHORT / setting.CLIENTS
         strategy = FedAvg(share, 0.0, setting.COHORT, min_available_nodes=setting.CLIENTS)
         strategy.start(grid, ArrayRecord(model.state_dict()), count, evaluate_fn=evaluate)
