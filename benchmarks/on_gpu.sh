@@ -2,7 +2,7 @@
 # Everything that only a GPU can show, in order of value, for half an hour on a borrowed one. docs/benchmarks.md explains it.
 #
 #   benchmarks/on_gpu.sh                                     # again after an interruption: finished steps are not repeated
-#   DEVICE=cpu ROUNDS=2 PAIRS=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
+#   DEVICE=cpu ROUNDS=3 PAIRS=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
 #
 # Nothing comes from the network. It needs torch with CUDA, the packages of pyproject.toml, and CIFAR-10 in IMPETUS_DATA.
 #   PYTHON        python3      the interpreter

@@ -45,7 +45,7 @@ def _metrics(self: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Weig
     return {"accuracy": Weighted(correct, len(inputs))}
 
 
-class _Evaluation(CentralEvaluationCallback):
+class _Evaluation(CentralEvaluationCallback):  # type: ignore[misc]  # pfl is not installed here
     """pfl's evaluation on the central set, in the rounds of the setting."""
 
     def __init__(self, dataset: Dataset, rounds: Rounds) -> None:
@@ -61,7 +61,7 @@ class _Evaluation(CentralEvaluationCallback):
         return self._eval(model) if self._rounds.evaluates(central_iteration) else (False, Metrics())
 
 
-class _Report(TrainingProcessCallback):
+class _Report(TrainingProcessCallback):  # type: ignore[misc]  # the same
     """Writes each round's time; the last one of the callbacks."""
 
     def __init__(self, rounds: Rounds) -> None:
