@@ -2,7 +2,7 @@
 # Everything that only a GPU can show, in order of value, for half an hour on a borrowed one. docs/benchmarks.md explains it.
 #
 #   benchmarks/on_gpu.sh                                     # again after an interruption: finished steps are not repeated
-#   DEVICE=cpu ROUNDS=3 PAIRS=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
+#   DEVICE=cpu ROUNDS=3 PAIRS=1 LOCKSTEP=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
 #
 # Nothing comes from the network. It needs torch with CUDA, the packages of pyproject.toml, and CIFAR-10 in IMPETUS_DATA.
 #   PYTHON        python3      the interpreter
@@ -10,14 +10,15 @@
 #   IMPETUS_DATA  ../shared/data  a torchvision folder. "random": noise for the benchmark of simulations, and no tables
 #   DEVICE        cuda         MINUTES  28, for all steps together
 #   RESULTS       build/on_gpu   STEP.log, STEP.done (seconds) or STEP.failed (exit code), and papers/
-#   ROUNDS        1500         of the simulation in lockstep; the other engines run 20 at most
+#   ROUNDS        1500         of the simulation in lockstep; workers on the CPU run 20 at most
 #   PAIRS         15           of epochs of the local step
+#   LOCKSTEP      5            measurements of each strategy of the engine batched
 #   STEPS         (all)        names of the steps to make, for example "tests simulation-batched"
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} MINUTES=${MINUTES:-28} RESULTS=${RESULTS:-build/on_gpu}
-ROUNDS=${ROUNDS:-1500} PAIRS=${PAIRS:-15} STEPS=${STEPS:-}
+ROUNDS=${ROUNDS:-1500} PAIRS=${PAIRS:-15} LOCKSTEP=${LOCKSTEP:-5} STEPS=${STEPS:-}
 export IMPETUS_DATA=${IMPETUS_DATA:-$PWD/../shared/data}
 END=$(($(date +%s) + MINUTES * 60))
 LEAST_S=20 # a step is not begun with less time left
@@ -72,12 +73,11 @@ import fl_ops.simulate.simulation  # a missing package ends the script here, wit
 CHECK
 cat "$RESULTS/environment.txt"
 
-# Of the commands that this version has: --device and --engine came later than simulations.
-has() { "$PYTHON" -m fl_ops "$1" --help 2>/dev/null | grep -q -- "$2"; }
+# Without --device, `fl compare` would spend the GPU's time on the CPU.
+has() { "$PYTHON" -m fl_ops compare --help 2>/dev/null | grep -q -- "$1"; }
 ON=()
-has compare --device && ON=(--device "$DEVICE")
+has --device && ON=(--engine batched --device "$DEVICE")
 FEW=$((ROUNDS < 20 ? ROUNDS : 20))
-simulation() { step "simulation-$1" "$2" "$PYTHON" -m benchmarks.simulation --device "$DEVICE" --only "$1" --rounds "$3" --repeats "$4"; }
 local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --device "$DEVICE" --model "$1" --precision "$2" --pairs "$PAIRS"; }
 
 step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/tasks tests/fl_client/gates \
@@ -85,12 +85,13 @@ step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms te
 local_step small-cnn float32 90
 local_step resnet18-gn float32 240
 local_step resnet18-gn bfloat16 180
-has simulate --engine && simulation batched 300 "$ROUNDS" 1
-simulation sequential 180 "$FEW" 1
-has simulate --workers && simulation workers 180 "$FEW" 1
+simulation=("$PYTHON" -m benchmarks.simulation --device "$DEVICE" --repeats 1)
+step simulation-batched 300 "${simulation[@]}" --only batched --rounds "$ROUNDS"
+step lockstep 240 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE" --rounds "$LOCKSTEP"
+step simulation-workers 180 "${simulation[@]}" --only workers --rounds "$FEW" # on this machine's processors
 
 # The time that is left goes to the papers' tables, in equal shares of what is left at each.
-if [ "$IMPETUS_DATA" != random ] && has compare --minutes; then
+if [ "$IMPETUS_DATA" != random ] && has --minutes && { has --device || [ "$DEVICE" = cpu ]; }; then
     tables=(docs/papers/*.toml)
     for index in "${!tables[@]}"; do
         [ -e "${tables[$index]}" ] || continue

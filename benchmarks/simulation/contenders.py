@@ -1,10 +1,9 @@
-"""What is measured: the engines of `fl simulate` that this version has, and the other libraries."""
+"""What is measured: the engines of `fl simulate`, and the other libraries."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,31 +51,18 @@ def environment(started: Started) -> Mapping[str, str]:
 
 
 def contenders(device: str) -> dict[str, Start]:
-    """By name, in the order of the table. Engines that this version does not have are left out, on the device too."""
-    flags = _flags()
-    if device != "cpu" and "--device" not in flags:
-        return {}
-    found: dict[str, Start] = {"sequential": _ours(["--workers", "1"] if "--workers" in flags else [], device, flags)}
-    if "--workers" in flags:
-        found["workers"] = _ours(["--workers", "{processes}"], device, flags)
-    if "--engine" in flags:
-        found["batched"] = _ours(["--engine", "batched"], device, flags)
-    if device == "cpu":  # the libraries need the network to be installed, and their builds of torch have no CUDA
-        found |= {"pfl, 1 process": _pfl, "pfl, processes": _pfl_processes, "flower": _flower}
-    return found
+    """By name, in the order of the table. The engines "sequential" and "workers" train on the CPU for every device."""
+    found = {
+        "sequential": _ours(["--engine", "sequential"]),
+        "workers": _ours(["--engine", "workers", "--workers", "{processes}"]),
+        "batched": _ours(["--engine", "batched", "--device", device]),
+    }
+    # Libraries are installed with this torch's build from a package index, which borrowed GPUs do not reach.
+    peers: dict[str, Start] = {"pfl, 1 process": _pfl, "pfl, processes": _pfl_processes, "flower": _flower}
+    return {**found, **peers} if device == "cpu" else found
 
 
-def _flags() -> frozenset[str]:
-    """The options of `fl simulate`."""
-    command = [sys.executable, "-m", "fl_ops", "simulate", "--help"]
-    wide = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=wide).stdout  # noqa: S603
-    return frozenset(re.findall(r"--[a-z-]+", text))
-
-
-def _ours(engine: list[str], device: str, flags: frozenset[str]) -> Start:
-    on = ["--device", device] if "--device" in flags else []
-
+def _ours(engine: list[str]) -> Start:
     def start(options: Options, folder: Path) -> Started:
         config = folder / "run.toml"
         text, changes = re.subn(r"(?m)^rounds = \d+$", f"rounds = {options.rounds}", CONFIG.read_text(encoding="utf-8"))
@@ -84,7 +70,7 @@ def _ours(engine: list[str], device: str, flags: frozenset[str]) -> Start:
             raise ValueError(f"expected one line rounds = N in {CONFIG}, got {changes}")
         config.write_text(text, encoding="utf-8")
         chosen = [part.format(processes=options.processes) for part in engine]
-        command = [sys.executable, "-m", "fl_ops", "simulate", str(config), "--out", str(folder), *chosen, *on]
+        command = [sys.executable, "-m", "fl_ops", "simulate", str(config), "--out", str(folder), *chosen]
         return Started(command, folder / "seed-0" / "rounds.csv")
 
     return start
