@@ -123,13 +123,13 @@ class Federation:
         """Digest of the latest model, as in the ledger."""
         self._spool = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
-        self.states = ClientStates(Path(self._state_folder.name))
+        self.states = ClientStates(self._state_folder.path)
         self._context = EngineContext(
             clients,
             task,
             optimizer_spec(config.local).name,
             self.states,
-            Path(self._spool.name),
+            self._spool.path,
             partial(examples_of, clients),
         )
         self._engine = make_engine(options, self._context)

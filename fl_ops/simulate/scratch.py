@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from tempfile import TemporaryDirectory, gettempdir
 
 from fl_common.file_lock import FileLock, FileLocked
 
@@ -21,31 +19,26 @@ _UPDATE_BYTES = 64 << 20
 """Updates of a round are in memory up to this size."""
 STATE_SHARE = 0.25
 """Client states are in memory up to this share of what is free there when the run begins."""
-_PREFIX = "fl-simulate-"
+_PREFIX = "fl-scratch-"
 _LOCK = ".in-use"
 _NEW_S = 60.0
 """Folders younger than this are left alone: their process may not have locked them yet."""
 
 
 class ScratchFolder:
-    """A folder until `cleanup`; a context manager. Its process holds a lock in it."""
+    """A folder until `cleanup`, or until the end of the process. Its process holds a lock in it."""
 
     def __init__(self, kind: str, *, in_memory: bool) -> None:
-        parent = MEMORY_DISK if in_memory and MEMORY_DISK.is_dir() else Path(tempfile.gettempdir())
+        parent = MEMORY_DISK if in_memory and MEMORY_DISK.is_dir() else Path(gettempdir())
         _remove_abandoned(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=parent))
+        self._folder = TemporaryDirectory(prefix=f"{_PREFIX}{kind}-", dir=parent)
+        self.path = Path(self._folder.name)
         self._lock = FileLock(self.path / _LOCK, str(os.getpid()))
 
     def cleanup(self) -> None:
         """Remove the folder with all files. A second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._folder.cleanup()
         self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.cleanup()
 
 
 def folder_of_updates(size: int) -> ScratchFolder:
@@ -61,12 +54,13 @@ def folder_of_states(size: int) -> ScratchFolder:
 
 def _remove_abandoned(parent: Path) -> None:
     """Remove the folders of processes that were killed: nobody holds their locks."""
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
-            if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < _NEW_S:
+            facts = lock.stat()
+            if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _NEW_S:
                 continue
-            lock = FileLock(folder / _LOCK, "")
+            held = FileLock(lock, "")
         except (FileLocked, OSError):
             continue
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
+        shutil.rmtree(lock.parent, ignore_errors=True)
+        held.release()

@@ -78,8 +78,8 @@ class RunSave:
         """Remove what is saved. Raises UsageError if it is a run that has not ended."""
         if (latest := self._latest()) is not None and latest.facts["point"]["state"]["phase"] != Phase.ENDED.value:
             raise UsageError(
-                f"{self._folder.parent} has a run that was stopped after round {latest.facts['round']}: continue it with"
-                f" --continue, or remove {self._folder} to begin again"
+                f"{self._folder.parent} has a run that was stopped after round {latest.facts['round']}: continue it"
+                f" with --continue, or remove {self._folder} to begin again"
             )
         with self._as_refusals():
             for path in self._folder.iterdir():

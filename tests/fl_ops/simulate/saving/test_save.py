@@ -66,6 +66,13 @@ def play(simulation: Simulation, save: RunSave, most: int = 1000) -> list[RoundR
     return found
 
 
+def refuses(save: RunSave, simulation: Simulation, message: str) -> bool:
+    """Whether the save cannot be continued for this reason."""
+    with pytest.raises(Refused, match=message):
+        save.restore(simulation)
+    return True
+
+
 def same(one: Simulation, other: Simulation) -> bool:
     """Whether ending, failures, models, server memory and client states are equal."""
     states = [
@@ -174,9 +181,9 @@ def test_other_settings_are_refused(simulated: Simulated, tmp_path: Path) -> Non
     with opened(simulated, tmp_path / "saved") as (simulation, save):
         play(simulation, save, 2)
     other = {"run": {"seed": 0, "rate": 0.2, "new": True}}
+    expected = r"run\.rate was 0\.1 and is 0\.2; run\.new was None and is True\. Use the"
     with simulated(**BASE) as simulation, RunSave(tmp_path / "saved", other) as save:
-        with pytest.raises(Refused, match=r"run\.rate was 0\.1 and is 0\.2; run\.new was None and is True\. Use the"):
-            save.restore(simulation)
+        assert refuses(save, simulation, expected)
 
 
 def test_another_program_is_refused(simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +192,7 @@ def test_another_program_is_refused(simulated: Simulated, tmp_path: Path, monkey
         play(simulation, save, 2)
     monkeypatch.setattr(saving, "program_digest", lambda: "sha256:other")
     with opened(simulated, tmp_path / "saved") as (simulation, save):
-        with pytest.raises(Refused, match=r"program was 'sha256:[0-9a-f]{64}' and is 'sha256:other'"):
-            save.restore(simulation)
+        assert refuses(save, simulation, r"program was 'sha256:[0-9a-f]{64}' and is 'sha256:other'")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +213,7 @@ def test_a_damaged_save_is_refused(simulated: Simulated, tmp_path: Path, file: s
     content[-2] ^= 1
     path.write_bytes(content)
     with opened(simulated, tmp_path / "saved", **sections) as (simulation, save):
-        with pytest.raises(Refused, match=message):
-            save.restore(simulation)
+        assert refuses(save, simulation, message)
 
 
 def test_one_process_at_a_time(simulated: Simulated, tmp_path: Path) -> None:
