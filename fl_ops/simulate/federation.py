@@ -231,7 +231,7 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        for path in self._context.spool.iterdir():
+        for path in self._context.spool.glob("[0-9]*-*"):  # not the folder's lock
             path.unlink()
         self._contributions.clear()
         self.states.drop_pending()

@@ -35,6 +35,13 @@ def test_a_seed_decides_everything(simulated: Simulated) -> None:
     assert (first == digests(simulated, seed=5), first == digests(simulated, seed=6)) == (True, False)
 
 
+def test_the_folder_of_updates_stays_locked(simulated: Simulated) -> None:
+    """After a round only its lock is left in it: without it, the folder of a killed process would never be removed."""
+    with simulated() as simulation:
+        next(iter(simulation.rounds()))
+        assert [path.name for path in simulation.federation._spool.path.iterdir()] == [".in-use"]
+
+
 def test_updates_are_admitted_with_one_thread(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """As training is, whatever this process is set to: more threads are slower for the norms of an update."""
     used: list[int] = []
