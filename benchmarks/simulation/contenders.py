@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.simulation.environments import python_of
+from benchmarks.simulation.setting import data_root
+from benchmarks.simulation.stored import stored
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("cifar10.toml")
@@ -35,6 +37,8 @@ class Started:
     table: Path
     path: Path = ROOT
     """The working directory, and where Python finds our modules."""
+    data: Path | None = None
+    """The data folder, in place of the user's."""
     threads: int | None = None
     """torch threads of each process. None: the program chooses."""
 
@@ -47,7 +51,8 @@ def environment(started: Started) -> Mapping[str, str]:
     """A contender's variables. No library reports its use to its authors."""
     silent = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
     threads = {} if started.threads is None else {"OMP_NUM_THREADS": str(started.threads)}
-    return {**os.environ, **silent, **threads, "PYTHONPATH": str(started.path)}
+    data = {} if started.data is None else {"IMPETUS_DATA": str(started.data)}
+    return {**os.environ, **silent, **threads, **data, "PYTHONPATH": str(started.path)}
 
 
 def contenders(device: str) -> dict[str, Start]:
@@ -98,4 +103,4 @@ def _peer(library: str, module: list[str], options: Options, folder: Path) -> St
     (folder / "benchmarks" / "simulation").symlink_to(Path(__file__).parent)
     command = [str(python), "-m", *module, "--rounds", str(options.rounds), "--report", str(table)]
     # Two threads of torch that wait for each other are slower than one on a machine with other load.
-    return Started(command, table, folder, threads=1)
+    return Started(command, table, folder, threads=1, data=stored(data_root()))

@@ -10,7 +10,6 @@ row, column, channel.
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ EVALUATION_BATCH = 128
 """Images of a batch of an evaluation, as in ours on a CPU. pfl-research evaluates 10,000 at once, in 2 GB."""
 SEED = 0
 CLASSES = 10
-FOLDER, TEST = "cifar-10-batches-py", "test_batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,6 @@ class Data:
     targets: Tensor
     eval_inputs: Tensor
     eval_targets: Tensor
-    evaluated_on: str
 
     def client(self, index: int) -> tuple[Tensor, Tensor]:
         """The images and labels of a client, as views."""
@@ -45,24 +42,18 @@ class Data:
 
 
 def data_root() -> Path:
-    """The folder with the data sets: IMPETUS_DATA, or `../shared/data` beside the repository, as in the tests."""
+    """IMPETUS_DATA: a torchvision folder, by default `../shared/data` beside the repository as in the tests; for
+    libraries, the folder of the arrays.
+    """
     return Path(os.environ.get("IMPETUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
-def load_data(root: Path) -> Data:
-    """CIFAR-10 from a torchvision folder. Raises SystemExit if it is not there. The folder "random" is noise.
-
-    Without the official test batch the evaluation uses batch 5, which the clients have too. Its accuracy then tests
-    only that the contenders train the same, and takes the same time.
-    """
-    if str(root) == "random":
+def load_data(folder: Path) -> Data:
+    """CIFAR-10 from the arrays of `stored`. The folder "random" is noise."""
+    if str(folder) == "random":
         return _noise()
-    folder = root / FOLDER
-    if not (folder / "data_batch_5").exists():
-        raise SystemExit(f"expected CIFAR-10 in {folder}, found none: set IMPETUS_DATA to a torchvision folder")
-    images, labels = map(np.concatenate, zip(*(_read(folder / f"data_batch_{n}") for n in range(1, 6)), strict=True))
-    official = (folder / TEST).exists()
-    held_images, held_labels = _read(folder / (TEST if official else "data_batch_5"))
+    names = ("images", "labels", "eval_images", "eval_labels")
+    images, labels, held_images, held_labels = (np.load(folder / f"{name}.npy") for name in names)
     order = np.random.default_rng(SEED).permutation(len(images))
     mean, std = _statistics(images)
 
@@ -76,7 +67,6 @@ def load_data(root: Path) -> Data:
         torch.from_numpy(labels[order]),
         normalised(held_images),
         torch.from_numpy(held_labels),
-        "the official test set" if official else "training batch 5, which clients have too",
     )
 
 
@@ -94,13 +84,7 @@ def _noise() -> Data:
     made = torch.Generator().manual_seed(SEED)
     images = [torch.randn(count, 3, 32, 32, generator=made) for count in (CLIENTS * IMAGES, EVALUATION_IMAGES)]
     labels = [torch.randint(CLASSES, (len(each),), generator=made) for each in images]
-    return Data(images[0], labels[0], images[1], labels[1], "noise")
-
-
-def _read(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    with path.open("rb") as file:
-        batch = pickle.load(file, encoding="bytes")  # noqa: S301 - CIFAR-10 is published in this form
-    return batch[b"data"].reshape(-1, 3, 32, 32), np.asarray(batch[b"labels"], dtype=np.int64)
+    return Data(images[0], labels[0], images[1], labels[1])
 
 
 def new_model() -> nn.Module:

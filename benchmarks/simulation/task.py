@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.simulation import setting
+from benchmarks.simulation.stored import stored
 from tasks import Examples, Shard
 from tasks.classifier import Classifier
 
@@ -17,7 +18,7 @@ class Cifar10Iid(Classifier):
 
     @cached_property
     def _data(self) -> setting.Data:
-        return setting.load_data(setting.data_root())
+        return setting.load_data(stored(setting.data_root()))
 
     def model(self) -> nn.Module:
         """The model of the setting."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from pathlib import Path
 
@@ -31,18 +30,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setting, "EVALUATION_IMAGES", 7)
 
 
-def write_cifar(root: Path, *names: str) -> None:
-    """CIFAR-10's files with four images each, whose pixels are the number of the file."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    for number, name in enumerate(names):
-        batch = {b"data": np.full((4, 3072), number, dtype=np.uint8), b"labels": [number] * 4}
-        (folder / name).write_bytes(pickle.dumps(batch))
-
-
-BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
-
-
 def test_the_model_is_that_of_pfl_research() -> None:
     """Two convolutions of 3x3 without padding, one pooling, 128 hidden units: 1,626,442 parameters."""
     model = setting.new_model()
@@ -50,22 +37,16 @@ def test_the_model_is_that_of_pfl_research() -> None:
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize(("names", "label"), [(BATCHES, 4), ([*BATCHES, "test_batch"], 5)], ids=["batch 5", "official"])
-def test_the_official_test_set_is_used_if_it_is_there(tmp_path: Path, names: list[str], label: int) -> None:
-    """All five batches train in both cases. Pixels are normalised by the training images of each channel."""
-    write_cifar(tmp_path, *names)
+def test_images_are_normalised_by_channel(tmp_path: Path) -> None:
+    """By the training images' mean and deviation, in an order that keeps each label with its image."""
+    images = np.arange(10 * 3 * 32 * 32, dtype=np.uint8).reshape(10, 3, 32, 32)
+    images[:] = np.arange(10, dtype=np.uint8).reshape(10, 1, 1, 1) * np.array([1, 2, 3], np.uint8).reshape(1, 3, 1, 1)
+    for name, array in {"images": images, "labels": np.arange(10), "eval_images": images, "eval_labels": []}.items():
+        np.save(tmp_path / f"{name}.npy", np.asarray(array))
     data = setting.load_data(tmp_path)
-    assert data.targets.bincount().tolist() == [4] * 5
-    assert data.eval_targets.tolist() == [label] * 4
     assert torch.allclose(data.inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-6)
     assert torch.allclose(data.inputs.std((0, 2, 3), correction=0), torch.ones(3))
-    assert torch.equal(data.inputs[:, 0, 0, 0].argsort(stable=True), data.targets.argsort(stable=True))
-
-
-def test_missing_data_is_named(tmp_path: Path) -> None:
-    """The message has the folder and the variable that sets it."""
-    with pytest.raises(SystemExit, match=f"{tmp_path}/cifar-10-batches-py.*IMPETUS_DATA"):
-        setting.load_data(tmp_path)
+    assert data.inputs[:, 0, 0, 0].argsort().tolist() == data.targets.argsort().tolist()
 
 
 @pytest.mark.usefixtures("small")
