@@ -155,7 +155,8 @@ class Federation:
                 yield NotDelivered.of(result)
                 continue
             try:
-                contribution = self._admitted(place.exchange, result)
+                with one_thread():
+                    contribution = self._admitted(place.exchange, result)
             except UpdateRefused as refusal:
                 not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
                 yield NotDelivered(result.client, str(refusal), not_finite, refused=True)
@@ -237,7 +238,7 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        for path in self._context.spool.iterdir():
+        for path in self._context.spool.glob("[0-9]*-*"):  # not the folder's lock
             path.unlink()
         self._contributions.clear()
         self.states.drop_pending()
