@@ -136,7 +136,7 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
         (EngineRequest("batched", workers=2), "leave out --workers"),
         (EngineRequest("sequential", workers=2), "expected --engine workers"),
         (EngineRequest(device="tpu"), "expected cpu, cuda"),
-        (EngineRequest(device="cuda:99"), "CUDA devices here"),
+        (EngineRequest(device="cuda:99"), "--device cuda:99: expected device 99"),
     ],
 )
 def test_options_that_do_not_go_together(request_: EngineRequest, message: str) -> None:
