@@ -1,7 +1,7 @@
 """Scratch folders of a simulation: in memory if their files are small, otherwise on disk.
 
-A folder is removed when its simulation ends, also after an error or Ctrl-C. A process that was killed leaves its folders;
-the next simulation of the same user removes them.
+A folder is removed when its simulation ends, also after an error or Ctrl-C. A process that was killed leaves its
+folders; the next simulation of the same user removes them.
 """
 
 from __future__ import annotations
