@@ -243,6 +243,11 @@ class Federation:
         measured = [one.measured for one in self._accepted(exchange, accepted)]
         return overflow_culprit(measured) if overflow else outliers(self.config.round, self._norms, measured)
 
+    @property
+    def engine_report(self) -> str:
+        """What the engine has measured and chosen; empty if nothing yet."""
+        return self._engine.report
+
     def restart_states(self, state_epoch: int) -> None:
         """Delete all clients' states and restart the server's part of them from zero."""
         self.state_epoch = state_epoch

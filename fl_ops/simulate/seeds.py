@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
+from algorithms.batched.refusals import NotBatched
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
@@ -21,7 +22,7 @@ from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.saving.save import SAVE_EVERY_S, RunSave
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import Failure, RoundResult, Simulation, Step
+from fl_ops.simulate.simulation import Failure, Note, RoundResult, Simulation, Step
 from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from tasks import TaskError
@@ -42,16 +43,9 @@ class Job:
     """See `RunSave`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
-    """A run begins after this many rounds, which an earlier process did."""
-
-    rounds: int
-
-
-Report = tuple[int, RoundResult | Step | Failure | Continued] | SeedResult | OpsError
-"""(seed, committed round, begun step, failure of a client or continued run), the result of a run that has ended, or the
-error that ended it."""
+Report = tuple[int, RoundResult | Step | Failure | Note] | SeedResult | OpsError
+"""(seed, committed round, begun step, failure of a client or note), the result of a run that has ended, or the error
+that ended it."""
 OnReport = Callable[[Report], None]
 
 SAVED = "saved"
@@ -80,7 +74,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
         result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))
         rounds = stack.enter_context(closing(_rounds(simulation, _opened(job, result, simulation, stack), result)))
         if result.rounds:
-            on_report((job.seed, Continued(len(result.rounds))))
+            on_report((job.seed, Note(f"continues after {len(result.rounds)} rounds")))
         try:
             for each in rounds:
                 result.rounds.append(each)
@@ -109,6 +103,8 @@ def _opened(job: Job, result: SeedResult, simulation: Simulation, stack: ExitSta
 def _rounds(simulation: Simulation, save: RunSave | None, result: SeedResult) -> Generator[RoundResult]:
     try:
         yield from save.rounds(simulation, result.rounds) if save else simulation.rounds()
+    except NotBatched as error:
+        raise UsageError(str(error)) from error
     except TaskError as error:
         raise Refused(str(error)) from error
 

@@ -72,6 +72,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A client that delivered no update."""
 
@@ -107,7 +114,7 @@ class Simulation:
         *,
         seed: int | None = None,
         task: Task | None = None,
-        notify: Callable[[Step | Failure], None] = lambda _: None,
+        notify: Callable[[Step | Failure | Note], None] = lambda _: None,
         engine: EngineOptions = SEQUENTIAL,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
@@ -124,6 +131,7 @@ class Simulation:
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
         self._refused: set[str] = set()
+        self._engine_report = ""
         self._roster_changed = False
         self._earlier_s = 0.0
         self._began = self._round_began = time.monotonic()
@@ -236,6 +244,9 @@ class Simulation:
         client, drawn = self._collection.next_client(state), len(state.drawn)
         self._notify(Step(state.round, "client", drawn - len(state.outstanding) + 1, drawn))
         result = self._collection.result(state, client)
+        if (report := self.federation.engine_report) != self._engine_report:
+            self._engine_report = report
+            self._notify(Note(report))
         if isinstance(result, Contribution):
             return ev.UpdateAdmitted(client, result.digest)
         if result.refused:

@@ -61,6 +61,26 @@ class ClientStates:
             memory_file.decode(opened, 1)
         shutil.copyfile(file, self._path(client, _STATE))
 
+    def stored(self, client: str) -> bytes:
+        """The file of a client's state, for another process; empty if there is none."""
+        return self._bytes(client, _STATE)
+
+    def store(self, client: str, data: bytes | bytearray) -> None:
+        """What `stored` returned in another process."""
+        self._store(client, _STATE, data)
+
+    def taken_next(self, client: str) -> tuple[bytes, bytes]:
+        """The files of a client's next state, for another process. They are removed here."""
+        at_one, at_zero = (self._bytes(client, kind) for kind in (_AT_ONE, _AT_ZERO))
+        for kind in (_AT_ONE, _AT_ZERO):
+            self._path(client, kind).unlink(missing_ok=True)
+        return at_one, at_zero
+
+    def store_next(self, client: str, at_one: bytes | bytearray, at_zero: bytes | bytearray) -> None:
+        """What `taken_next` returned in another process."""
+        self._store(client, _AT_ONE, at_one)
+        self._store(client, _AT_ZERO, at_zero)
+
     def drop_pending(self) -> None:
         """Delete all next states that were not promoted."""
         for kind in (_AT_ONE, _AT_ZERO):
@@ -77,6 +97,14 @@ class ClientStates:
     def _empty(self, kind: str) -> None:
         for path in (self._folder / kind).iterdir():
             path.unlink()
+
+    def _bytes(self, client: str, kind: str) -> bytes:
+        path = self._path(client, kind)
+        return path.read_bytes() if path.exists() else b""
+
+    def _store(self, client: str, kind: str, data: bytes | bytearray) -> None:
+        if data:
+            self._path(client, kind).write_bytes(data)
 
     def _read(self, client: str, kind: str) -> Memory | None:
         try:

@@ -50,6 +50,11 @@ class WorkersEngine:
         for number in range(workers):
             self._workers.append(_start(f"worker-{number}", work, [each.connection for each in self._workers]))
 
+    @property
+    def report(self) -> str:
+        """See `LocalEngine.report`."""
+        return ""
+
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`. No work is in progress then, so the files of the last bundles are not needed."""
         for path in Path(self._folder.name).iterdir():
