@@ -26,6 +26,23 @@ class EngineOptions:
     """This process trains many clients in lockstep. Not with several workers."""
 
 
+    @property
+    def arithmetic(self) -> dict[str, str | int | None]:
+        """What decides the bits of updates, as JSON values: a run continues only with the same.
+
+        The bits of the engines for one client at a time are the same for any number of workers.
+        """
+        if self.batched is None:
+            return {"clients": "one at a time"}
+        batched = self.batched
+        return {
+            "clients": "in lockstep",
+            "device": str(batched.device),
+            "strategy": batched.strategy,
+            "group": batched.group,
+        }
+
+
 SEQUENTIAL = EngineOptions()
 
 
