@@ -121,7 +121,8 @@ class Federation:
         self._names: Names = {}
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
-        self._spool = folder_of_updates(self._update_bytes())
+        self._scratch = folder_of_updates(self._update_bytes())
+        (spool := self._scratch.path / "updates").mkdir()
         self._state_folder = folder_of_states(self._state_bytes())
         self.states = ClientStates(self._state_folder.path)
         self._context = EngineContext(
@@ -129,7 +130,7 @@ class Federation:
             task,
             optimizer_spec(config.local).name,
             self.states,
-            self._spool.path,
+            spool,
             partial(examples_of, clients),
         )
         self._engine = make_engine(options, self._context)
@@ -140,7 +141,7 @@ class Federation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._engine.close()
-        self._spool.cleanup()
+        self._scratch.cleanup()
         self._state_folder.cleanup()
 
     def work(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Contribution | NotDelivered]:
