@@ -21,10 +21,11 @@ from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.ranks.serving import check_programs, serve
+from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.saving.save import SAVE_EVERY_S, RunSave
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import Failure, Note, RoundResult, Simulation, Step
+from fl_ops.simulate.simulation import Simulation
 from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from tasks import TaskError
@@ -78,6 +79,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             task=prepared.server_task,
             notify=lambda what: on_report((job.seed, what)),
             engine=job.engine,
+            devices=prepared.devices,
         )
     with simulation, ExitStack() as stack:
         result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))
@@ -91,6 +93,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
                     write_rounds(job.folder, result.rounds)
                 on_report((job.seed, each))
         finally:
+            result.profile = simulation.profile()
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
             if job.folder:
                 write_end(job.folder, result, simulation.model())

@@ -93,9 +93,13 @@ def _device(text: str) -> torch.device:
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {text!r}") from None
     if device.type not in {"cpu", "cuda"}:
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {text!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--device {text}: torch finds {torch.cuda.device_count()} CUDA devices here")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    if device.type == "cpu":
+        return device
+    # Ranks of one machine take its devices in order; torchrun numbers them.
+    index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise UsageError(f"--device {text}: expected device {index}, torch finds {torch.cuda.device_count()} here")
+    return torch.device("cuda", index)
 
 
 def make_engine(options: EngineOptions, context: EngineContext) -> LocalEngine:

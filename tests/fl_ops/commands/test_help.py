@@ -25,6 +25,7 @@ from fl_ops.admin import settings
 from fl_ops.commands import completion
 from fl_ops.commands.cli import app
 from fl_ops.demo.settings import DemoSettings
+from fl_ops.simulate.saving.save import SAVE_EVERY_S
 from fl_ops.simulate.settings import SimulationSection
 from protos.fl.v1 import admin_pb2
 from tests.docs.pages import check_fl_client_command, check_fl_command
@@ -75,6 +76,7 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl", "clients", "list"), "state"): True,
     (("fl", "compare"), "out"): True,  # test_compare.py
     (("fl", "compare"), "cells"): True,
+    (("fl", "simulate"), "save_every"): SAVE_EVERY_S == 30,
     (("fl", "demo"), "algorithm"): DemoSettings.algorithms == ("fedcm", "fedavg"),
     (("fl-client", "init"), "ca"): True,  # test_init.py
     (("fl-client", "init"), "cert"): True,

@@ -1,6 +1,6 @@
 """Simulations of 100 to 10,000 clients: seconds to start, seconds a round, and peak memory.
 
-    python -m benchmarks.simulation_scale --data ../shared/data --clients 100 1000 10000
+    python -m benchmarks.simulation.scale --data ../shared/data --clients 100 1000 10000
 
 Fashion-MNIST, the small CNN, batches of 10, 100 clients a round. Each case is a process of its own, so that the peak is
 its own. Prints a JSON line for each case, and with --table the rows of docs/benchmarks.md.
@@ -60,7 +60,7 @@ def _in_process(clients: int, given: argparse.Namespace) -> dict[str, Any]:
     options = ["--clients", str(clients), "--data", str(given.data), "--algorithm", given.algorithm]
     options += ["--partition", given.partition, "--rounds", str(given.rounds), "--workers", str(given.workers)]
     options += ["--steps", str(given.steps)]
-    command = [sys.executable, "-m", "benchmarks.simulation_scale", "--one", *options]
+    command = [sys.executable, "-m", "benchmarks.simulation.scale", "--one", *options]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout  # noqa: S603 - this module
     found: dict[str, Any] = json.loads(text)
     return found
