@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_ops.compare.cells import RoundRow
 from fl_ops.compare.plan import Done, Plan
-from fl_ops.compare.summary import Row, Spread, rows, tried
+from fl_ops.compare.summary import Row, Spread, Tried, rows, tried
 from fl_ops.environment import machine, versions
 
 _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cell")
@@ -40,7 +40,11 @@ def summary_json(plan: Plan) -> str:
     """The summary, all settings that tuning tried, and all settings of the final runs."""
     spec = plan.table.spec
     found = [
-        {**asdict(row), "tried": tried(plan, experiment), "settings": experiment.final_settings()}
+        {
+            **asdict(row),
+            "tried": list(map(_tried_values, tried(plan, experiment))),
+            "settings": experiment.final_settings(),
+        }
         for row, experiment in zip(rows(plan), plan.experiments, strict=True)
     ]
     facts = {
@@ -67,7 +71,7 @@ def _value_text(value: Any) -> str:
 
 def _cell_values(done: Done) -> list[Any]:
     choice, cell = done.choice, done.cell
-    text = parameters_text(choice.parameters)
+    text = parameters_text(choice.own)
     return [cell.label, cell.split, cell.stage, cell.seed, choice.learning_rate, text, cell.digest[:8]]
 
 
@@ -81,7 +85,7 @@ def _summary_values(row: Row) -> list[Any]:
     spreads: Iterator[Spread | None] = (getattr(row, name) for name in _SPREADS)
     return [
         row.label, row.split, row.algorithm,
-        choice.learning_rate if choice else None, parameters_text(choice.parameters) if choice else None,
+        choice.learning_rate if choice else None, parameters_text(choice.own) if choice else None,
         row.at_edge, _joined(row.seeds), _joined(row.diverged),
         *(value for spread in spreads for value in _spread_values(spread)),
         row.among_best, _short(row.seconds_a_round),
@@ -90,6 +94,10 @@ def _summary_values(row: Row) -> list[Any]:
 
 def _spread_values(spread: Spread | None) -> list[Any]:
     return [_short(spread.mean), _short(spread.deviation), spread.count] if spread else [None, None, 0]
+
+
+def _tried_values(one: Tried) -> dict[str, Any]:
+    return {**asdict(one.choice), "validation": one.validation, "judged": one.judged}
 
 
 def _short(value: float | None) -> float | None:
