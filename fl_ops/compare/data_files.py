@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from fl_ops.compare.cells import RoundRow
-from fl_ops.compare.plan import Done, Plan
-from fl_ops.compare.summary import Row, Spread, Tried, rows, tried
+from fl_ops.compare.plan import Done, ExperimentPlan, Plan
+from fl_ops.compare.summary import Row, Spread, rows, tried
 from fl_ops.environment import machine, versions
 
 _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cell")
@@ -40,11 +40,7 @@ def summary_json(plan: Plan) -> str:
     """The summary, all settings that tuning tried, and all settings of the final runs."""
     spec = plan.table.spec
     found = [
-        {
-            **asdict(row),
-            "tried": list(map(_tried_values, tried(plan, experiment))),
-            "settings": experiment.final_settings(),
-        }
+        {**asdict(row), "tried": _tried_values(plan, experiment), "settings": experiment.final_settings()}
         for row, experiment in zip(rows(plan), plan.experiments, strict=True)
     ]
     facts = {
@@ -96,8 +92,9 @@ def _spread_values(spread: Spread | None) -> list[Any]:
     return [_short(spread.mean), _short(spread.deviation), spread.count] if spread else [None, None, 0]
 
 
-def _tried_values(one: Tried) -> dict[str, Any]:
-    return {**asdict(one.choice), "validation": one.validation, "judged": one.judged}
+def _tried_values(plan: Plan, experiment: ExperimentPlan) -> list[dict[str, Any]]:
+    found = tried(plan, experiment)
+    return [{**asdict(one.choice), "validation": one.validation, "judged": one.judged} for one in found]
 
 
 def _short(value: float | None) -> float | None:

@@ -70,7 +70,7 @@ class ExperimentPlan:
 
     @property
     def at_edge(self) -> bool:
-        """The chosen rate is the lowest or the highest that was tried, because the grid's extension reached its bound."""
+        """The chosen rate is the lowest or the highest that was tried: the grid was extended as often as allowed."""
         spec = self._table.spec.tuning
         if spec is None or (choice := self.choice) is None:
             return False
@@ -176,6 +176,10 @@ class Plan:
     def done(self) -> int:
         """Number of finished cells."""
         return sum(len(experiment.done()) for experiment in self.experiments)
+
+    def results(self) -> list[tuple[Cell, CellResult]]:
+        """All finished cells with their results."""
+        return [(done.cell, done.result) for each in self.experiments for done in each.done()]
 
     def left(self) -> tuple[int, int]:
         """Expected numbers of (cells, rounds) that are not done."""

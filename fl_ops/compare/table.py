@@ -67,8 +67,8 @@ class TuningSection(Section):
     learning_rates: list[Rate] = Field(min_length=1)
     """Learning rates to try for every method that has none of its own."""
     extend: int = Field(default=2, ge=0, le=10)
-    """If the lowest or highest rate is the best, try the next one beyond it, by the ratio of the two rates at that edge.
-    At most so often at each edge."""
+    """If the lowest or highest rate is the best, try the next one beyond it, by the ratio of the two rates at that
+    edge; at most so often at each edge."""
     seed: int = Field(ge=0)
     """Seed of the partition, the first model and the cohorts of the search; none of the final seeds."""
     rounds: int = Field(ge=1)
@@ -195,7 +195,8 @@ def _check_seeds(spec: TableSection) -> None:
     judges = spec.tuning.judge_seeds if spec.tuning else []
     if judges and (len(judges) < 2 or len(set(judges)) < len(judges) or set(judges) & set(spec.seeds)):
         raise ValueError(
-            f"tuning.judge_seeds: expected two or more different seeds, none of the final ones {spec.seeds}, got {judges}"
+            "tuning.judge_seeds: expected two or more different seeds, "
+            f"none of the final ones {spec.seeds}, got {judges}"
         )
 
 
@@ -205,9 +206,7 @@ def _check_method(table: Table, method: MethodSection) -> None:
     if (method.tune or method.learning_rates) and table.spec.tuning is None:
         raise ValueError(f"{where}: has values to tune, so the table needs a section [tuning]")
     if table.spec.tuning and "learning_rate" in method.local:
-        raise ValueError(
-            f"{where}.local: the search sets learning_rate; use learning_rates to limit it for this method"
-        )
+        raise ValueError(f"{where}.local: the search sets learning_rate; use learning_rates for this method's values")
     load_method(method.name)
     for variant in method.variants(table.first_choice(method).learning_rate):
         check_schedules(method.schedules, build(method.name, **variant.parameters), table.run.horizon)

@@ -1,6 +1,6 @@
 """The search for a method's setting: the short runs of a grid, its extension beyond an edge, and the judgement.
 
-Short runs under one seed favour settings that start fast, and a rate that is too high by little may diverge only later or
+Short runs under one seed favour settings that start fast, and a rate that is slightly too high may diverge later or
 under another seed. With `tuning.judge_seeds`, the best settings therefore run again, with all rounds and several seeds.
 """
 
@@ -136,8 +136,8 @@ class _State:
 def _judge(state: _State) -> Search:
     """The best setting by long runs.
 
-    First the best settings of the short runs are judged. Then, for as long as a setting that was not judged has a higher
-    score in its short run than the best one in its long runs, this one: the long runs of the others failed.
+    First the best settings of the short runs are judged. Then, as long as a setting that was not judged has a higher
+    score in its short run than the best one in its long runs, that setting: the long runs of the others failed.
     """
     if not state.not_judged():
         return state.best()

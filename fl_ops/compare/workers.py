@@ -1,7 +1,8 @@
-"""Runs the cells of a plan in worker processes with one torch thread each, until none is missing."""
+"""Runs the cells of a plan in worker processes with one torch thread each, until none is missing or time is up."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -11,18 +12,26 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing.queues import SimpleQueue
+from typing import Any, Protocol
 
 import torch
 
 from fl_common.allocator import keep_freed_memory
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
+from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import RoundResult, Simulation
 from fl_server.run_spec import from_values
+
+_POLL_S = 0.5
+"""Longest time until the rounds of running cells are reported."""
+
+OnRound = Callable[[RoundRow], None]
+"""Called in a worker for every round that is done."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class RunCell:
 
     data_location: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, cell: Cell) -> CellResult:
+    def __call__(self, cell: Cell, on_round: OnRound) -> CellResult:
         """Run a cell. A run that diverges is a result, too, with its rounds until then.
 
         Raises:
@@ -44,11 +53,15 @@ class RunCell:
         prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
         began = time.monotonic()
         with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-            rounds = tuple(map(_row, simulation.rounds()))
+            rounds: list[RoundRow] = []
+            for done in simulation.rounds():
+                rounds.append(_row(done))
+                on_round(rounds[-1])
             status, reason = simulation.ending or ("completed", "")
         if status == "failed" and not simulation.diverged:
             raise Refused(f"{cell.label}, {cell.stage} with seed {cell.seed}: {reason}")
-        return CellResult(rounds, time.monotonic() - began, len(rounds) if simulation.diverged else None, reason)
+        diverged = len(rounds) if simulation.diverged else None
+        return CellResult(tuple(rounds), time.monotonic() - began, diverged, reason)
 
 
 def _row(done: RoundResult) -> RoundRow:
@@ -69,63 +82,124 @@ def _row(done: RoundResult) -> RoundRow:
 class Job:
     """How to run a cell, and the folder for its file. `run` must be importable: processes receive it by name."""
 
-    run: Callable[[Cell], CellResult]
+    run: Callable[[Cell, OnRound], CellResult]
     folder: CellFolder
 
 
-OnDone = Callable[[Cell, CellResult], None]
-"""Called in this process for every finished cell."""
+class Watch(Protocol):
+    """Is called in this process as the work goes on."""
+
+    def round_done(self, cell: Cell, row: RoundRow) -> None:
+        """A worker has finished a round of a cell."""
+
+    def cell_done(self, cell: Cell, result: CellResult) -> None:
+        """A worker has written a cell's file."""
 
 
-def run_all(plan: Plan, job: Job, processes: int, on_done: OnDone) -> None:
-    """Run all missing cells. No process is left, however this ends.
+@dataclass(frozen=True)
+class Work:
+    """What to run. seconds: stop after so long; None is no limit. costs: the expected times, which rounds update."""
+
+    plan: Plan
+    job: Job
+    processes: int = 1
+    seconds: float | None = None
+    costs: Costs = field(default_factory=Costs)
+
+
+_Rounds = SimpleQueue[tuple[str, RoundRow]]
+"""From the workers: (digest of a cell, its round)."""
+
+
+def run_all(work: Work, watch: Watch) -> bool:
+    """Run all missing cells. No process is left, however this ends. Returns whether none is missing now.
+
+    At the time limit, running cells are given up; they run again from their start in the next call. A cell that would
+    end too late, by the rounds of this call, is not started.
 
     Raises:
         Refused: a process ended unexpectedly. Errors of a cell are raised unchanged. Finished cells are kept.
     """
     others = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _initialize)
+    context = multiprocessing.get_context("spawn")
+    rounds: _Rounds = context.SimpleQueue()
+    executor = ProcessPoolExecutor(work.processes, context, _initialize, (rounds,))
+    complete = False
     try:
-        _run_all(executor, plan, job, processes, on_done)
+        complete = _Runner(work, watch, executor, rounds).run()
     except BrokenProcessPool as error:
         raise Refused(f"a process that ran a cell ended unexpectedly, possibly out of memory ({error})") from error
-    except BaseException:
-        # Also for Ctrl-C: running cells take minutes, and nothing would use their results.
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-        raise
     finally:
+        if not complete:
+            # Also after Ctrl-C: running cells may take hours, and nothing would use their results.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
         executor.shutdown(cancel_futures=True)
+        rounds.close()
+    return complete
 
 
-def _run_all(executor: ProcessPoolExecutor, plan: Plan, job: Job, processes: int, on_done: OnDone) -> None:
-    running: dict[Future[CellResult], Cell] = {}
-    while True:
-        submitted = {cell.digest for cell in running.values()}
-        # Not more cells than processes: the next cells may depend on the results of the running ones.
-        for cell in plan.missing():
-            if len(running) < processes and cell.digest not in submitted:
+class _Runner:
+    """Keeps as many cells running as there are processes: the next ones may depend on the results of the running."""
+
+    def __init__(self, work: Work, watch: Watch, executor: ProcessPoolExecutor, rounds: _Rounds) -> None:
+        self._work = work
+        self._watch = watch
+        self._executor = executor
+        self._rounds = rounds
+        self._running: dict[Future[CellResult], Cell] = {}
+        self._end = math.inf if work.seconds is None else time.monotonic() + work.seconds
+
+    def run(self) -> bool:
+        """Returns whether no cell is missing now."""
+        self._start()
+        while self._running:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                return False
+            done = wait(self._running, timeout=min(left, _POLL_S), return_when=FIRST_COMPLETED).done
+            self._report_rounds()
+            for future in done:
+                self._watch.cell_done(self._running.pop(future), future.result())
+            if done:
+                self._start()
+        return not self._work.plan.missing()
+
+    def _start(self) -> None:
+        work, submitted = self._work, {cell.digest for cell in self._running.values()}
+        for cell in work.plan.missing(work.costs.of_cell):
+            if len(self._running) >= work.processes:
+                return
+            if cell.digest not in submitted and work.costs.fits(cell, self._end - time.monotonic()):
                 submitted.add(cell.digest)
-                running[executor.submit(_run_one, job, cell)] = cell
-        if not running:
-            return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            on_done(running.pop(future), future.result())
+                self._running[self._executor.submit(_run_one, work.job, cell)] = cell
+
+    def _report_rounds(self) -> None:
+        cells = {cell.digest: cell for cell in self._running.values()}
+        while not self._rounds.empty():
+            digest, row = self._rounds.get()
+            self._work.costs.add(cells[digest], row.seconds)
+            self._watch.round_done(cells[digest], row)
 
 
 def _run_one(job: Job, cell: Cell) -> CellResult:
     """In a worker: write the file before the result is reported."""
-    result = job.run(cell)
+    result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)))
     job.folder.save(cell, result)
     return result
 
 
-def _initialize() -> None:
+def _initialize(rounds: _Rounds) -> None:
     """In a new worker: use one thread, ignore Ctrl-C, and end with the parent."""
+    _REPORT.append(rounds)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_freed_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+_REPORT: list[_Rounds] = []
+"""In a worker: the queue of the process that started it."""
 
 
 def _end_with_parent() -> None:

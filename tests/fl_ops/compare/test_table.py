@@ -63,7 +63,7 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
             "local = { max_gradient_nrm = 1 }",
             "max_gradient_nrm: unknown key, did you mean max_gradient_norm?",
         ),
-        ("tune = { alpha = [0.1, 0.3] }", "local = { learning_rate = 0.1 }", "use learning_rates to limit it"),
+        ("tune = { alpha = [0.1, 0.3] }", "local = { learning_rate = 0.1 }", "use learning_rates for this method"),
     ],
 )
 def test_an_invalid_table_is_reported_by_its_key(read: Read, old: str, new: str, expected: str) -> None:
