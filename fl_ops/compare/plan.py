@@ -148,7 +148,7 @@ class Plan:
     """
 
     def __init__(self, table: Table, load: FindResult, only: Collection[str] = ()) -> None:
-        labels = [method.label for method in table.spec.methods]
+        labels = list(dict.fromkeys(method.label for method in table.spec.methods))
         if unknown := [label for label in only if label not in labels]:
             raise UsageError(f"--only: expected labels of the table, {', '.join(labels)}; got {', '.join(unknown)}")
         self.table = table

@@ -88,7 +88,6 @@ class Progress:
     def _line(self, text: str) -> None:
         self._wrote = time.monotonic()
         total = self._plan.done() + self._plan.left()[0]
-        left = self.time_left()
-        self._write(
-            f"{time.strftime('%H:%M:%S')}  {self._done} of about {total} cells{f', {left} left' if left else ''}  {text}"
-        )
+        needs = self.time_left()
+        time_left = f", {needs} left" if needs else ""
+        self._write(f"{time.strftime('%H:%M:%S')}  {self._done} of about {total} cells{time_left}  {text}")

@@ -12,6 +12,8 @@ from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
 from fl_ops.render.units import NOTHING
 
+_PUBLISHED = 3
+"""Column of a paper's accuracy, before our own."""
 _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 
@@ -43,7 +45,12 @@ def _result(plan: Plan, found: Sequence[Row]) -> str:
         "Method", "rate", "own parameters", "final", f"last {spec.report.last}", "best", f"rounds to {target}",
         f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
-    return _table(heads, [_result_row(row, len(spec.seeds)) for row in found])
+    lines = [_result_row(row, len(spec.seeds)) for row in found]
+    if any(row.published is not None for row in found):
+        heads.insert(_PUBLISHED, "published")
+        for line, row in zip(lines, found, strict=True):
+            line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
+    return _table(heads, lines)
 
 
 def _result_row(row: Row, seeds: int) -> list[str]:

@@ -42,6 +42,8 @@ class Row:
     label: str
     split: str
     algorithm: str
+    published: float | None
+    """Accuracy in a paper."""
     choice: Choice | None
     at_edge: bool
     """The chosen rate is the lowest or the highest of the search; a better one may be beyond it."""
@@ -99,6 +101,7 @@ def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
         label=experiment.experiment.method.label,
         split=experiment.experiment.split,
         algorithm=experiment.experiment.method.name,
+        published=experiment.experiment.method.published.get(experiment.experiment.split),
         choice=experiment.choice,
         at_edge=experiment.at_edge,
         seeds=tuple(finals),

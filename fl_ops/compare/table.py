@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -24,6 +25,7 @@ from fl_server.run_spec import from_values
 from tasks import TaskError
 
 Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Scalar = float | str | bool
 CLIPPING = "max_gradient_norm"
 """The one key of [local] besides the rate that a search may choose."""
@@ -45,6 +47,10 @@ class MethodSection(Section):
     """Learning rates to try for this method instead of those of [tuning]."""
     local: dict[str, Any] = Field(default_factory=dict)
     """Keys of [local] that differ for this method, such as max_gradient_norm or learning_rate_decay."""
+    splits: list[str] | None = Field(default=None, min_length=1)
+    """The splits that this section is for, by default all. Sections for different splits may have the same label."""
+    published: dict[str, Share] = Field(default_factory=dict)
+    """Accuracy in a paper by split, as a share of 1, for the column "published" of the tables."""
     schedules: dict[str, ScheduleSection] = Field(default_factory=dict)
     """As in a run's [algorithm.schedules.NAME]. The parameter's value, searched or not, is that of round 0."""
 
@@ -127,7 +133,7 @@ class Table:
     def experiments(self) -> Iterator[Experiment]:
         """Every method on every split, split by split."""
         for split in self.spec.splits:
-            yield from (Experiment(method, split) for method in self.spec.methods)
+            yield from (Experiment(each, split) for each in self.spec.methods if split in (each.splits or [split]))
 
     def simulation(self, split: str, validation_every: int = 0) -> SimulationSection:
         """The clients of a split. validation_every: see TuningSection; 0 withholds nothing."""
@@ -175,8 +181,8 @@ def _table(name: str, content: dict[str, Any]) -> Table:
 
 def _check(table: Table) -> None:
     spec = table.spec
-    labels = [method.label for method in spec.methods]
-    if twice := {label for label in labels if labels.count(label) > 1}:
+    rows = Counter((each.method.label, each.split) for each in table.experiments())
+    if twice := {label for (label, _), count in rows.items() if count > 1}:
         raise ValueError(
             f"methods: expected a different label for each method, got {', '.join(sorted(twice))} more than once"
         )
@@ -207,6 +213,8 @@ def _check_method(table: Table, method: MethodSection) -> None:
         raise ValueError(f"{where}: has values to tune, so the table needs a section [tuning]")
     if table.spec.tuning and "learning_rate" in method.local:
         raise ValueError(f"{where}.local: the search sets learning_rate; use learning_rates for this method's values")
+    if unknown := sorted({*(method.splits or []), *method.published} - table.spec.splits.keys()):
+        raise ValueError(f"{where}: expected splits of this table, {', '.join(table.spec.splits)}; got {unknown[0]}")
     load_method(method.name)
     for variant in method.variants(table.first_choice(method).learning_rate):
         check_schedules(method.schedules, build(method.name, **variant.parameters), table.run.horizon)

@@ -126,6 +126,14 @@ def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest(plan: Plan)
     assert "| FedCM | 0.2 | alpha 0.3 | 80.00 ± 14.14 | **80.00 ± 14.14** |" in once
 
 
+def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> None:
+    """A column for a paper's numbers; a method without one has a dash."""
+    table = read(('name = "fedcm"', 'name = "fedcm"\npublished = { even = 0.8761 }'))
+    text = report.tables(Plan(table, lambda cell: reached(0.5)))
+    assert "| FedCM | 0.1 (edge) | alpha 0.1 | 87.61 | 50.00 ± 0.00 |" in text
+    assert "| FedAvg | 0.1 (edge) |  | - | 50.00 ± 0.00 |" in text
+
+
 def test_a_page_without_marks_is_refused(plan: Plan) -> None:
     """Nothing is written into a page that did not ask for it."""
     with pytest.raises(UsageError, match="expected the lines"):

@@ -15,6 +15,17 @@ def test_every_method_meets_every_split(read: Read) -> None:
     assert pairs == [("FedAvg", "even"), ("FedCM", "even"), ("FedAvg", "odd"), ("FedCM", "odd")]
 
 
+def test_a_section_for_some_splits(read: Read) -> None:
+    """The same label has one setting on one split and another on the other one."""
+    table = read(
+        ('even = { method = "iid" }', 'even = { method = "iid" }, odd = { method = "dirichlet" }'),
+        ('label = "FedAvg"', 'label = "FedCM"\nsplits = ["odd"]'),
+        ('name = "fedcm"', 'name = "fedcm"\nsplits = ["even"]'),
+    )
+    pairs = [(each.method.label, each.method.name, each.split) for each in table.experiments()]
+    assert pairs == [("FedCM", "fedcm", "even"), ("FedCM", "fedavg", "odd")]
+
+
 def test_variants_are_all_combinations_and_the_first_values_come_first(read: Read) -> None:
     """Two lists of two values make four settings, each with the fixed parameters."""
     tune = 'parameters = { weights = "examples" }\ntune = { alpha = [0.1, 0.3], eta_g = [1.0, 0.5] }'
@@ -51,6 +62,8 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
         ),
         ('name = "fedcm"', 'name = "fedcm"\nlabl = "x"', "methods.1.labl: unknown key, did you mean label?"),
         ("tuning = {", "tuned = {", "tuned"),
+        ('name = "fedcm"', 'name = "fedcm"\nsplits = ["odd"]', "methods.FedCM: expected splits of this table, even; got odd"),
+        ('name = "fedcm"', 'name = "fedcm"\npublished = { odd = 0.5 }', "expected splits of this table, even; got odd"),
         ("extend = 0", "judge_seeds = [7]", "tuning.judge_seeds: expected two or more different seeds"),
         ("extend = 0", "judge_seeds = [7, 2]", "none of the final ones [1, 2], got [7, 2]"),
         (
