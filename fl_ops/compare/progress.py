@@ -25,7 +25,11 @@ class _Running:
 
     def __str__(self) -> str:
         cell, reached = self.cell, f", {percent(self.accuracy, 1)}" if self.accuracy is not None else ""
-        return f"{cell.label}, {cell.stage}, seed {cell.seed}: {self.rounds} of {rounds_of(cell)} rounds{reached}"
+        return f"{_name(cell)}: {self.rounds} of {rounds_of(cell)} rounds{reached}"
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.label}, {cell.stage}, seed {cell.seed}, rate {cell.settings['run']['local']['learning_rate']:g}"
 
 
 class Progress:
@@ -61,10 +65,7 @@ class Progress:
             self._best = max(self._best, (accuracy, cell.label))
         ended = f"diverged in round {result.diverged}" if result.diverged is not None else percent(accuracy, 1)
         leader = f"; best on the test set {self._best[1]} {percent(self._best[0], 1)}" if self._best[1] else ""
-        rate = f"rate {cell.settings['run']['local']['learning_rate']:g}"
-        self._line(
-            f"{cell.label}, {cell.stage}, seed {cell.seed}, {rate}: {ended} in {duration(result.seconds)}{leader}"
-        )
+        self._line(f"{_name(cell)}: {ended} in {duration(result.seconds)}{leader}")
 
     def left(self) -> str:
         """The expected rest: cells, rounds and time."""

@@ -62,7 +62,11 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
         ),
         ('name = "fedcm"', 'name = "fedcm"\nlabl = "x"', "methods.1.labl: unknown key, did you mean label?"),
         ("tuning = {", "tuned = {", "tuned"),
-        ('name = "fedcm"', 'name = "fedcm"\nsplits = ["odd"]', "methods.FedCM: expected splits of this table, even; got odd"),
+        (
+            'name = "fedcm"',
+            'name = "fedcm"\nsplits = ["odd"]',
+            "methods.FedCM: expected splits of this table, even; got odd",
+        ),
         ('name = "fedcm"', 'name = "fedcm"\npublished = { odd = 0.5 }', "expected splits of this table, even; got odd"),
         ("extend = 0", "judge_seeds = [7]", "tuning.judge_seeds: expected two or more different seeds"),
         ("extend = 0", "judge_seeds = [7, 2]", "none of the final ones [1, 2], got [7, 2]"),

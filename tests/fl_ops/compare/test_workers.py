@@ -217,7 +217,10 @@ def test_the_time_left_counts_the_rounds_that_are_done(read: Read, tmp_path: Pat
     costs.add(cell, 10.0)
     assert progress.time_left() == "1 min 00 s"
     progress.round_done(cell, ROUND)
-    assert (progress.time_left(), progress.running()) == ("55.0 s", "FedAvg, tuning, seed 9: 1 of 2 rounds, 50.0 %")
+    assert (progress.time_left(), progress.running()) == (
+        "55.0 s",
+        "FedAvg, tuning, seed 9, rate 0.1: 1 of 2 rounds, 50.0 %",
+    )
 
 
 def test_a_missing_table_file(fl: Fl) -> None:
