@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from fl_ops.errors import Exit, UsageError
 from fl_ops.render import output
 
 if TYPE_CHECKING:
+    from fl_ops.simulate.engines.choice import EngineOptions
     from fl_ops.simulate.replay import ReplayRequest
     from fl_ops.simulate.seeds import Job
 
@@ -27,7 +30,13 @@ def simulate(
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one processor.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs, of different seeds.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that train a run's clients. Default: this machine's processors, divided by runs."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
     ] = None,
@@ -46,7 +55,7 @@ def simulate(
         typer.Option(metavar="DIR", help="With --replay: the daemons' TOML files, instead of \\[simulation]."),
     ] = None,
 ) -> None:
-    r"""Simulate a run in one process, without a coordinator.
+    r"""Simulate a run on this machine, without a coordinator.
 
     With close = "cohort" on a CPU, the models equal those of a networked run bit for bit.
 
@@ -60,11 +69,21 @@ def simulate(
 
     keep_freed_memory()
     if replay is not None:
-        _replay(context, ReplayRequest(replay, _ledger(state_dir, ledger, seeds, out), config, client_configs))
+        place = _ledger(state_dir, ledger, seeds, out)
+        _replay(context, ReplayRequest(replay, place, config, client_configs, _workers(workers, 1)))
         return
     if any(option is not None for option in (state_dir, ledger, client_configs)):
         raise UsageError("--state-dir, --ledger and --client-configs require --replay RUN")
-    _simulate(context, _jobs(config, seeds, out), processes)
+    jobs = _jobs(config, seeds, out)
+    engine = _workers(workers, min(processes, len(jobs)))
+    _simulate(context, [replace(job, engine=engine) for job in jobs], processes)
+
+
+def _workers(workers: int | None, runs: int) -> EngineOptions:
+    """The engine of each of so many parallel runs."""
+    from fl_ops.simulate.engines.choice import EngineOptions
+
+    return EngineOptions(workers or max(1, len(os.sched_getaffinity(0)) // runs))
 
 
 def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:

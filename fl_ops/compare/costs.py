@@ -9,7 +9,7 @@ from fl_ops.compare.cells import Cell, CellResult, rounds_of
 
 
 class Costs:
-    """Seconds of a round by method.
+    """Seconds of a round by method, times the processes that worked on it.
 
     Args:
         results: finished cells of earlier calls, possibly of another machine. Rounds of this call count first.
@@ -22,7 +22,7 @@ class Costs:
             self._earlier.setdefault(cell.label, []).extend(row.seconds for row in result.rounds)
 
     def add(self, cell: Cell, seconds: float) -> None:
-        """A round of a cell was done in this call."""
+        """A round of a cell was done in this call. seconds: times the number of processes."""
         self._now.setdefault(cell.label, []).append(seconds)
 
     def of_round(self, label: str) -> float:

@@ -6,16 +6,15 @@ import math
 import multiprocessing
 import os
 import signal
-import threading
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
-from typing import Any, Protocol
-
-import torch
+from typing import Any, NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
@@ -23,12 +22,17 @@ from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.engines.choice import EngineOptions
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.worker_process import become_worker
 from fl_server.run_spec import from_values
 
 _POLL_S = 0.5
 """Longest time until the rounds of running cells are reported."""
+
+_GRACE_S = 10.0
+"""Time for a process that is given up to remove its temporary files."""
 
 OnRound = Callable[[RoundRow], None]
 """Called in a worker for every round that is done."""
@@ -40,8 +44,10 @@ class RunCell:
 
     data_location: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, cell: Cell, on_round: OnRound) -> CellResult:
+    def __call__(self, cell: Cell, on_round: OnRound, workers: int = 1) -> CellResult:
         """Run a cell. A run that diverges is a result, too, with its rounds until then.
+
+        workers: processes that train the clients of a round; the models do not depend on their number.
 
         Raises:
             Refused: the run failed for another reason.
@@ -52,7 +58,8 @@ class RunCell:
         section = SimulationSection.model_validate(cell.settings["simulation"])
         prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
         began = time.monotonic()
-        with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        engine = EngineOptions(workers)
+        with Simulation(prepared.config, prepared.clients, task=prepared.server_task, engine=engine) as simulation:
             rounds: list[RoundRow] = []
             for done in simulation.rounds():
                 rounds.append(_row(done))
@@ -82,7 +89,8 @@ def _row(done: RoundResult) -> RoundRow:
 class Job:
     """How to run a cell, and the folder for its file. `run` must be importable: processes receive it by name."""
 
-    run: Callable[[Cell, OnRound], CellResult]
+    run: Callable[[Cell, OnRound, int], CellResult]
+    """Arguments: the cell, a function to call after each round, and the number of processes that train clients."""
     folder: CellFolder
 
 
@@ -132,22 +140,31 @@ def run_all(work: Work, watch: Watch) -> bool:
     finally:
         if not complete:
             # Also after Ctrl-C: running cells may take hours, and nothing would use their results.
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
+            _end(set(multiprocessing.active_children()) - others)
         executor.shutdown(cancel_futures=True)
         rounds.close()
     return complete
 
 
+class _Running(NamedTuple):
+    """A cell in a worker, and the processes that it uses."""
+
+    cell: Cell
+    processes: int
+
+
 class _Runner:
-    """Keeps as many cells running as there are processes: the next ones may depend on the results of the running."""
+    """Keeps all processes busy, with one cell each: the next cells may depend on the results of the running ones.
+
+    When fewer cells can be run than processes are free, as at the end of a table, the cells share the free processes.
+    """
 
     def __init__(self, work: Work, watch: Watch, executor: ProcessPoolExecutor, rounds: _Rounds) -> None:
         self._work = work
         self._watch = watch
         self._executor = executor
         self._rounds = rounds
-        self._running: dict[Future[CellResult], Cell] = {}
+        self._running: dict[Future[CellResult], _Running] = {}
         self._end = math.inf if work.seconds is None else time.monotonic() + work.seconds
 
     def run(self) -> bool:
@@ -160,49 +177,73 @@ class _Runner:
             done = wait(self._running, timeout=min(left, _POLL_S), return_when=FIRST_COMPLETED).done
             self._report_rounds()
             for future in done:
-                self._watch.cell_done(self._running.pop(future), future.result())
+                self._watch.cell_done(self._running.pop(future).cell, future.result())
             if done:
                 self._start()
         return not self._work.plan.missing()
 
     def _start(self) -> None:
-        work, submitted = self._work, {cell.digest for cell in self._running.values()}
-        for cell in work.plan.missing(work.costs.of_cell):
-            if len(self._running) >= work.processes:
-                return
-            if cell.digest not in submitted and work.costs.fits(cell, self._end - time.monotonic()):
-                submitted.add(cell.digest)
-                self._running[self._executor.submit(_run_one, work.job, cell)] = cell
+        work, cells = self._work, self._cells_to_start()
+        free = work.processes - sum(each.processes for each in self._running.values())
+        for number, cell in enumerate(cells[:free]):
+            share = shares(free, len(cells))[number]
+            future = self._executor.submit(_run_one, work.job, cell, share)
+            self._running[future] = _Running(cell, share)
+
+    def _cells_to_start(self) -> list[Cell]:
+        """The cells that can be started and would end in time, each digest once."""
+        known, left, cells = {each.cell.digest for each in self._running.values()}, self._end - time.monotonic(), []
+        for cell in self._work.plan.missing(self._work.costs.of_cell):
+            if cell.digest not in known and self._work.costs.fits(cell, left):
+                known.add(cell.digest)
+                cells.append(cell)
+        return cells
 
     def _report_rounds(self) -> None:
-        cells = {cell.digest: cell for cell in self._running.values()}
+        running = {each.cell.digest: each for each in self._running.values()}
         while not self._rounds.empty():
             digest, row = self._rounds.get()
-            self._work.costs.add(cells[digest], row.seconds)
-            self._watch.round_done(cells[digest], row)
+            cell, processes = running[digest]
+            self._work.costs.add(cell, row.seconds * processes)
+            self._watch.round_done(cell, row)
 
 
-def _run_one(job: Job, cell: Cell) -> CellResult:
+def shares(free: int, cells: int) -> list[int]:
+    """The processes of each cell: one, or more where there are fewer cells than free processes."""
+    if cells >= free:
+        return [1] * free
+    return [free // cells + (number < free % cells) for number in range(cells)]
+
+
+def _run_one(job: Job, cell: Cell, workers: int) -> CellResult:
     """In a worker: write the file before the result is reported."""
-    result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)))
+    try:
+        result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)), workers)
+    except SystemExit:
+        os._exit(1)  # given up: the run has removed its temporary files by now
     job.folder.save(cell, result)
     return result
 
 
 def _initialize(rounds: _Rounds) -> None:
-    """In a new worker: use one thread, ignore Ctrl-C, and end with the parent."""
-    _REPORT.append(rounds)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    """In a new worker."""
+    become_worker()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     keep_freed_memory()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _REPORT.append(rounds)
 
 
 _REPORT: list[_Rounds] = []
 """In a worker: the queue of the process that started it."""
 
 
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
+def _end(processes: Iterable[BaseProcess]) -> None:
+    """End processes in the middle of their work; they remove their temporary files."""
+    left = list(processes)
+    for process in left:
+        process.terminate()
+    until = time.monotonic() + _GRACE_S
+    for process in left:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()

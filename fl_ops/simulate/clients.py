@@ -76,6 +76,10 @@ class SimulatedClients(Mapping[str, LocalTask]):
     def __len__(self) -> int:
         return len(self._parts)
 
+    def size_of(self, client: str) -> int:
+        """Number of examples that the partition gives a client."""
+        return len(self._parts[client])
+
     @property
     def num_examples(self) -> int:
         """Number of training examples of all clients together."""
@@ -87,6 +91,11 @@ class SimulatedClients(Mapping[str, LocalTask]):
         if not len(train):
             raise TaskError("expected at least one training example for each client, got none: use fewer clients")
         return LocalTask(self._name, self.task, self._fingerprint, train, held_out, methods=self._methods)
+
+
+def examples_of(clients: Mapping[str, LocalTask], client: str) -> int:
+    """Number of a client's training examples, without a copy of them where that is possible."""
+    return clients.size_of(client) if isinstance(clients, SimulatedClients) else len(clients[client].train)
 
 
 def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:

@@ -17,6 +17,7 @@ from algorithms import AlgorithmError
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Failure, RoundResult, Simulation, Step
@@ -32,6 +33,7 @@ class Job:
     config: SimulationConfig
     seed: int
     folder: Path | None
+    engine: EngineOptions = SEQUENTIAL
 
 
 Report = tuple[int, RoundResult | Step | Failure] | SeedResult | OpsError
@@ -56,6 +58,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             prepared.clients,
             task=prepared.server_task,
             notify=lambda what: on_report((job.seed, what)),
+            engine=job.engine,
         )
     with simulation:
         result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))

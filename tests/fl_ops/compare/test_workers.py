@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 import pytest
@@ -17,7 +19,7 @@ from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.progress import Progress
-from fl_ops.compare.workers import Job, OnRound, RunCell, Work, run_all
+from fl_ops.compare.workers import Job, OnRound, RunCell, Work, run_all, shares
 from fl_ops.errors import Exit, Refused
 from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
@@ -32,24 +34,32 @@ def ignore(_row: RoundRow) -> None:
     """Nobody watches the rounds."""
 
 
-def finish_at_once(cell: Cell, on_round: OnRound) -> CellResult:
+def finish_at_once(cell: Cell, on_round: OnRound, workers: int = 1) -> CellResult:
     """A run that takes no time. Workers import it by name."""
     on_round(ROUND)
     return CellResult((ROUND,), 0.0)
 
 
-def never_end(cell: Cell, on_round: OnRound) -> NoReturn:
+def never_end(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
     """A run that takes longer than any test."""
     while True:
         time.sleep(60)
 
 
-def end_process(cell: Cell, on_round: OnRound) -> NoReturn:
+def never_end_with_files(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
+    """As never_end, with a temporary folder as a simulation has them."""
+    with TemporaryDirectory(prefix="held-"):
+        on_round(ROUND)
+        while True:
+            time.sleep(60)
+
+
+def end_process(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
     """A run that ends its process, as the kernel does when memory is short."""
     os._exit(3)
 
 
-def refuse(cell: Cell, on_round: OnRound) -> NoReturn:
+def refuse(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
     """A run that cannot be started."""
     raise Refused(f"{cell.label} cannot be run")
 
@@ -110,7 +120,7 @@ def new_processes() -> NewProcesses:
 
 @pytest.mark.parametrize(("run", "error"), [(end_process, "ended unexpectedly"), (refuse, "FedAvg cannot be run")])
 def test_a_failing_worker_ends_the_comparison(
-    read: Read, tmp_path: Path, run: Callable[[Cell, OnRound], NoReturn], error: str, new_processes: NewProcesses
+    read: Read, tmp_path: Path, run: Callable[[Cell, OnRound, int], NoReturn], error: str, new_processes: NewProcesses
 ) -> None:
     """The error has a text, and no process is left."""
     folder = CellFolder(tmp_path)
@@ -154,6 +164,41 @@ def test_at_the_time_limit_running_cells_are_given_up(read: Read, tmp_path: Path
     work = Work(Plan(read(), folder.load), Job(never_end, folder), seconds=0.2)
     assert not run_all(work, Seen())
     assert (new_processes(), list(tmp_path.glob("*.json"))) == (set(), [])
+
+
+def test_a_cell_that_is_given_up_leaves_no_temporary_file(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_processes: NewProcesses
+) -> None:
+    """Ctrl-C after the first round, while the cell has a folder: its process removes the folder and ends."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    seen: list[int] = []
+
+    class Interrupt(Seen):
+        def round_done(self, cell: Cell, row: RoundRow) -> None:
+            seen.append(len(list(scratch.glob("held-*"))))
+            raise KeyboardInterrupt
+
+    folder = CellFolder(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(Work(Plan(read(), folder.load), Job(never_end_with_files, folder)), Interrupt())
+    assert (seen, list(scratch.glob("held-*")), new_processes()) == ([1], [], set())
+
+
+@pytest.mark.parametrize(
+    ("free", "cells", "expected"), [(2, 5, [1, 1]), (4, 1, [4]), (4, 3, [2, 1, 1]), (1, 0, []), (0, 3, [])]
+)
+def test_cells_share_the_free_processes(free: int, cells: int, expected: list[int]) -> None:
+    """One process for each cell while there are cells enough; at the end all processes work on the last ones."""
+    assert shares(free, cells) == expected
+
+
+def test_a_cell_has_the_same_models_with_two_workers(read: Read) -> None:
+    """The rounds of FedCM are equal but for their time."""
+    cell = Plan(read(), nothing_done, ["FedCM"]).missing()[0]
+    one, two = (RunCell()(cell, ignore, workers).rounds for workers in (1, 2))
+    assert [replace(row, seconds=0.0) for row in one] == [replace(row, seconds=0.0) for row in two]
 
 
 def test_a_cell_that_would_end_too_late_is_not_started(read: Read, tmp_path: Path) -> None:
