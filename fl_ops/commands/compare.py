@@ -99,13 +99,11 @@ def _run(work: Work) -> str:
 
 
 def _unfinished(progress: Progress) -> str:
-    given_up = progress.running()
+    done = progress.finished
     parts = [
-        f"--minutes: the time is over; {progress.finished} cells were finished, {progress.left()} are left",
-        f"given up: {given_up}" if given_up else "no other cell would have ended in time",
-        "give more --minutes, because no cell was finished"
-        if not progress.finished
-        else "the same command continues from the finished cells",
+        f"stopped by --minutes: {done} cells were finished, {progress.left()} are left",
+        *([f"given up: {progress.running()}"] if progress.running() else []),
+        "the same command continues from the finished cells" if done else "no cell was finished: give more --minutes",
     ]
     return "; ".join(parts)
 
