@@ -22,6 +22,7 @@ from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
+from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.scratch import folder_of_states, folder_of_updates
 from fl_ops.simulate.states import ClientStates
 from fl_ops.simulate.traffic import Names, TrafficCounter
@@ -122,13 +123,13 @@ class Federation:
         """Digest of the latest model, as in the ledger."""
         self._spool = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
-        self._states = ClientStates(Path(self._state_folder.name))
+        self.states = ClientStates(self._state_folder.path)
         self._context = EngineContext(
             clients,
             task,
             optimizer_spec(config.local).name,
-            self._states,
-            Path(self._spool.name),
+            self.states,
+            self._spool.path,
             partial(examples_of, clients),
         )
         self._engine = make_engine(options, self._context)
@@ -220,7 +221,7 @@ class Federation:
             raise RuntimeError("commit() was called without a step()")
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         for one in done:
-            self._states.promote(one.info.client_id, one.info.clip_factor)
+            self.states.promote(one.info.client_id, one.info.clip_factor)
         self.snapshot, self._stepped = self._stepped, None
         counted = [self._contributions[key] for key in self._reduced] + done
         self._norms.add(self.snapshot.round, [one.norms for one in counted])
@@ -232,7 +233,7 @@ class Federation:
         for path in self._context.spool.iterdir():
             path.unlink()
         self._contributions.clear()
-        self._states.drop_pending()
+        self.states.drop_pending()
         self._sums = {}
         self._reduced.clear()
         self._prepare_bundles(0)
@@ -242,16 +243,33 @@ class Federation:
         measured = [one.measured for one in self._accepted(exchange, accepted)]
         return overflow_culprit(measured) if overflow else outliers(self.config.round, self._norms, measured)
 
+    @property
+    def engine_report(self) -> str:
+        """What the engine has measured and chosen; empty if nothing yet."""
+        return self._engine.report
+
     def restart_states(self, state_epoch: int) -> None:
         """Delete all clients' states and restart the server's part of them from zero."""
         self.state_epoch = state_epoch
-        self._states.remove_all()
+        self.states.remove_all()
         self.snapshot = self.engine.restart(self.snapshot)
         self._prepare_bundles(0)
 
     def restart_state(self, client: str) -> None:
         """Delete one client's state. Others keep theirs, and so does the server."""
-        self._states.remove(client)
+        self.states.remove(client)
+
+    @property
+    def point(self) -> FederationPoint:
+        """The federation between two rounds, apart from `states`."""
+        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, self.traffic.held)
+
+    def continue_from(self, point: FederationPoint) -> None:
+        """Put a new federation where another one was. The caller restores `states`."""
+        self.snapshot, self.state_epoch = point.snapshot, point.state_epoch
+        self._norms.put_back(point.norms)
+        self.traffic.put_back(point.held)
+        self._prepare_bundles(0)
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -11,10 +11,12 @@ from typing import Self
 import torch
 
 from fl_client.training.data import LocalTask
+from fl_ops.simulate.clients import has_held_out
 from fl_ops.simulate.collection import Collection
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_server.admission.epochs import Epochs, mean_epochs
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
@@ -70,6 +72,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A client that delivered no update."""
 
@@ -105,7 +114,7 @@ class Simulation:
         *,
         seed: int | None = None,
         task: Task | None = None,
-        notify: Callable[[Step | Failure], None] = lambda _: None,
+        notify: Callable[[Step | Failure | Note], None] = lambda _: None,
         engine: EngineOptions = SEQUENTIAL,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
@@ -122,8 +131,12 @@ class Simulation:
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
         self._refused: set[str] = set()
+        self._engine_report = ""
         self._roster_changed = False
+        self._earlier_s = 0.0
         self._began = self._round_began = time.monotonic()
+        self.point: RunPoint | None = None
+        """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
         self.failures: list[str] = []
         """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
         self._values_not_finite = False
@@ -157,13 +170,39 @@ class Simulation:
 
     def rounds(self) -> Iterator[RoundResult]:
         """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
-        self._began = self._round_began = time.monotonic()
+        self._round_began = time.monotonic()
+        self._began = self._round_began - self._earlier_s
         self._apply(ev.RosterChanged(self._members, settled=True))
         while self._state.phase is not Phase.ENDED:
             self._apply(self._time_limit_reached() or self._do_phase())
             if self._finished:
+                self.point = self._point()
                 yield self._finished.pop()
                 self._round_began = time.monotonic()
+        self.point = self._point()
+
+    @property
+    def first_state(self) -> RoundState:
+        """The state in which a run of these settings begins."""
+        return RoundState(self._state.policy, self._state.rounds)
+
+    def continue_from(self, point: RunPoint, earlier: Sequence[RoundResult]) -> None:
+        """Put a new simulation where another one was, whose results were `earlier`; before `rounds()`.
+
+        The caller restores the client states. What follows has the same bits as in the other simulation.
+        """
+        self.federation.continue_from(point.federation)
+        self._state, self._earlier_s = point.state, point.seconds
+        self.failures, self._values_not_finite = [*point.failures], point.values_not_finite
+        for each in earlier:
+            if has_evaluation(each.metrics, self.config.stop.metric):
+                self._evaluations.append((each.round, each.metrics))
+        self.point = point
+
+    def _point(self) -> RunPoint:
+        seconds = time.monotonic() - self._began
+        state = before_draw(self._state)
+        return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds)
 
     def _apply(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -205,6 +244,9 @@ class Simulation:
         client, drawn = self._collection.next_client(state), len(state.drawn)
         self._notify(Step(state.round, "client", drawn - len(state.outstanding) + 1, drawn))
         result = self._collection.result(state, client)
+        if (report := self.federation.engine_report) != self._engine_report:
+            self._engine_report = report
+            self._notify(Note(report))
         if isinstance(result, Contribution):
             return ev.UpdateAdmitted(client, result.digest)
         if result.refused:
@@ -245,6 +287,7 @@ class Simulation:
         self._notify(failure)
 
     def _commit(self, accepted: list[str]) -> None:
+        self.point = None
         self._counted, self._closed = self.federation.commit(accepted), self._state
         if self._refused:
             self._refused.clear()
@@ -284,7 +327,7 @@ class Simulation:
 
     def _evaluate_on_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
         """Metrics over the clients that have held-out data; a client that fails is skipped."""
-        pool = [client for client in self._members if len(self.federation.clients[client].held_out)]
+        pool = [client for client in self._members if has_held_out(self.federation.clients, client)]
         drawn = draw_evaluators(pool, self.config.evaluation.clients, self.config.seed, snapshot.round)
         found = dict(self.federation.evaluate(drawn))
         measured = (found[client] for client in drawn)

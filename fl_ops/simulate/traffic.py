@@ -30,6 +30,15 @@ class TrafficCounter:
         """Count an update of `size` bytes."""
         self._bytes_up += size
 
+    @property
+    def held(self) -> Mapping[str, Names]:
+        """The bundles that each client holds now."""
+        return dict(self._held)
+
+    def put_back(self, held: Mapping[str, Names]) -> None:
+        """Restore what the clients hold."""
+        self._held = dict(held)
+
     def take(self) -> tuple[int, int]:
         """Bytes (down, up) since the last call."""
         counted = (self._bytes_down, self._bytes_up)

@@ -83,6 +83,11 @@ class EngineContext:
 class LocalEngine(Protocol):
     """Does the work of clients. For one thread."""
 
+    @property
+    def report(self) -> str:
+        """What it has measured and chosen, for the user; empty if nothing yet."""
+        ...
+
     def begin(self, bundles: Bundles) -> None:
         """Use these bundles from now on."""
         ...

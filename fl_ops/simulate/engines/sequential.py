@@ -16,6 +16,11 @@ class SequentialEngine:
         self._work = ClientWork(context)
         self._bundles: Bundles = {}
 
+    @property
+    def report(self) -> str:
+        """See `LocalEngine.report`."""
+        return ""
+
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
         self._bundles = bundles

@@ -43,12 +43,17 @@ class WorkersEngine:
     def __init__(self, context: EngineContext, workers: int) -> None:
         """Start the processes. Raises TaskError if the task's model cannot be made."""
         self._context = context
-        self._folder = TemporaryDirectory(prefix="fl-bundles-", dir=context.spool.parent)
+        self._folder = TemporaryDirectory(prefix="fl-bundles-", dir=context.spool)
         self._exchange = 0
         self._workers: list[_Worker] = []
         work = ClientWork(context)
         for number in range(workers):
             self._workers.append(_start(f"worker-{number}", work, [each.connection for each in self._workers]))
+
+    @property
+    def report(self) -> str:
+        """See `LocalEngine.report`."""
+        return ""
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`. No work is in progress then, so the files of the last bundles are not needed."""
