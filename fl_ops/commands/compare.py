@@ -90,7 +90,7 @@ def _run(work: Work) -> str:
     from tasks import TaskError
 
     progress = Progress(work.plan, work.costs, work.processes, lambda line: print(line, file=sys.stderr, flush=True))
-    with interruptible("finished cells are kept, the same command continues from them"):
+    with interruptible("finished cells are kept and running ones saved, the same command continues from them"):
         try:
             complete = run_all(work, progress)
         except (AlgorithmError, TaskError) as error:
@@ -99,13 +99,11 @@ def _run(work: Work) -> str:
 
 
 def _unfinished(progress: Progress) -> str:
-    done = progress.finished
-    parts = [
-        f"stopped by --minutes: {done} cells were finished, {progress.left()} are left",
-        *([f"given up: {progress.running()}"] if progress.running() else []),
-        "the same command continues from the finished cells" if done else "no cell was finished: give more --minutes",
-    ]
-    return "; ".join(parts)
+    saved = f"; saved: {progress.running()}" if progress.running() else ""
+    return (
+        f"stopped by --minutes: {progress.finished} cells were finished, {progress.left()} are left{saved}; "
+        "the same command continues"
+    )
 
 
 def _write_results(plan: Plan, out: Path, page: Path | None) -> dict[str, Any]:

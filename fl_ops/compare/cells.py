@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -113,10 +114,15 @@ class CellFolder:
         return CellResult.of(values["result"])
 
     def save(self, cell: Cell, result: CellResult) -> None:
-        """Write the cell's file atomically. Raises OpsError, for example for a full disk."""
+        """Write the cell's file atomically and remove its saved state. Raises OpsError, for example for a full disk."""
         values = {"label": cell.label, "split": cell.split, "stage": cell.stage, "settings": cell.settings}
         with written_whole(Target(self._file(cell), replace=True)) as file:
             file.write(json.dumps({**values, "result": asdict(result)}, indent=1).encode() + b"\n")
+        shutil.rmtree(self.saved(cell), ignore_errors=True)
+
+    def saved(self, cell: Cell) -> Path:
+        """The folder for the state of a cell that has not ended."""
+        return self.path / "unfinished" / cell.digest
 
     def _file(self, cell: Cell) -> Path:
         return self.path / f"{cell.digest}.json"

@@ -36,8 +36,3 @@ class Costs:
     def of_cell(self, cell: Cell) -> float:
         """Expected seconds of a cell; its rounds if nothing is known, which puts long cells first."""
         return rounds_of(cell) * (self.of_round(cell.label) or 1.0)
-
-    def fits(self, cell: Cell, seconds: float) -> bool:
-        """Whether a cell ends within so many seconds, as far as rounds of this call tell; yes if they do not."""
-        measured = self._now.get(cell.label)
-        return not measured or rounds_of(cell) * fmean(measured) <= seconds

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
@@ -23,6 +26,7 @@ from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import EngineOptions
+from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import RoundResult, Simulation
 from fl_ops.worker_process import become_worker
@@ -31,11 +35,24 @@ from fl_server.run_spec import from_values
 _POLL_S = 0.5
 """Longest time until the rounds of running cells are reported."""
 
-_GRACE_S = 10.0
-"""Time for a process that is given up to remove its temporary files."""
+_GRACE_S = 20.0
+"""Time for a process that is given up to save its run. One that needs longer goes back to its last save."""
 
 OnRound = Callable[[RoundRow], None]
 """Called in a worker for every round that is done."""
+
+
+class _NotContinuedError(Exception):
+    """The saved state of a cell is damaged, or another version of the program made it: the cell begins again."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a cell may use. workers: processes that train the clients of a round; the models do not depend on them."""
+
+    workers: int = 1
+    saved: Path | None = None
+    """The folder for the run's state, from which a later call continues the same bits. None: it is not saved."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +61,63 @@ class RunCell:
 
     data_location: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, cell: Cell, on_round: OnRound, workers: int = 1) -> CellResult:
-        """Run a cell. A run that diverges is a result, too, with its rounds until then.
-
-        workers: processes that train the clients of a round; the models do not depend on their number.
+    def __call__(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
+        """Run a cell from its saved state, if there is one. A run that diverges is a result, too, with its rounds.
 
         Raises:
             Refused: the run failed for another reason.
             TaskError, AlgorithmError: the run cannot be started.
         """
+        try:
+            return self._run(cell, on_round, means)
+        except _NotContinuedError:
+            if means.saved:
+                shutil.rmtree(means.saved)
+            return self._run(cell, on_round, means)
+
+    def _run(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
         run = from_values(dict(cell.settings["run"]))
         task = run.task.model_copy(update={"options": {**run.task.options, **self.data_location}})
         section = SimulationSection.model_validate(cell.settings["simulation"])
         prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
         began = time.monotonic()
-        engine = EngineOptions(workers)
-        with Simulation(prepared.config, prepared.clients, task=prepared.server_task, engine=engine) as simulation:
-            rounds: list[RoundRow] = []
-            for done in simulation.rounds():
+        engine = EngineOptions(means.workers)
+        with (
+            Simulation(prepared.config, prepared.clients, task=prepared.server_task, engine=engine) as simulation,
+            _saving(simulation, cell, means.saved) as (earlier, going),
+        ):
+            rounds = [_row(done) for done in earlier]
+            before = sum(row.seconds for row in rounds)
+            for done in going:
                 rounds.append(_row(done))
                 on_round(rounds[-1])
             status, reason = simulation.ending or ("completed", "")
         if status == "failed" and not simulation.diverged:
             raise Refused(f"{cell.label}, {cell.stage} with seed {cell.seed}: {reason}")
         diverged = len(rounds) if simulation.diverged else None
-        return CellResult(tuple(rounds), time.monotonic() - began, diverged, reason)
+        return CellResult(tuple(rounds), before + time.monotonic() - began, diverged, reason)
+
+
+@contextmanager
+def _saving(
+    simulation: Simulation, cell: Cell, folder: Path | None
+) -> Iterator[tuple[list[RoundResult], Iterator[RoundResult]]]:
+    """(rounds of the saved state, the other rounds, saved at times). Without a folder nothing is saved."""
+    if folder is None:
+        yield [], simulation.rounds()
+        return
+    try:
+        save = RunSave(folder, {"cell": cell.digest})
+    except Refused:  # another comparison runs the same cell
+        yield [], simulation.rounds()
+        return
+    with save:
+        try:
+            earlier = save.restore(simulation)
+        except Refused as error:
+            raise _NotContinuedError from error
+        with closing(save.rounds(simulation, earlier)) as rounds:
+            yield earlier, rounds
 
 
 def _row(done: RoundResult) -> RoundRow:
@@ -89,8 +138,8 @@ def _row(done: RoundResult) -> RoundRow:
 class Job:
     """How to run a cell, and the folder for its file. `run` must be importable: processes receive it by name."""
 
-    run: Callable[[Cell, OnRound, int], CellResult]
-    """Arguments: the cell, a function to call after each round, and the number of processes that train clients."""
+    run: Callable[[Cell, OnRound, Means], CellResult]
+    """The function is called after each round."""
     folder: CellFolder
 
 
@@ -122,8 +171,7 @@ _Rounds = SimpleQueue[tuple[str, RoundRow]]
 def run_all(work: Work, watch: Watch) -> bool:
     """Run all missing cells. No process is left, however this ends. Returns whether none is missing now.
 
-    At the time limit, running cells are given up; they run again from their start in the next call. A cell that would
-    end too late, by the rounds of this call, is not started.
+    At the time limit, as after Ctrl-C, running cells save their state and end; the next call continues them.
 
     Raises:
         Refused: a process ended unexpectedly. Errors of a cell are raised unchanged. Finished cells are kept.
@@ -139,7 +187,6 @@ def run_all(work: Work, watch: Watch) -> bool:
         raise Refused(f"a process that ran a cell ended unexpectedly, possibly out of memory ({error})") from error
     finally:
         if not complete:
-            # Also after Ctrl-C: running cells may take hours, and nothing would use their results.
             _end(set(multiprocessing.active_children()) - others)
         executor.shutdown(cancel_futures=True)
         rounds.close()
@@ -191,10 +238,10 @@ class _Runner:
             self._running[future] = _Running(cell, share)
 
     def _cells_to_start(self) -> list[Cell]:
-        """The cells that can be started and would end in time, each digest once."""
-        known, left, cells = {each.cell.digest for each in self._running.values()}, self._end - time.monotonic(), []
+        """The cells that can be started, each digest once."""
+        known, cells = {each.cell.digest for each in self._running.values()}, list[Cell]()
         for cell in self._work.plan.missing(self._work.costs.of_cell):
-            if cell.digest not in known and self._work.costs.fits(cell, left):
+            if cell.digest not in known:
                 known.add(cell.digest)
                 cells.append(cell)
         return cells
@@ -218,9 +265,10 @@ def shares(free: int, cells: int) -> list[int]:
 def _run_one(job: Job, cell: Cell, workers: int) -> CellResult:
     """In a worker: write the file before the result is reported."""
     try:
-        result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)), workers)
+        means = Means(workers, job.folder.saved(cell))
+        result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)), means)
     except SystemExit:
-        os._exit(1)  # given up: the run has removed its temporary files by now
+        os._exit(1)  # given up: the run has saved its state and removed its temporary files by now
     job.folder.save(cell, result)
     return result
 
@@ -238,7 +286,7 @@ _REPORT: list[_Rounds] = []
 
 
 def _end(processes: Iterable[BaseProcess]) -> None:
-    """End processes in the middle of their work; they remove their temporary files."""
+    """End processes in the middle of their work; they save it and remove their temporary files."""
     left = list(processes)
     for process in left:
         process.terminate()

@@ -19,7 +19,7 @@ from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.progress import Progress
-from fl_ops.compare.workers import Job, OnRound, RunCell, Work, run_all, shares
+from fl_ops.compare.workers import Job, Means, OnRound, RunCell, Work, run_all, shares
 from fl_ops.errors import Exit, Refused
 from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
@@ -34,19 +34,19 @@ def ignore(_row: RoundRow) -> None:
     """Nobody watches the rounds."""
 
 
-def finish_at_once(cell: Cell, on_round: OnRound, workers: int = 1) -> CellResult:
+def finish_at_once(cell: Cell, on_round: OnRound, means: Means) -> CellResult:
     """A run that takes no time. Workers import it by name."""
     on_round(ROUND)
     return CellResult((ROUND,), 0.0)
 
 
-def never_end(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
+def never_end(cell: Cell, on_round: OnRound, means: Means) -> NoReturn:
     """A run that takes longer than any test."""
     while True:
         time.sleep(60)
 
 
-def never_end_with_files(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
+def never_end_with_files(cell: Cell, on_round: OnRound, means: Means) -> NoReturn:
     """As never_end, with a temporary folder as a simulation has them."""
     with TemporaryDirectory(prefix="held-"):
         on_round(ROUND)
@@ -54,14 +54,19 @@ def never_end_with_files(cell: Cell, on_round: OnRound, workers: int = 1) -> NoR
             time.sleep(60)
 
 
-def end_process(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
+def end_process(cell: Cell, on_round: OnRound, means: Means) -> NoReturn:
     """A run that ends its process, as the kernel does when memory is short."""
     os._exit(3)
 
 
-def refuse(cell: Cell, on_round: OnRound, workers: int = 1) -> NoReturn:
+def refuse(cell: Cell, on_round: OnRound, means: Means) -> NoReturn:
     """A run that cannot be started."""
     raise Refused(f"{cell.label} cannot be run")
+
+
+def untimed(result: CellResult) -> list[RoundRow]:
+    """The rounds without their times."""
+    return [replace(row, seconds=0.0) for row in result.rounds]
 
 
 def nothing_done(cell: Cell) -> None:
@@ -71,7 +76,7 @@ def nothing_done(cell: Cell) -> None:
 def test_a_cell_is_a_run_of_its_settings(read: Read) -> None:
     """Two rounds of tuning with a sixth of the 1437 training scans withheld; a repetition has the same models."""
     cell = Plan(read(), nothing_done, ["FedCM"]).missing()[0]
-    one, two = RunCell()(cell, ignore), RunCell()(cell, ignore)
+    one, two = RunCell()(cell, ignore, Means()), RunCell()(cell, ignore, Means())
     assert (len(one.rounds), one.diverged, len(one.accuracies)) == (2, None, 2)
     assert [row.model for row in one.rounds] == [row.model for row in two.rounds]
     assert one.rounds[0].bytes_down == 2 * one.rounds[0].bytes_up > 0
@@ -81,7 +86,7 @@ def test_a_cell_is_a_run_of_its_settings(read: Read) -> None:
 def test_a_run_that_diverges_is_a_result(read: Read, rate: str) -> None:
     """A huge rate makes values that are not finite, in the clients' updates or in the sum; no round is committed."""
     table = read(("learning_rates = [0.1, 0.2, 0.4]", f"learning_rates = [{rate}]"))
-    result = RunCell()(Plan(table, nothing_done, ["FedAvg"]).missing()[0], ignore)
+    result = RunCell()(Plan(table, nothing_done, ["FedAvg"]).missing()[0], ignore, Means())
     assert (result.diverged, result.rounds) == (0, ())
 
 
@@ -89,7 +94,7 @@ def test_a_run_that_fails_otherwise_is_an_error(read: Read) -> None:
     """More clients per round than there are: the run fails, and this is no result."""
     table = read(("stop = { rounds = 3 }", "stop = { rounds = 3 }\nround = { clients_per_round = 5 }"))
     with pytest.raises(Refused, match="FedAvg, tuning with seed 9: expected 5 clients or more"):
-        RunCell()(Plan(table, nothing_done, ["FedAvg"]).missing()[0], ignore)
+        RunCell()(Plan(table, nothing_done, ["FedAvg"]).missing()[0], ignore, Means())
 
 
 class Seen:
@@ -120,7 +125,7 @@ def new_processes() -> NewProcesses:
 
 @pytest.mark.parametrize(("run", "error"), [(end_process, "ended unexpectedly"), (refuse, "FedAvg cannot be run")])
 def test_a_failing_worker_ends_the_comparison(
-    read: Read, tmp_path: Path, run: Callable[[Cell, OnRound, int], NoReturn], error: str, new_processes: NewProcesses
+    read: Read, tmp_path: Path, run: Callable[[Cell, OnRound, Means], NoReturn], error: str, new_processes: NewProcesses
 ) -> None:
     """The error has a text, and no process is left."""
     folder = CellFolder(tmp_path)
@@ -155,7 +160,7 @@ def test_every_round_is_reported_before_its_cell(read: Read, tmp_path: Path) -> 
     assert run_all(work, seen)
     assert dict(seen.events) == dict.fromkeys(seen.digests(), "cell")
     assert [what for _, what in seen.events].count("round") == len(seen.digests()) == 5
-    assert not work.costs.fits(work.plan.results()[0][0], -1.0)
+    assert work.costs.of_round("FedAvg") == 0.0
 
 
 def test_at_the_time_limit_running_cells_are_given_up(read: Read, tmp_path: Path, new_processes: NewProcesses) -> None:
@@ -197,17 +202,37 @@ def test_cells_share_the_free_processes(free: int, cells: int, expected: list[in
 def test_a_cell_has_the_same_models_with_two_workers(read: Read) -> None:
     """The rounds of FedCM are equal but for their time."""
     cell = Plan(read(), nothing_done, ["FedCM"]).missing()[0]
-    one, two = (RunCell()(cell, ignore, workers).rounds for workers in (1, 2))
-    assert [replace(row, seconds=0.0) for row in one] == [replace(row, seconds=0.0) for row in two]
+    one, two = (RunCell()(cell, ignore, Means(workers)) for workers in (1, 2))
+    assert untimed(one) == untimed(two)
 
 
-def test_a_cell_that_would_end_too_late_is_not_started(read: Read, tmp_path: Path) -> None:
-    """A round of FedCM takes years: FedAvg's five cells are done, and the call ends before its limit of a day."""
-    folder, seen = CellFolder(tmp_path), Seen()
-    plan, costs = Plan(read(), folder.load), Costs()
-    costs.add(next(cell for cell in plan.missing() if cell.label == "FedCM"), 1e9)
-    assert not run_all(Work(plan, Job(finish_at_once, folder), seconds=86400.0, costs=costs), seen)
-    assert ({cell.label for cell in plan.missing()}, len(seen.digests())) == ({"FedCM"}, 5)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_cell_that_was_given_up_continues_where_it_was(read: Read, tmp_path: Path, rounds: int) -> None:
+    """SystemExit after some of the two rounds, as at a time limit: the other rounds follow, with the same models."""
+    cell, means = Plan(read(), nothing_done, ["FedCM"]).missing()[0], Means(1, tmp_path / "saved")
+
+    def give_up(row: RoundRow) -> None:
+        if row.round + 1 == rounds:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        RunCell()(cell, give_up, means)
+    seen: list[int] = []
+    continued = RunCell()(cell, lambda row: seen.append(row.round), means)
+    whole = RunCell()(cell, ignore, Means())
+    assert seen == list(range(rounds, 2))
+    assert [replace(row, seconds=0.0) for row in continued.rounds] == [
+        replace(row, seconds=0.0) for row in whole.rounds
+    ]
+
+
+def test_a_saved_state_that_cannot_be_continued_is_dropped(read: Read, tmp_path: Path) -> None:
+    """The state is that of another cell: the run begins again and has the same models."""
+    mine, other = Plan(read(), nothing_done, ["FedCM"]).missing()[:2]
+    means = Means(1, tmp_path / "saved")
+    RunCell()(other, ignore, means)
+    again, whole = RunCell()(mine, ignore, means), RunCell()(mine, ignore, Means())
+    assert [row.model for row in again.rounds] == [row.model for row in whole.rounds]
 
 
 def test_a_comparison_in_pieces(read: Read, tmp_path: Path, fl: Fl) -> None:
@@ -247,9 +272,9 @@ def test_cells_that_finish_together_are_counted_one_by_one(read: Read, tmp_path:
     progress = Progress(plan, Costs(), 2, lines.append)
     cells = plan.missing()[:2]
     for cell in cells:
-        folder.save(cell, finish_at_once(cell, ignore))
+        folder.save(cell, finish_at_once(cell, ignore, Means()))
     for cell in cells:
-        progress.cell_done(cell, finish_at_once(cell, ignore))
+        progress.cell_done(cell, finish_at_once(cell, ignore, Means()))
     assert [line.split()[1] for line in lines] == ["1", "2"]
 
 
