@@ -146,7 +146,8 @@ class Table:
 
     def local(self, choice: Choice) -> dict[str, Any]:
         """The section [local] of a run with this setting, as plain values. Raises ValueError, also for unknown keys."""
-        values = self.run.local.model_dump(mode="json") | choice.local | {"learning_rate": choice.learning_rate}
+        shared = self.run.local.model_dump(mode="json")
+        values = {**shared, **choice.local, "learning_rate": choice.learning_rate}
         return LocalSection.model_validate(values).model_dump(mode="json")
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -116,8 +116,12 @@ def _saving(
             earlier = save.restore(simulation)
         except Refused as error:
             raise _NotContinuedError from error
-        with closing(save.rounds(simulation, earlier)) as rounds:
+        with closing(_others(save, simulation, earlier)) as rounds:
             yield earlier, rounds
+
+
+def _others(save: RunSave, simulation: Simulation, earlier: list[RoundResult]) -> Generator[RoundResult]:
+    yield from save.rounds(simulation, earlier)
 
 
 def _row(done: RoundResult) -> RoundRow:
