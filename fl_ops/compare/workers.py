@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
@@ -280,9 +281,15 @@ def _run_one(job: Job, cell: Cell, workers: int) -> CellResult:
 def _initialize(rounds: _Rounds) -> None:
     """In a new worker."""
     become_worker()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    signal.signal(signal.SIGTERM, _give_up)
     keep_freed_memory()
     _REPORT.append(rounds)
+
+
+def _give_up(number: int, _frame: FrameType | None) -> None:
+    """End through the run's own clean-up. The pool sends the signal again when it sees that another process ended."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(1)
 
 
 _REPORT: list[_Rounds] = []
