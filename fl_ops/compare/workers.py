@@ -27,9 +27,10 @@ from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import EngineOptions
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from fl_ops.worker_process import become_worker
 from fl_server.run_spec import from_values
 
@@ -82,11 +83,14 @@ class RunCell:
         section = SimulationSection.model_validate(cell.settings["simulation"])
         prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
         began = time.monotonic()
-        engine = EngineOptions(means.workers)
-        with (
-            Simulation(prepared.config, prepared.clients, task=prepared.server_task, engine=engine) as simulation,
-            _saving(simulation, cell, means.saved) as (earlier, going),
-        ):
+        simulation = Simulation(
+            prepared.config,
+            prepared.clients,
+            task=prepared.server_task,
+            devices=prepared.devices,
+            engine=EngineOptions(means.workers),
+        )
+        with simulation, _saving(simulation, cell, means.saved) as (earlier, going):
             rounds = [_row(done) for done in earlier]
             before = sum(row.seconds for row in rounds)
             for done in going:
@@ -136,6 +140,7 @@ def _row(done: RoundResult) -> RoundRow:
         bytes_up=done.bytes_up,
         seconds=round(done.seconds, 4),
         model=done.digest,
+        simulated_total_s=done.simulated_total_s,
     )
 
 
