@@ -310,7 +310,8 @@ class Simulation:
         present = pool if self._time is None else self._time.eligible(pool)
         drawn = draw_evaluators(present, self.config.evaluation.clients, self.config.seed, snapshot.round)
         if self._time is not None:
-            drawn = self._time.evaluate(snapshot.round, drawn, awaited="clients" in self._state.awaited)
+            awaited = "clients" in self._state.awaited
+            drawn = tuple(self._time.evaluate(snapshot.round, drawn, awaited=awaited))
             self._roster_changed = True
         found = dict(self.federation.evaluate(drawn))
         measured = (found[client] for client in drawn)
