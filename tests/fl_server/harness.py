@@ -136,7 +136,7 @@ def _ignore_killed_tasks(loop: asyncio.AbstractEventLoop, context: dict[str, Any
         loop.default_exception_handler(context)
 
 
-def _ledger_file(folder: Path) -> Path:
+def ledger_file(folder: Path) -> Path:
     """The ledger of a state directory. A new one is a copy of an empty one: a fifth of the cost of its tables."""
     if not (path := folder / "ledger.sqlite").exists():
         path.write_bytes(_empty_ledger())
@@ -159,7 +159,7 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
     """The parts of a coordinator; the journal counts what they write."""
     folder = config.state_dir
     metrics = Metrics(CollectorRegistry())
-    ledger = Ledger(CrashProxy(open_sqlite(_ledger_file(folder), config.durability), journal))
+    ledger = Ledger(CrashProxy(open_sqlite(ledger_file(folder), config.durability), journal))
     return Services(
         config=config,
         ledger=ledger,
