@@ -99,6 +99,18 @@ def answer(
     result = None
     if rule is not None:
         result = _train(model, data, work, rule, lambda step: notify(passes + step))
+    return update_of(model, work, whole, passes, result)
+
+
+def update_of(  # noqa: PLR0913, PLR0917 - what the two kinds of work gave
+    model: nn.Module, work: Work, whole: Tensors | None, passes: int, result: LocalResult | None
+) -> ClientUpdate:
+    """The payloads of the exchange, from a full gradient of `passes` batches and from a result of local training.
+
+    Raises:
+        AlgorithmError: a payload cannot be computed from them.
+    """
+    exchange = work.algorithm.exchanges[work.exchange]
     basic, rate = _basic_payloads(exchange, whole, result), work.settings.learning_rate
     if result is None:
         update = ClientUpdate(basic, {}, passes, rate)

@@ -82,7 +82,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
     """
     y = trainable_views(model, personal)
     gradients = BatchGradients(model, loss, settings, rule, forward)
-    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, _rates(settings, steps))
+    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, rates_of(settings, steps))
     model.train()
     taken, sums = _take_steps(step, batches, epoch_steps, on_step)
     model.zero_grad()
@@ -97,7 +97,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         step.ascended,
         step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
-        epochs=_epoch_losses(sums, epoch_steps, taken),
+        epochs=epoch_losses(sums, epoch_steps, taken),
     )
 
 
@@ -125,8 +125,11 @@ def _take_steps(
     return taken, sums
 
 
-def _epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
-    """The mean loss of each epoch, from the sums at their ends. The last epoch may have fewer steps."""
+def epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
+    """The mean loss of each epoch, from the sums at the start and at the epochs' ends.
+
+    The last epoch may have fewer steps. epoch_steps: of `train_locally`; 0: no means.
+    """
     values = [each.item() for each in sums] if epoch_steps else []
     ends = [min(number * epoch_steps, steps) for number in range(len(values))]
     return tuple(
@@ -272,7 +275,7 @@ def _optimizers(rule: LocalRule, y: Tensors, personal: Tensors) -> tuple[Optimiz
     return rule.optimizer.begin(y), own
 
 
-def _rates(settings: LocalSettings, steps: int) -> Iterator[float]:
+def rates_of(settings: LocalSettings, steps: int) -> Iterator[float]:
     """The learning rate of each step. Raises ValueError for a schedule over an unknown number of steps."""
     if settings.schedule.constant:
         return repeat(settings.learning_rate)

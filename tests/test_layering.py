@@ -98,6 +98,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "files",
         "environment",
         "user_code",
+        "worker_process",
         "errors",
     ),
 }

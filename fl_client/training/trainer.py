@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import structlog
@@ -13,14 +12,13 @@ import torch
 from torch import nn
 
 from algorithms import tree
-from algorithms.base import Algorithm, ClientContext, Exchange, Memory, Tensors
+from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
-from algorithms.parameters import AlgorithmError
 from algorithms.precision import widened
 from fl_client.connection.bundles import Layouts
 from fl_client.errors import WorkFailed
@@ -30,6 +28,7 @@ from fl_client.storage.pending_updates import Update
 from fl_client.training import model_values, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
+from fl_client.training.failures import task_failures
 from fl_client.training.local_model import LocalModel
 from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
@@ -44,10 +43,6 @@ from tasks.own_loop import MAX_EPOCHS, own_loop
 log = structlog.get_logger()
 
 
-class Interrupted(Exception):
-    """Raised by an `on_step` to end the training: its result is not needed."""
-
-
 AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
 """What both have: the values to load."""
 
@@ -59,6 +54,18 @@ class TrainingResult:
     update: Update
     next_state: NextState | None
     """None where the method has no client state in this exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWork:
+    """Everything that the training for an assignment needs."""
+
+    model: nn.Module
+    """It has the values of the assignment's bundles."""
+    data: LocalData
+    work: Work
+    steps: int
+    """Number of batches: of a full gradient, then of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ class Trainer:
         if (known := self.known_layouts(assignment)) is not None:
             return known
         model, (personal, own_frozen) = self._get_model(), _layouts_key(assignment)
-        with _task_failures():
+        with task_failures():
             layouts = model_values.layouts_of(model, own.names_in(model, personal), own_frozen=own_frozen)
         self._layouts = {(personal, own_frozen): layouts}  # a coordinator may have many runs: the latest is kept
         return layouts
@@ -132,7 +139,7 @@ class Trainer:
         Makes the model. One that cannot be made is logged here, and reported with the first assignment.
         """
         try:
-            with _task_failures():
+            with task_failures():
                 frozen = self._model.frozen
         except WorkFailed as error:
             log.warning("model_not_made", task=self._local.name, reason=str(error))
@@ -151,6 +158,17 @@ class Trainer:
         Raises:
             WorkFailed: the training is not possible here; the message names the reason.
         """
+        ready = self.prepare(assignment, bundles, client_state, on_step)
+        started = time.monotonic()
+        with task_failures():
+            seed_everything(assignment.training.seed)
+            computed = answer(ready.model, ready.data, ready.work, on_step=lambda step: on_step(step + 1, ready.steps))
+        return self.finish(assignment, ready, computed, time.monotonic() - started)
+
+    def prepare(
+        self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
+    ) -> PreparedWork:
+        """Load the values of an assignment into the model. The training itself is the caller's. Raises WorkFailed."""
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
         algorithm = self.method_of(training)
@@ -167,20 +185,23 @@ class Trainer:
         )
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
-        started = time.monotonic()
-        with _task_failures():
+        with task_failures():
             data, steps = self._data(training, exchange)
             if exchange.trains and (loop := own_loop(self._local.task)) is not None:
                 payloads.check_loop(algorithm)
                 round_ = Round(assignment.key.round, context.direction, on_step)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
-            seed_everything(training.seed)
-            computed = answer(model, data, work, on_step=lambda step: on_step(step + 1, steps))
-        seconds = time.monotonic() - started
+        return PreparedWork(model, data, work, steps)
+
+    def finish(
+        self, assignment: training_pb2.Assignment, ready: PreparedWork, computed: ClientUpdate, seconds: float
+    ) -> TrainingResult:
+        """The update of computed payloads. seconds: of training. Raises WorkFailed for a value that is not finite."""
         payloads.check_finite(computed)
         update = payloads.pack_update(assignment, computed, computed.examples or len(self._local.train), seconds)
-        keeps_state = algorithm.keeps_client_state and exchange.trains
-        next_state = NextState.of(algorithm, context, computed) if keeps_state else None
+        algorithm = ready.work.algorithm
+        keeps_state = algorithm.keeps_client_state and algorithm.exchanges[ready.work.exchange].trains
+        next_state = NextState.of(algorithm, ready.work.context, computed) if keeps_state else None
         return TrainingResult(update, own.added(next_state, computed.personal))
 
     def evaluate(
@@ -204,7 +225,7 @@ class Trainer:
         return Evaluation(len(self._local.held_out), metrics, without)
 
     def _metrics(self, model: nn.Module) -> dict[str, float]:
-        with _task_failures():
+        with task_failures():
             metrics = evaluate(self._local.task, model, self._local.held_out)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
@@ -229,7 +250,7 @@ class Trainer:
     def _load(self, assignment: AnyAssignment, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
         """The model with the values of the bundles, and x in the bundle's memory."""
         if assignment.HasField("local_frozen"):
-            with _task_failures():
+            with task_failures():
                 model = self._model.with_own_frozen(assignment.local_frozen)
             return model, model_values.load(model, bundles, personal, own_frozen=True)
         model = self._get_model()
@@ -238,7 +259,7 @@ class Trainer:
         return model, model_values.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
-        with _task_failures():
+        with task_failures():
             return self._model.module()
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float, optimizer: Memory) -> ClientContext:
@@ -305,26 +326,3 @@ def _layouts_key(assignment: AnyAssignment) -> tuple[tuple[str, ...], bool]:
 
 def _moved(tensors: Tensors, device: torch.device) -> Tensors:
     return tree.map(lambda tensor: tensor.to(device), tensors)
-
-
-@contextmanager
-def _task_failures() -> Iterator[None]:
-    """Turn any error of the task's code, torch or the device into a failure that is reported to the coordinator."""
-    try:
-        yield
-    except (Interrupted, WorkFailed):
-        raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"out of memory: {error}") from error
-    except AlgorithmError as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm: {error}") from error
-    except Exception as error:  # a fault in the task's own code, of any type
-        # torch has no type for this error. The text selects a hint and decides nothing.
-        hint = _BATCH_OF_ONE if "more than 1 value per channel" in str(error) else ""
-        raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}{hint}") from error
-
-
-_BATCH_OF_ONE = (
-    ": batch norm needs two examples in every batch, and here one has a single example. Choose a batch_size that leaves"
-    " no remainder of one on any device, or GroupNorm in place of BatchNorm"
-)

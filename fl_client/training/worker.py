@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from fl_client.training.trainer import Interrupted
+from fl_client.training.failures import Interrupted
 
 T = TypeVar("T")
 

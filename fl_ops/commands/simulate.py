@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -27,9 +28,43 @@ def simulate(
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one processor.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs, of different seeds.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that train a run's clients. Default: this machine's processors, divided by runs."
+        ),
+    ] = None,
+    engine: Annotated[
+        Literal["workers", "sequential", "batched"] | None,
+        typer.Option(
+            help="How clients train: in worker processes, one after the other, or many in lockstep as one model. "
+            "Default: workers, and batched with --device cuda."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda|cuda:1", help="Device of the engine batched. Default: cpu.")
+    ] = None,
+    strategy: Annotated[
+        Literal["grouped", "unfolded", "one_by_one"] | None,
+        typer.Option(
+            help="How the engine batched computes gradients. Default: the fastest one, measured at the start."
+        ),
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
+    ] = None,
+    continues: Annotated[
+        bool,
+        typer.Option("--continue", help="Continue the runs in --out that were stopped, with the same results."),
+    ] = False,
+    save_every: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
     ] = None,
     replay: Annotated[
         str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
@@ -46,7 +81,7 @@ def simulate(
         typer.Option(metavar="DIR", help="With --replay: the daemons' TOML files, instead of \\[simulation]."),
     ] = None,
 ) -> None:
-    r"""Simulate a run in one process, without a coordinator.
+    r"""Simulate a run on this machine, without a coordinator.
 
     With close = "cohort" on a CPU, the models equal those of a networked run bit for bit.
 
@@ -56,15 +91,25 @@ def simulate(
     """
     # Imported here because torch takes seconds to load and most other commands do not need it.
     from fl_common.allocator import keep_freed_memory
+    from fl_ops.simulate.engines.choice import EngineRequest
     from fl_ops.simulate.replay import ReplayRequest
 
     keep_freed_memory()
+    wanted = EngineRequest(engine, workers, device, strategy, group)
     if replay is not None:
-        _replay(context, ReplayRequest(replay, _ledger(state_dir, ledger, seeds, out), config, client_configs))
+        place = _ledger(state_dir, ledger, seeds, out)
+        _replay(context, ReplayRequest(replay, place, config, client_configs, wanted.options(replays=True)))
         return
     if any(option is not None for option in (state_dir, ledger, client_configs)):
         raise UsageError("--state-dir, --ledger and --client-configs require --replay RUN")
-    _simulate(context, _jobs(config, seeds, out), processes)
+    if out is None and (continues or save_every is not None):
+        raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
+    jobs = _jobs(config, seeds, out)
+    options = wanted.options(runs=min(processes, len(jobs)))
+    jobs = [replace(job, engine=options, continues=continues) for job in jobs]
+    if save_every is not None:
+        jobs = [replace(job, save_every_s=save_every) for job in jobs]
+    _simulate(context, jobs, processes)
 
 
 def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from fl_common.allocator import keep_freed_memory
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
@@ -22,6 +17,7 @@ from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.worker_process import become_worker
 from fl_server.run_spec import from_values
 
 
@@ -121,14 +117,6 @@ def _run_one(job: Job, cell: Cell) -> CellResult:
 
 
 def _initialize() -> None:
-    """In a new worker: use one thread, ignore Ctrl-C, and end with the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    """In a new worker."""
+    become_worker()
     keep_freed_memory()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,44 @@ ALL = Shard()
 CPU = torch.device("cpu")
 
 
+class Parts(Mapping[str, Tensor]):
+    """Indices of each client's examples, as views of one tensor: 10,000 tensors would take longer to make and to fork.
+
+    clients: ids; parts: the indices of each.
+    """
+
+    def __init__(self, clients: Sequence[str], parts: Sequence[Tensor]) -> None:
+        ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+        self._indices = torch.cat([*parts])
+        self._ranges = dict(zip(clients, zip([0, *ends[:-1]], ends, strict=True), strict=True))
+
+    def __getitem__(self, client: str) -> Tensor:
+        first, end = self._ranges[client]
+        return self._indices[first:end]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def size_of(self, client: str) -> int:
+        """Number of a client's indices."""
+        first, end = self._ranges[client]
+        return end - first
+
+    @property
+    def num_indices(self) -> int:
+        """Of all clients together."""
+        return len(self._indices)
+
+
 class SimulatedClients(Mapping[str, LocalTask]):
     """Clients by id, in the order of the partition.
 
     If a task's shard is exactly the examples that its indices select, each client's data is cut from one set in memory
-    at every access. Otherwise (for example when the task withholds a part of each shard), each shard is loaded once and
-    kept.
+    at every access. Otherwise (for example when the task withholds a part of each shard), each shard is loaded at every
+    access if the task keeps its files in memory, and else loaded once and kept.
     """
 
     def __init__(self, name: str, task: Task, parts: Mapping[str, Tensor], methods: Methods = NO_METHODS) -> None:
@@ -54,12 +86,16 @@ class SimulatedClients(Mapping[str, LocalTask]):
         self.task = task
         self._methods = methods
         self._name = name
-        self._parts = dict(parts)
+        self._parts = parts if isinstance(parts, Parts) else Parts([*parts], [*parts.values()])
         version, source = fingerprint(task)
         self._fingerprint = TaskFingerprint(version=version, source=source)
         self._loaded: dict[str, LocalTask] = {}
+        self._held_out: dict[str, bool] = {}
+        self._files_kept = _keep_files(task, keep=True)
         with task_code("the task's train_data() or eval_data()"):
             self._all_examples = _examples_to_cut(task, next(iter(self._parts.values())))
+        if self._all_examples is not None:
+            _keep_files(task, keep=False)
 
     def __getitem__(self, client: str) -> LocalTask:
         if client in self._loaded:
@@ -67,7 +103,9 @@ class SimulatedClients(Mapping[str, LocalTask]):
         indices = self._parts[client]
         if self._all_examples is not None:
             return self._local(self._all_examples[indices], self._all_examples[:0])
-        local = self._loaded[client] = self._local(*local_data(self.task, Shard(indices), CPU))
+        local = self._local(*local_data(self.task, Shard(indices), CPU))
+        if not self._files_kept:
+            self._loaded[client] = local
         return local
 
     def __iter__(self) -> Iterator[str]:
@@ -76,17 +114,50 @@ class SimulatedClients(Mapping[str, LocalTask]):
     def __len__(self) -> int:
         return len(self._parts)
 
+    def size_of(self, client: str) -> int:
+        """Number of examples that the partition gives a client."""
+        return self._parts.size_of(client)
+
+    def has_held_out(self, client: str) -> bool:
+        """Whether a client has held-out examples. Its data is loaded at most once to find out."""
+        if self._all_examples is not None:
+            return False
+        if client not in self._held_out:
+            self._held_out[client] = len(self[client].held_out) > 0
+        return self._held_out[client]
+
     @property
     def num_examples(self) -> int:
         """Number of training examples of all clients together."""
         if self._all_examples is not None:
-            return sum(map(len, self._parts.values()))
+            return self._parts.num_indices
         return sum(len(self[client].train) for client in self)
 
     def _local(self, train: Data, held_out: Data) -> LocalTask:
         if not len(train):
             raise TaskError("expected at least one training example for each client, got none: use fewer clients")
         return LocalTask(self._name, self.task, self._fingerprint, train, held_out, methods=self._methods)
+
+
+def examples_of(clients: Mapping[str, LocalTask], client: str) -> int:
+    """Number of a client's training examples, without a copy of them where that is possible."""
+    return clients.size_of(client) if isinstance(clients, SimulatedClients) else len(clients[client].train)
+
+
+def has_held_out(clients: Mapping[str, LocalTask], client: str) -> bool:
+    """Whether a client has held-out examples."""
+    if isinstance(clients, SimulatedClients):
+        return clients.has_held_out(client)
+    return len(clients[client].held_out) > 0
+
+
+def _keep_files(task: Task, *, keep: bool) -> bool:
+    """Let the task keep the content of its files in memory, or forget it. Whether it has the method `keep_files`."""
+    if not callable(method := getattr(task, "keep_files", None)):
+        return False
+    with task_code("the task's keep_files()"):
+        method(keep)
+    return True
 
 
 def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:
@@ -121,16 +192,22 @@ def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
     """Partition the data of a run under a seed, and load its code. Raises TaskError and AlgorithmError."""
     run, section = with_code(config.run.model_copy(update={"seed": seed})), config.simulation
     task = load_task(run.task.name, run.task.options)
-    spec = section.partition_spec(seed)
+    _keep_files(task, keep=True)  # until the clients' data is there
     withheld = _validation_mask(task, section.validation_every)
-    available = (~withheld).nonzero().flatten()
+    parts = _parts(task, section, seed, (~withheld).nonzero().flatten())
+    clients = SimulatedClients(run.task.name, task, parts, _methods(run))
+    server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
+    return PreparedRun(_with_population(run, section, clients), clients, server_task)
+
+
+def _parts(task: Task, section: SimulationSection, seed: int, available: Tensor) -> Parts:
+    """The partition of the available examples."""
+    spec = section.partition_spec(seed)
     labels = training_labels(task)[available] if spec.reads_classes else None
     groups = training_groups(task) if spec.method == "natural" else None
     parts = make_partition(spec, labels, None if groups is None else groups[available], size=len(available))
-    by_client = {section.name(index): available[part] for index, part in enumerate(parts)}
-    clients = SimulatedClients(run.task.name, task, by_client, _methods(run))
-    server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
-    return PreparedRun(_with_population(run, section, clients), clients, server_task)
+    indices = available[torch.cat(parts)].split([len(part) for part in parts])
+    return Parts([section.name(index) for index in range(len(parts))], indices)
 
 
 def _methods(run: RunConfig) -> Methods:

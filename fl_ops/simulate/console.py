@@ -13,7 +13,7 @@ from fl_ops.render.fitted import FittedTable
 from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
 from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate_all
-from fl_ops.simulate.simulation import RoundResult, Step
+from fl_ops.simulate.simulation import Note, RoundResult, Step
 from fl_server.rounds.stop_rules import best_round
 
 
@@ -35,6 +35,8 @@ def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[Seed
                     bars.show(seed, what)
                 elif isinstance(what, RoundResult):
                     print_line(console, f"seed {seed}  {round_line(what)}")
+                elif isinstance(what, Note):
+                    print_line(console, f"seed {seed}  {what.text}")
                 elif what.trace and what.trace not in shown:
                     # Once: the same fault would be printed for every client of every round.
                     shown.add(what.trace)

@@ -6,10 +6,9 @@ ledger.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,32 +16,33 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from extensions.optimizers import load_optimizers
 from fl_client.connection.bundles import Bundle, ResourceKey
-from fl_client.storage.client_state_store import NextState
-from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
-from fl_client.training.local_model import LocalModel
-from fl_client.training.trainer import Trainer, TrainingResult
-from fl_ops.simulate.traffic import TrafficCounter
+from fl_ops.simulate.clients import examples_of
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
+from fl_ops.simulate.engines.client_work import one_thread
+from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
+from fl_ops.simulate.saving.point import FederationPoint
+from fl_ops.simulate.scratch import folder_of_states, folder_of_updates
+from fl_ops.simulate.states import ClientStates
+from fl_ops.simulate.traffic import Names, TrafficCounter
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
 from fl_server.admission.epochs import Epochs, epochs_of
 from fl_server.admission.expected_work import RegisteredData
+from fl_server.admission.gate import UpdateRefused
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine, Snapshot
 from fl_server.aggregation.methods import optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
+from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
-from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
+from fl_server.runs.assignments import RoundPosition, RoundWork, common_assignment
 from protos.codec import digest_bytes, digest_text, pack
+from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
-from protos.fl.v1.training_pb2 import EvaluationAssignment
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, RefusalReason
 from tasks import Task
-
-_MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - only folders of a random name are made in it
-_MEMORY_BYTES = 64 << 20
-"""Keep a round's updates in memory up to this size, larger ones on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,34 @@ class Contribution:
     """What the client measured in each local epoch."""
 
     @property
+    def client(self) -> str:
+        """Its client's id."""
+        return self.info.client_id
+
+    @property
     def measured(self) -> Measured:
         """The norms of its vectors."""
         return Measured(self.info.client_id, self.norms, self.info.clip_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class NotDelivered:
+    """A client whose work failed, or whose update was refused."""
+
+    client: str
+    why: str
+    not_finite: bool
+    """Whether the reason is a value that is not finite."""
+    refused: bool = False
+    """Whether the update was refused."""
+    trace: str = ""
+    """The traceback of the task's own code, if that code raised an error."""
+
+    @classmethod
+    def of(cls, failed: Failed) -> NotDelivered:
+        """From an engine's report."""
+        not_finite = failed.reason == FailureReason.FAILURE_REASON_NOT_FINITE
+        return cls(failed.client, failed.why, not_finite, trace=failed.trace)
 
 
 class Federation:
@@ -72,9 +97,16 @@ class Federation:
         config: the run.
         task: the server's task, for the first model and for evaluation.
         clients: each client's task and data, by id; looked up whenever the client works, and not kept.
+        options: how the clients' work is done.
     """
 
-    def __init__(self, config: RunConfig, task: Task, clients: Mapping[str, LocalTask]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        clients: Mapping[str, LocalTask],
+        options: EngineOptions = SEQUENTIAL,
+    ) -> None:
         self.config = config
         self.clients = clients
         self.engine = Engine(config, task)
@@ -82,78 +114,85 @@ class Federation:
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self._norms = NormHistory()
-        # The run's file is of this machine's user, so the class that it names may be imported.
-        self._optimizers = load_optimizers([optimizer_spec(config.local).name])
-        self._model = LocalModel(lambda: _new_model(task))
-        self._model.module()  # an error of the task's code is found now
-        self._states: dict[str, fl.Memory] = {}
-        self._next_states: dict[str, NextState] = {}
         self._contributions: dict[tuple[int, str], Contribution] = {}
         self._sums: dict[str, fl.Tensors] = {}
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
-        self._spool = tempfile.TemporaryDirectory(prefix="fl-simulate-", dir=self._spool_folder())
-        self._bundles: dict[ResourceKey, Bundle] = {}
+        self._names: Names = {}
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
+        self._spool = folder_of_updates(self._update_bytes())
+        self._state_folder = folder_of_states(self._state_bytes())
+        self.states = ClientStates(self._state_folder.path)
+        self._context = EngineContext(
+            clients,
+            task,
+            optimizer_spec(config.local).name,
+            self.states,
+            self._spool.path,
+            partial(examples_of, clients),
+        )
+        self._engine = make_engine(options, self._context)
         self._prepare_bundles(0)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._engine.close()
         self._spool.cleanup()
+        self._state_folder.cleanup()
 
-    def work(self, place: RoundPosition, client: str) -> Contribution:
-        """Train one client for an exchange and admit its update. Raises WorkFailed and Refused, as a networked run."""
-        trained = self._train(place, client)
-        contribution = self._admit(place.exchange, client, trained.update)
-        self._contributions[place.exchange, client] = contribution
-        if trained.next_state is not None:
-            self._next_states[client] = trained.next_state
-        return contribution
+    def work(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Contribution | NotDelivered]:
+        """Train clients for an exchange and admit their updates. Yields a result for each client, in any order."""
+        for client in clients:
+            self.traffic.download(client, self._names)
+        seeds = [training_seed(self.config.seed, place.round, client) for client in clients]
+        for result in self._engine.train(self._assignment(place), clients, seeds):
+            if isinstance(result, Failed):
+                yield NotDelivered.of(result)
+                continue
+            try:
+                contribution = self._admitted(place.exchange, result)
+            except UpdateRefused as refusal:
+                not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
+                yield NotDelivered(result.client, str(refusal), not_finite, refused=True)
+            else:
+                self._contributions[place.exchange, result.client] = contribution
+                yield contribution
 
-    def _train(self, place: RoundPosition, client: str) -> TrainingResult:
-        local = self.clients[client]
-        algorithm = self.engine.algorithm
-        order = RoundWork(
-            self.config.name, self.config, algorithm, (local.fingerprint.version, local.fingerprint.source), (), 0,
-            self.state_epoch, self.engine.local_frozen,
+    def _assignment(self, place: RoundPosition) -> Assignment:
+        """The assignment without what is the client's own. Each client has the task that the server has."""
+        work = RoundWork(
+            self.config.name, self.config, self.engine.algorithm, ("", ""), (), 0, self.state_epoch,
+            self.engine.local_frozen,
         )  # fmt: skip
-        self.traffic.download(client, self._bundles)
-        state = self._states.get(client)
-        with one_thread():
-            return Trainer(local, self._model, optimizers=self._optimizers).train(
-                assignment(order, place, client), self._bundles, state, _never_cancelled
-            )
+        return common_assignment(work, place)
 
-    def evaluate(self, client: str) -> ClientMetrics:
-        """Metrics of the latest model on a client's held-out data. Raises WorkFailed, for example if it has none."""
-        local = self.clients[client]
+    def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, ClientMetrics | NotDelivered]]:
+        """Metrics of the latest model on clients' held-out data, with the clients' ids, in any order."""
         used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
-        bundles: dict[ResourceKey, Bundle] = {key: bundle for key, bundle in self._bundles.items() if key in used}
-        assignment = EvaluationAssignment(
-            task=self.config.task.name,
-            fingerprint=local.fingerprint,
-            personal=self.config.personal,
-            local_frozen=self.engine.local_frozen,
+        names = {name: size for name, size in self._names.items() if name[0] in used}
+        for client in clients:
+            self.traffic.download(client, names)
+        common = EvaluationAssignment(
+            task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
-        self.traffic.download(client, bundles)
-        with one_thread():
-            found = Trainer(local, self._model).evaluate(assignment, bundles, self._states.get(client))
-        return found.examples, with_own(found.metrics, found.without_personal)
+        for result in self._engine.evaluate(common, clients):
+            if isinstance(result, Failed):
+                yield result.client, NotDelivered.of(result)
+            else:
+                found = result.found
+                yield result.client, (found.examples, with_own(found.metrics, found.without_personal))
 
-    def _admit(self, exchange: int, client: str, update: Update) -> Contribution:
-        """Check an update with the coordinator's admission gate and spool it. Raises Refused."""
-        header, digest = update.header, digest_bytes(update.header.digest)
+    def _admitted(self, exchange: int, trained: Trained) -> Contribution:
+        """Check an update with the coordinator's admission gate. Raises UpdateRefused."""
+        client, header, path = trained.client, trained.header, trained.path
         collecting = Collecting(self.snapshot, exchange, self.state_epoch, self._norms)
-        train = self.clients[client].train
-        gate = build_gate(self.engine, collecting, RegisteredData(len(train), train.own_batches))
+        gate = build_gate(self.engine, collecting, RegisteredData(trained.examples, trained.own_batches))
         gate.check_header(header)
         self.traffic.upload(header.size_bytes)
-        path = Path(self._spool.name) / f"{exchange}-{client}"
-        with path.open("wb") as file:
-            file.writelines(update.pieces)
+        digest = digest_bytes(header.digest)
         norms = gate.check_file(path, digest)
         clip_factor = gate.clip_factor(next(iter(norms.values())))
         info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
@@ -182,8 +221,7 @@ class Federation:
             raise RuntimeError("commit() was called without a step()")
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         for one in done:
-            if one.info.client_id in self._next_states:
-                self._states[one.info.client_id] = self._next_states[one.info.client_id].at(one.info.clip_factor)
+            self.states.promote(one.info.client_id, one.info.clip_factor)
         self.snapshot, self._stepped = self._stepped, None
         counted = [self._contributions[key] for key in self._reduced] + done
         self._norms.add(self.snapshot.round, [one.norms for one in counted])
@@ -192,10 +230,10 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        for one in self._contributions.values():
-            one.path.unlink(missing_ok=True)
+        for path in self._context.spool.iterdir():
+            path.unlink()
         self._contributions.clear()
-        self._next_states.clear()
+        self.states.drop_pending()
         self._sums = {}
         self._reduced.clear()
         self._prepare_bundles(0)
@@ -205,16 +243,33 @@ class Federation:
         measured = [one.measured for one in self._accepted(exchange, accepted)]
         return overflow_culprit(measured) if overflow else outliers(self.config.round, self._norms, measured)
 
+    @property
+    def engine_report(self) -> str:
+        """What the engine has measured and chosen; empty if nothing yet."""
+        return self._engine.report
+
     def restart_states(self, state_epoch: int) -> None:
         """Delete all clients' states and restart the server's part of them from zero."""
         self.state_epoch = state_epoch
-        self._states.clear()
+        self.states.remove_all()
         self.snapshot = self.engine.restart(self.snapshot)
         self._prepare_bundles(0)
 
     def restart_state(self, client: str) -> None:
         """Delete one client's state. Others keep theirs, and so does the server."""
-        self._states.pop(client, None)
+        self.states.remove(client)
+
+    @property
+    def point(self) -> FederationPoint:
+        """The federation between two rounds, apart from `states`."""
+        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, self.traffic.held)
+
+    def continue_from(self, point: FederationPoint) -> None:
+        """Put a new federation where another one was. The caller restores `states`."""
+        self.snapshot, self.state_epoch = point.snapshot, point.state_epoch
+        self._norms.put_back(point.norms)
+        self.traffic.put_back(point.held)
+        self._prepare_bundles(0)
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
@@ -225,40 +280,26 @@ class Federation:
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
         return [self._contributions[exchange, client] for client in accepted]
 
-    def _spool_folder(self) -> Path | None:
-        """The folder of the spool: in memory if the system has such a folder and a round's updates are small."""
+    def _update_bytes(self) -> int:
+        """Bytes of a round's updates."""
         size = sum(self.engine.shape(exchange).size_bytes for exchange in range(len(self.engine.algorithm.exchanges)))
         section = self.config.round
         cohort = section.clients_per_round if section.sampling == "fixed" else section.rate * len(self.clients)
-        return _MEMORY_DISK if size * cohort <= _MEMORY_BYTES and _MEMORY_DISK.is_dir() else None
+        return int(size * cohort)
+
+    def _state_bytes(self) -> int:
+        """Estimate of the bytes of all clients' states, each with the next one."""
+        keeps = self.engine.algorithm.keeps_client_state or self.config.personal
+        return 2 * self.engine.layout.size_bytes * len(self.clients) if keeps else 0
 
     def _prepare_bundles(self, exchange: int) -> None:
         """Pack the bundles that the clients of an exchange load."""
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
-        self._bundles = {
+        bundles: dict[ResourceKey, Bundle] = {
             (each.kind, each.name) if each.name else each.kind: Bundle(each.layout, pack(each.tensors, each.layout))
             for each in outgoing
         }
-        model = self._bundles[RESOURCE_KIND_MODEL]
-        self.digest = digest_text(model.layout.digest(model.data))
-
-
-def _never_cancelled(step: int, steps: int) -> None:
-    """Called after each local step. A simulation never cancels training."""
-
-
-def _new_model(task: Task) -> torch.nn.Module:
-    """The module that all clients train with; its initial values are never used."""
-    with torch.random.fork_rng(devices=[]):
-        return task.model()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one torch thread, as a CPU daemon does by default: the number of threads changes the last bits of sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        digests = {key: bundle.layout.digest(bundle.data) for key, bundle in bundles.items()}
+        self._names = {(key, digests[key]): len(bundle.data) for key, bundle in bundles.items()}
+        self.digest = digest_text(digests[RESOURCE_KIND_MODEL])
+        self._engine.begin(bundles)

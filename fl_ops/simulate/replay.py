@@ -7,22 +7,21 @@ clients, over-selection, abandoned attempts, restarted states), the models must 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from fl_client.errors import WorkFailed
 from fl_ops.errors import NotFound, Refused, UsageError
 from fl_ops.simulate.clients import load_daemons, prepare
 from fl_ops.simulate.code import with_code
 from fl_ops.simulate.console import print_line
-from fl_ops.simulate.federation import Federation
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.federation import Federation, NotDelivered
 from fl_ops.simulate.seeds import as_usage_errors, interruptible
 from fl_ops.simulate.settings import SimulationConfig, read_simulation
-from fl_server.admission.gate import UpdateRefused as NotAdmitted
 from fl_server.aggregation.server_update import Diverged
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
@@ -48,6 +47,7 @@ class ReplayRequest:
     """A run's file, for its table [simulation] and the task's options on this machine."""
     client_configs: Path | None
     """Folder of the daemons' TOML files; None: the clients of [simulation]."""
+    engine: EngineOptions = SEQUENTIAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
         local = read_simulation(request.config)
         with as_usage_errors():
             config = with_code(_with_local_options(config_of(find_run(ledger, request.run_id)), local))
-            federation = _federation(config, local, request.client_configs)
+            federation = _federation(config, local, request)
         rounds = []
         with federation, interruptible():
             for each in Replay(ledger, request.run_id, federation).rounds():
@@ -169,9 +169,7 @@ class Replay:
             if exchange == 0:
                 for _, client in sorted(each for each in self._lost if each[0] == commit.round):
                     federation.restart_state(client)
-            differing += [
-                client for client, digest in in_ledger if self._work(commit.round, exchange, client) != digest
-            ]
+            differing += self._work(commit.round, exchange, in_ledger)
             if exchange < last:
                 federation.reduce(exchange, accepted)
         self._step(commit.round, accepted)
@@ -180,20 +178,24 @@ class Replay:
             commit.round, tuple(accepted), commit.model_digest, federation.digest, tuple(dict.fromkeys(differing))
         )
 
-    def _work(self, round_: int, exchange: int, client: str) -> bytes:
-        """Train a client. Returns the digest of its update."""
-        if client not in self._federation.clients:
+    def _work(self, round_: int, exchange: int, in_ledger: Sequence[tuple[str, bytes]]) -> list[str]:
+        """Train the clients of an accepted list. Returns those that sent another update here than in the ledger."""
+        digests = dict(in_ledger)
+        if unknown := [client for client in digests if client not in self._federation.clients]:
             known = ", ".join(list(self._federation.clients)[:3])
             raise UsageError(
-                f"client {client!r} of round {round_} is not one of the clients here ({known}, ...): give [simulation] "
-                "the names and the partition of the run, or use the daemons' files with --client-configs"
+                f"client {unknown[0]!r} of round {round_} is not one of the clients here ({known}, ...): give "
+                "[simulation] the names and the partition of the run, or use the daemons' files with --client-configs"
             )
-        try:
-            return self._federation.work(RoundPosition(round_, exchange, 0, 0.0), client).digest
-        except (WorkFailed, NotAdmitted) as error:
-            raise Refused(
-                f"round {round_}: the update of {client} was accepted in the run and cannot be repeated here: {error}"
-            ) from error
+        came: dict[str, bytes] = {}
+        for result in self._federation.work(RoundPosition(round_, exchange, 0, 0.0), list(digests)):
+            if isinstance(result, NotDelivered):
+                raise Refused(
+                    f"round {round_}: the update of {result.client} was accepted in the run and cannot be repeated "
+                    f"here: {result.why}"
+                )
+            came[result.client] = result.digest
+        return [client for client, digest in digests.items() if came[client] != digest]
 
     def _step(self, round_: int, accepted: list[str]) -> None:
         if not accepted:
@@ -220,9 +222,9 @@ def _with_local_options(run: RunConfig, local: SimulationConfig) -> RunConfig:
     return run.model_copy(update={"task": run.task.model_copy(update={"options": options})})
 
 
-def _federation(run: RunConfig, local: SimulationConfig, client_configs: Path | None) -> Federation:
-    if client_configs is None:
+def _federation(run: RunConfig, local: SimulationConfig, request: ReplayRequest) -> Federation:
+    if request.client_configs is None:
         prepared = prepare(SimulationConfig(run, local.simulation), run.seed)
-        return Federation(run, prepared.clients.task, prepared.clients)
-    clients = load_daemons(client_configs, run.task.name)
-    return Federation(run, load_task(run.task.name, run.task.options), clients)
+        return Federation(run, prepared.clients.task, prepared.clients, request.engine)
+    clients = load_daemons(request.client_configs, run.task.name)
+    return Federation(run, load_task(run.task.name, run.task.options), clients, request.engine)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -14,12 +14,15 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
+from algorithms.batched.refusals import NotBatched
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
+from fl_ops.simulate.saving.save import SAVE_EVERY_S, RunSave
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import Failure, RoundResult, Simulation, Step
+from fl_ops.simulate.simulation import Failure, Note, RoundResult, Simulation, Step
 from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from tasks import TaskError
@@ -27,18 +30,26 @@ from tasks import TaskError
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. folder: for its files; None: no files are written."""
+    """One run."""
 
     config: SimulationConfig
     seed: int
     folder: Path | None
+    """For its files and its save; None: no files are written."""
+    engine: EngineOptions = SEQUENTIAL
+    continues: bool = False
+    """Whether the run continues from the save in its folder, if there is one."""
+    save_every_s: float = SAVE_EVERY_S
+    """See `RunSave`."""
 
 
-Report = tuple[int, RoundResult | Step | Failure] | SeedResult | OpsError
-"""(seed, committed round, begun step or failure of a client), the result of a run that has ended, or the error that
-ended it."""
+Report = tuple[int, RoundResult | Step | Failure | Note] | SeedResult | OpsError
+"""(seed, committed round, begun step, failure of a client or note), the result of a run that has ended, or the error
+that ended it."""
 OnReport = Callable[[Report], None]
 
+SAVED = "saved"
+"""The folder of a run's save, in its folder."""
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -47,7 +58,8 @@ def simulate(job: Job, on_report: OnReport) -> None:
 
     Raises:
         UsageError: the configuration, the task or the data are invalid.
-        Refused: the task's code failed during the run, or a file cannot be written.
+            There is the save of a run that has not ended, and this one does not continue it.
+        Refused: the task's code failed during the run, a file cannot be written, or the save cannot be continued.
     """
     with as_usage_errors():
         prepared = prepare(job.config, job.seed)
@@ -56,11 +68,15 @@ def simulate(job: Job, on_report: OnReport) -> None:
             prepared.clients,
             task=prepared.server_task,
             notify=lambda what: on_report((job.seed, what)),
+            engine=job.engine,
         )
-    with simulation:
+    with simulation, ExitStack() as stack:
         result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))
+        rounds = stack.enter_context(closing(_rounds(simulation, _opened(job, result, simulation, stack), result)))
+        if result.rounds:
+            on_report((job.seed, Note(f"continues after {len(result.rounds)} rounds")))
         try:
-            for each in _rounds(simulation):
+            for each in rounds:
                 result.rounds.append(each)
                 if job.folder:
                     write_rounds(job.folder, result.rounds)
@@ -72,9 +88,23 @@ def simulate(job: Job, on_report: OnReport) -> None:
         on_report(result)
 
 
-def _rounds(simulation: Simulation) -> Iterator[RoundResult]:
+def _opened(job: Job, result: SeedResult, simulation: Simulation, stack: ExitStack) -> RunSave | None:
+    """The save in the run's folder, until the stack ends. A continued run is put where it is, with its results."""
+    if job.folder is None:
+        return None
+    save = stack.enter_context(RunSave(job.folder / SAVED, result.settings, job.save_every_s))
+    if job.continues:
+        result.rounds = save.restore(simulation)
+    else:
+        save.begin()
+    return save
+
+
+def _rounds(simulation: Simulation, save: RunSave | None, result: SeedResult) -> Generator[RoundResult]:
     try:
-        yield from simulation.rounds()
+        yield from save.rounds(simulation, result.rounds) if save else simulation.rounds()
+    except NotBatched as error:
+        raise UsageError(str(error)) from error
     except TaskError as error:
         raise Refused(str(error)) from error
 

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import torch
 
-from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
-from fl_ops.simulate.federation import Contribution, Federation, one_thread
-from fl_ops.user_code import traceback_of
+from fl_ops.simulate.clients import has_held_out
+from fl_ops.simulate.collection import Collection
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engines.client_work import one_thread
+from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_server.admission.epochs import Epochs, mean_epochs
-from fl_server.admission.gate import UpdateRefused
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
 from fl_server.rounds import events as ev
 from fl_server.rounds.client_metrics import has_evaluation, summary
 from fl_server.rounds.machine import advance
-from fl_server.rounds.sampling import by_id, draw_evaluators, ticket
+from fl_server.rounds.sampling import by_id, draw_evaluators
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.rounds.stop_rules import Evaluation, StopPolicy, stop_reason
 from fl_server.run_config import RunConfig
-from fl_server.runs.assignments import RoundPosition
-from protos.fl.v1.coordinator_pb2 import FailureReason
-from protos.fl.v1.training_pb2 import RefusalReason
 from tasks import Task
 
 FAILURES_KEPT = 100
@@ -74,6 +72,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A client that delivered no update."""
 
@@ -96,6 +101,7 @@ class Simulation:
         seed: overrides the configuration's seed.
         task: the server's task, for the first model and for evaluation; by default the first client's task.
         notify: called before each step of work and after each failure of a client.
+        engine: how the clients' work is done. On a CPU the models do not depend on it.
 
     Raises:
         AlgorithmError, InvalidInput, TaskError: the coordinator would refuse the run, too.
@@ -108,13 +114,15 @@ class Simulation:
         *,
         seed: int | None = None,
         task: Task | None = None,
-        notify: Callable[[Step | Failure], None] = lambda _: None,
+        notify: Callable[[Step | Failure | Note], None] = lambda _: None,
+        engine: EngineOptions = SEQUENTIAL,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
         self._notify = notify
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
-        self.federation = Federation(self.config, task, clients)
+        self.federation = Federation(self.config, task, clients, engine)
+        self._collection = Collection(self.federation, self.config.seed, self.config.round.deadline_s)
         algorithm = self.federation.engine.algorithm
         population = self.config.population if algorithm.needs_population else 0
         self._state = RoundState(self.config.policy(len(algorithm.exchanges), population), self.config.stop.rounds)
@@ -123,8 +131,12 @@ class Simulation:
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
         self._refused: set[str] = set()
+        self._engine_report = ""
         self._roster_changed = False
+        self._earlier_s = 0.0
         self._began = self._round_began = time.monotonic()
+        self.point: RunPoint | None = None
+        """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
         self.failures: list[str] = []
         """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
         self._values_not_finite = False
@@ -158,13 +170,39 @@ class Simulation:
 
     def rounds(self) -> Iterator[RoundResult]:
         """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
-        self._began = self._round_began = time.monotonic()
+        self._round_began = time.monotonic()
+        self._began = self._round_began - self._earlier_s
         self._apply(ev.RosterChanged(self._members, settled=True))
         while self._state.phase is not Phase.ENDED:
             self._apply(self._time_limit_reached() or self._do_phase())
             if self._finished:
+                self.point = self._point()
                 yield self._finished.pop()
                 self._round_began = time.monotonic()
+        self.point = self._point()
+
+    @property
+    def first_state(self) -> RoundState:
+        """The state in which a run of these settings begins."""
+        return RoundState(self._state.policy, self._state.rounds)
+
+    def continue_from(self, point: RunPoint, earlier: Sequence[RoundResult]) -> None:
+        """Put a new simulation where another one was, whose results were `earlier`; before `rounds()`.
+
+        The caller restores the client states. What follows has the same bits as in the other simulation.
+        """
+        self.federation.continue_from(point.federation)
+        self._state, self._earlier_s = point.state, point.seconds
+        self.failures, self._values_not_finite = [*point.failures], point.values_not_finite
+        for each in earlier:
+            if has_evaluation(each.metrics, self.config.stop.metric):
+                self._evaluations.append((each.round, each.metrics))
+        self.point = point
+
+    def _point(self) -> RunPoint:
+        seconds = time.monotonic() - self._began
+        state = before_draw(self._state)
+        return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds)
 
     def _apply(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -173,6 +211,7 @@ class Simulation:
                 case ev.DropCulprits():
                     self._drop(command)
                 case ev.RestartRound():
+                    self._collection.discard()
                     self.federation.discard_round()
                 case ev.Announce():
                     self._announce(command)
@@ -200,24 +239,21 @@ class Simulation:
                 return ev.EndRequested("failed", self._too_few_clients())
 
     def _collect(self) -> ev.Event:
-        """Train one client. The order of a cohort is random, so that over-selection favours no client."""
+        """The result of one client's work."""
         state = self._state
-        client = min(state.outstanding, key=lambda one: ticket("arrival", self.config.seed, state.round, one))
-        drawn = len(state.drawn)
+        client, drawn = self._collection.next_client(state), len(state.drawn)
         self._notify(Step(state.round, "client", drawn - len(state.outstanding) + 1, drawn))
-        place = RoundPosition(state.round, state.exchange, state.attempt, self.config.round.deadline_s)
-        trace = ""
-        try:
-            return ev.UpdateAdmitted(client, self.federation.work(place, client).digest)
-        except UpdateRefused as refusal:
+        result = self._collection.result(state, client)
+        if (report := self.federation.engine_report) != self._engine_report:
+            self._engine_report = report
+            self._notify(Note(report))
+        if isinstance(result, Contribution):
+            return ev.UpdateAdmitted(client, result.digest)
+        if result.refused:
             # A refusal holds for the whole round: the client is not drawn for it again.
             self._refused.add(client)
             self._update_roster()
-            why, not_finite = str(refusal), refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
-        except WorkFailed as failure:
-            why, not_finite = str(failure), failure.reason == FailureReason.FAILURE_REASON_NOT_FINITE
-            trace = traceback_of(failure) if failure.reason == FailureReason.FAILURE_REASON_TASK_ERROR else ""
-        self._record_failure(Failure(state.round, client, why, trace), not_finite=not_finite)
+        self._record_failure(Failure(state.round, client, result.why, result.trace), not_finite=result.not_finite)
         return ev.ClientDroppedOut(client)
 
     def _update_roster(self) -> None:
@@ -251,6 +287,7 @@ class Simulation:
         self._notify(failure)
 
     def _commit(self, accepted: list[str]) -> None:
+        self.point = None
         self._counted, self._closed = self.federation.commit(accepted), self._state
         if self._refused:
             self._refused.clear()
@@ -290,12 +327,11 @@ class Simulation:
 
     def _evaluate_on_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
         """Metrics over the clients that have held-out data; a client that fails is skipped."""
-        pool = [client for client in self._members if len(self.federation.clients[client].held_out)]
-        evaluations = []
-        for client in draw_evaluators(pool, self.config.evaluation.clients, self.config.seed, snapshot.round):
-            with suppress(WorkFailed):
-                evaluations.append(self.federation.evaluate(client))
-        return summary(evaluations)
+        pool = [client for client in self._members if has_held_out(self.federation.clients, client)]
+        drawn = draw_evaluators(pool, self.config.evaluation.clients, self.config.seed, snapshot.round)
+        found = dict(self.federation.evaluate(drawn))
+        measured = (found[client] for client in drawn)
+        return summary([each for each in measured if not isinstance(each, NotDelivered)])
 
     def _stop_reason(self) -> str | None:
         stop = self.config.stop

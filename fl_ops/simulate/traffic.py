@@ -4,27 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.connection.bundles import ResourceKey
+
+Names = Mapping[tuple[ResourceKey, bytes], int]
+"""Sizes of bundles, by key and digest."""
 
 
 class TrafficCounter:
     """Tensor bytes in both directions. A daemon keeps the bundles of its latest assignment and fetches only others."""
 
     def __init__(self) -> None:
-        self._held: dict[str, set[tuple[ResourceKey, bytes]]] = {}
+        self._held: dict[str, Names] = {}
         self._bytes_down = 0
         self._bytes_up = 0
 
-    def download(self, client: str, bundles: Mapping[ResourceKey, Bundle]) -> None:
-        """Count the bundles of an assignment that the client does not hold."""
-        wanted = {(kind, bundle.layout.digest(bundle.data)): len(bundle.data) for kind, bundle in bundles.items()}
-        held = self._held.get(client, set())
-        self._bytes_down += sum(size for name, size in wanted.items() if name not in held)
-        self._held[client] = set(wanted)
+    def download(self, client: str, bundles: Names) -> int:
+        """Count the bundles of an assignment that the client does not hold. Returns their bytes."""
+        held = self._held.get(client, {})
+        size = sum(size for name, size in bundles.items() if name not in held)
+        self._held[client] = bundles
+        self._bytes_down += size
+        return size
 
     def upload(self, size: int) -> None:
         """Count an update of `size` bytes."""
         self._bytes_up += size
+
+    @property
+    def held(self) -> Mapping[str, Names]:
+        """The bundles that each client holds now."""
+        return dict(self._held)
+
+    def put_back(self, held: Mapping[str, Names]) -> None:
+        """Restore what the clients hold."""
+        self._held = dict(held)
 
     def take(self) -> tuple[int, int]:
         """Bytes (down, up) since the last call."""

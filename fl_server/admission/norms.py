@@ -67,8 +67,22 @@ class NormHistory:
         for vector, lengths in found.items():
             rounds = {**self._rounds.get(vector, {}), round_: tuple(lengths)}
             self._rounds[vector] = {each: rounds[each] for each in sorted(rounds)[-WINDOW:]}
-            known = [norm for lengths in self._rounds[vector].values() for norm in lengths]
-            self._medians[vector] = median(known) if len(self._rounds[vector]) >= MIN_ROUNDS else 0.0
+            self._measure(vector)
+
+    def _measure(self, vector: str) -> None:
+        known = [norm for lengths in self._rounds[vector].values() for norm in lengths]
+        self._medians[vector] = median(known) if len(self._rounds[vector]) >= MIN_ROUNDS else 0.0
+
+    @property
+    def rounds(self) -> Mapping[str, Mapping[int, Sequence[float]]]:
+        """The norms that the limits follow from, by vector and round. Later additions do not change the value."""
+        return dict(self._rounds)
+
+    def put_back(self, rounds: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
+        """Restore the history that had these `rounds`."""
+        self._rounds = {vector: {each: tuple(norms) for each, norms in of.items()} for vector, of in rounds.items()}
+        for vector in self._rounds:
+            self._measure(vector)
 
     def read_back(self, store: Store, commits: Sequence[CommitRecord]) -> None:
         """Restore the norms from the ledger; blocking. commits: in order."""

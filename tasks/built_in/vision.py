@@ -67,6 +67,11 @@ class Vision(Classifier, ABC):
         self.client_eval_fraction = checked_fraction(client_eval_fraction)
         self._model = self.MODELS[model]
         self._augment = self.AUGMENTS.get(model)
+        self._kept: dict[bool, Images] | None = None
+
+    def keep_files(self, keep: bool = True) -> None:
+        """Read each file once from now on and keep its bytes, for a process that asks for many shards; or forget it."""
+        self._kept = (self._kept or {}) if keep else None
 
     def model(self) -> nn.Module:
         """A new model of the kind in the option model."""
@@ -78,24 +83,32 @@ class Vision(Classifier, ABC):
 
     def eval_data(self, shard: Shard | None = None) -> Examples:
         """The held-out images, or a shard's own held-out part, normalised."""
-        return self._normalised(Examples(*self._read(train=False)) if shard is None else self._shard_parts(shard)[1])
+        return self._normalised(Examples(*self._images(train=False)) if shard is None else self._shard_parts(shard)[1])
 
     def train_labels(self) -> Tensor:
         """Labels of the whole training set, without its images."""
-        return self._read(train=True)[1]
+        return self._images(train=True)[1]
 
     @abstractmethod
     def _read(self, train: bool) -> Images:
         """All images of the training or the held-out set."""
 
+    def _images(self, train: bool) -> Images:
+        if self._kept is None:
+            return self._read(train)
+        if train not in self._kept:
+            self._kept[train] = self._read(train)
+        return self._kept[train]
+
     def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
-        images, labels = self._read(train=True)
+        images, labels = self._images(train=True)
         return split_shard(shard.of(Examples(images, labels, self._augment)), self.client_eval_fraction)
 
     def _normalised(self, images: Examples) -> Examples:
         # After the shard is selected: a float takes four times the memory of a byte.
         mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (self.MEAN, self.STD))
-        return Examples((images.inputs / 255).sub_(mean).div_(std), images.targets, images.augment)
+        # Not `inputs / 255`: it makes a second copy of the floats.
+        return Examples(images.inputs.float().div_(255).sub_(mean).div_(std), images.targets, images.augment)
 
 
 class FashionMnist(Vision):

@@ -23,6 +23,7 @@ from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import read_simulation
 from fl_ops.simulate.simulation import Step
 from tasks import load_task
+from tests.processes.process import eventually
 
 ROOT = Path(__file__).parents[3]
 TASK_FOLDER = Path(__file__).parents[1]
@@ -103,15 +104,38 @@ def test_processes_change_nothing(config: WriteConfig) -> None:
     assert digests[0] == digests[1]
 
 
+def started(config: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """`fl simulate` as a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": f"{TASK_FOLDER}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "fl_ops", "simulate", config, *arguments], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that a process has started."""
+    return [int(one) for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_run(config: WriteConfig, tmp_path: Path, number: signal.Signals) -> None:
+    """Two workers of a run that is ended in the middle, also by a signal that it cannot handle."""
+    process = started(config(rounds=100_000), "--workers", "2", folder=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("seed ")
+    workers = children_of(process)
+    assert len(workers) == 2
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers) or None, "the workers end")
+
+
 @pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_an_interrupt_leaves_what_is_done(config: WriteConfig, tmp_path: Path, processes: str) -> None:
     """Ctrl-C ends it with 130, and every seed that was under way has its rounds and its model on disk."""
-    environment = {**os.environ, "PYTHONPATH": f"{TASK_FOLDER}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-u", "-m", "fl_ops", "simulate", config(rounds=100_000), "--seeds", "0,1"]
-    process = subprocess.Popen(
-        [*command, "--processes", processes, "--out", "out"], cwd=tmp_path, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    arguments = ["--seeds", "0,1", "--processes", processes, "--out", "out"]
+    process = started(config(rounds=100_000), *arguments, folder=tmp_path)
     seen = set()
     assert process.stdout is not None
     for line in process.stdout:

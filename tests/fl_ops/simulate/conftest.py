@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 
@@ -47,13 +49,16 @@ def table() -> MakeTable:
 
 @pytest.fixture
 def simulated(table: MakeTable) -> Simulated:
-    """Simulates that run."""
+    """Simulates that run, with this engine. replaced: clients with another task or data, by id."""
 
     @contextmanager
-    def make(**sections: Any) -> Iterator[Simulation]:
+    def make(
+        engine: EngineOptions = SEQUENTIAL, replaced: Mapping[str, LocalTask] | None = None, **sections: Any
+    ) -> Iterator[Simulation]:
         config = parse_simulation(table(**sections))
         run = prepare(config, config.run.seed)
-        with Simulation(run.config, run.clients, task=run.server_task) as simulation:
+        clients = {**run.clients, **replaced} if replaced else run.clients
+        with Simulation(run.config, clients, task=run.server_task, engine=engine) as simulation:
             yield simulation
 
     return make

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_ops.simulate.clients import PreparedRun, prepare
+from fl_ops.simulate.clients import Parts, PreparedRun, SimulatedClients, prepare
 from fl_ops.simulate.settings import parse_simulation
-from tasks import Shard, TaskError
+from tasks import Examples, Shard, TaskError
+from tests.fl_ops.points import Points
 from tests.fl_ops.simulate.conftest import MakeTable
 
 
@@ -72,3 +73,37 @@ def test_too_many_clients(table: MakeTable) -> None:
     """There cannot be more clients than examples."""
     with pytest.raises(TaskError, match="at least one example for each of 121 clients"):
         prepared(table, simulation={"clients": 121})
+
+
+def test_parts_are_views_of_one_tensor() -> None:
+    """Each client has its indices, also an empty part, and no memory of its own."""
+    parts = Parts(["a", "b", "c"], [torch.tensor([5, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([2])])
+    assert {client: part.tolist() for client, part in parts.items()} == {"a": [5, 1], "b": [], "c": [2]}
+    assert ([parts.size_of(client) for client in parts], parts.num_indices) == ([2, 0, 1], 3)
+    assert parts["a"].untyped_storage().data_ptr() == parts["c"].untyped_storage().data_ptr()
+
+
+class _Kept(Points):
+    """Counts how often it reads, and reads once if it keeps its files."""
+
+    version = "1"
+    reads = 0
+    kept = False
+
+    def keep_files(self, keep: bool) -> None:
+        self.kept = keep
+
+    def train_data(self, shard: Shard) -> Examples:
+        self.reads += not self.kept
+        return super().train_data(shard)
+
+
+@pytest.mark.parametrize(("part", "kept"), [(0.0, False), (0.25, True)], ids=["cut", "loaded"])
+def test_a_task_keeps_its_files_as_long_as_shards_are_loaded(part: float, kept: bool) -> None:
+    """Nothing is read from files while shards are loaded. Where they are cut from memory, the files are forgotten."""
+    task = _Kept(part)
+    clients = SimulatedClients("kept", task, dict(zip("ab", torch.arange(120).split(60), strict=True)))
+    for _ in range(3):
+        assert [len(clients[client].train) for client in clients] == [60 - int(60 * part)] * 2
+        assert [clients.has_held_out(client) for client in clients] == [part > 0] * 2
+    assert (task.reads, task.kept, clients._loaded) == (0, kept, {})

@@ -142,11 +142,12 @@ def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: f
 
     def run_with(scale: float) -> tuple[list[tuple[tuple[str, ...], str]], list[str]]:
         round_ = {"clients_per_round": 4, "quorum": 2, **limits}
-        with simulated(algorithm={"name": "fedavg"}, round=round_, local={"steps": 1}) as simulation:
-            clients = dict(simulation.federation.clients)
-            train: Any = clients["c3"].train
-            scaled = Examples(train.inputs * scale, train.targets)
-            simulation.federation.clients = {**clients, "c3": replace(clients["c3"], train=scaled)}
+        sections = {"algorithm": {"name": "fedavg"}, "round": round_, "local": {"steps": 1}}
+        with simulated(**sections) as simulation:
+            honest = simulation.federation.clients["c3"]
+        train: Any = honest.train
+        scaled = replace(honest, train=Examples(train.inputs * scale, train.targets))
+        with simulated(**sections, replaced={"c3": scaled}) as simulation:
             return [(done.accepted, done.digest) for done in simulation.rounds()], simulation.failures
 
     rounds, failures = run_with(scale)

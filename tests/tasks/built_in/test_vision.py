@@ -36,6 +36,28 @@ def test_fashion_mnist_as_it_is(data_root: str) -> None:
     assert task.model()(test.inputs[:2]).shape == (2, 10)
 
 
+def test_kept_files_are_read_once(data_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `keep_files`, the second shard, the labels and the held-out part come from memory: the same values."""
+    options = {"data_root": data_root, "client_eval_fraction": 0.2}
+    fresh, kept = load("fashion-mnist", options), load("fashion-mnist", options)
+    kept.keep_files()
+    first = kept.train_data(SHARD)
+    monkeypatch.setattr(kept, "_read", None)
+    kept.keep_files()
+    for one, other in ((first, kept.train_data(SHARD)), (fresh.eval_data(SHARD), kept.eval_data(SHARD))):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+    assert torch.equal(fresh.train_labels(), kept.train_labels())
+
+
+def test_normalised_pixels_have_the_bits_of_a_division_of_bytes(data_root: str) -> None:
+    """The pixels are x / 255, less the mean, divided by the deviation: the order of operations fixes the last bit."""
+    task = load("fashion-mnist", {"data_root": data_root})
+    images, _ = task._read(train=True)
+    expected = (images[SHARD.indices] / 255 - 0.2860) / 0.3530
+    assert torch.equal(task.train_data(SHARD).inputs, expected)
+
+
 def test_cifar10_holds_out_batch_5_without_the_official_test(data_root: str) -> None:
     """40,000 images to train on, batch 5 held out, and `held_out` states that it is not the official test set."""
     if not cifar10_holds_out_batch_5(Path(data_root)):

@@ -1,0 +1,104 @@
+"""Batches of many clients as one batch with a leading client dimension.
+
+Clients whose batches have the same shapes go through the model together. A shorter batch may be filled with copies of
+its first example, if the examples do not influence each other's outputs: the loss is computed from the outputs of the
+real examples only, so every loss of a batch is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.batched.refusals import NotBatched
+from algorithms.batches import Batch, leaves, map_leaves, split
+
+Signature = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Clients whose batches form one tensor."""
+
+    positions: tuple[int, ...]
+    """Of the clients in the stack."""
+    batch: Batch
+    """Every tensor is [clients, examples, ...]."""
+    sizes: tuple[int, ...]
+    """Real examples of each client; the others are copies."""
+
+    def by_size(self) -> list[tuple[int, list[int]]]:
+        """(real examples, the places in this group of the clients that have so many), the most first."""
+        places: dict[int, list[int]] = {}
+        for place, size in enumerate(self.sizes):
+            places.setdefault(size, []).append(place)
+        return sorted(places.items(), reverse=True)
+
+
+def group(batches: Sequence[Batch], *, fill: bool) -> list[Group]:
+    """The clients' batches in groups that can be stacked.
+
+    fill: shorter batches are filled up to the longest one of the same kind.
+
+    Raises:
+        NotBatched: a batch has a part that is not a tensor.
+    """
+    found: dict[Signature, list[int]] = {}
+    for position, batch in enumerate(batches):
+        found.setdefault(_signature(batch, with_size=not fill), []).append(position)
+    return [_group(positions, [batches[position] for position in positions]) for positions in found.values()]
+
+
+def _group(positions: list[int], batches: list[Batch]) -> Group:
+    sizes = tuple(_size(batch) for batch in batches)
+    longest = max(sizes)
+    filled = [
+        batch if size == longest else map_leaves(lambda leaf: _filled(leaf, longest), batch)
+        for size, batch in zip(sizes, batches, strict=True)
+    ]
+    return Group(tuple(positions), _stacked(filled), sizes)
+
+
+def fillable(batch: Batch) -> bool:
+    """Whether every part of a batch has the examples along its first dimension."""
+    parts = list(leaves(batch))
+    return (
+        all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in parts) and len({len(leaf) for leaf in parts}) == 1
+    )
+
+
+def copies_of_first(batch: Batch) -> Batch:
+    """A batch of the same shape in which every example is the first one."""
+    return map_leaves(lambda leaf: leaf[:1].expand_as(leaf).contiguous(), batch)
+
+
+def real(value: Batch, size: int) -> Batch:
+    """The first `size` examples of outputs or targets of one client."""
+    return split(value, size)[0]
+
+
+def _size(batch: Batch) -> int:
+    return next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
+
+
+def _filled(leaf: Tensor, size: int) -> Tensor:
+    return torch.cat([leaf, leaf[:1].expand(size - len(leaf), *leaf.shape[1:])])
+
+
+def _stacked(batches: list[Batch]) -> Batch:
+    tensors = zip(*(leaves(batch) for batch in batches), strict=True)
+    stacked = iter([torch.stack(parts) for parts in tensors])
+    return map_leaves(lambda _: next(stacked), batches[0])
+
+
+def _signature(batch: Batch, *, with_size: bool) -> Signature:
+    shapes: list[object] = []
+    for leaf in leaves(batch):
+        if not isinstance(leaf, Tensor):
+            raise NotBatched(f"expected batches of tensors, got {type(leaf).__name__} in a batch")
+        shape = tuple(leaf.shape)
+        shapes.append((leaf.dtype, shape if with_size else (len(shape), *shape[1:])))
+    return tuple(shapes)

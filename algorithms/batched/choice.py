@@ -1,0 +1,154 @@
+"""The strategy for a model: which ones can compute it, and which one is the fastest here.
+
+The fastest one depends on model, device, batch size and number of clients, so it is measured with the clients' own
+first batches. Strategies differ in the last bits of their sums. So a run with a measured choice has the same bits again
+only if the choice is the same; a named strategy is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from algorithms.batched import stacked
+from algorithms.batched.batches import copies_of_first, fillable
+from algorithms.batched.convolutions import has_convolutions
+from algorithms.batched.refusals import NotBatched
+from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together
+from algorithms.batched.streams import RandomStream
+from algorithms.batches import Batch, examples_of, leaves, to_device
+from algorithms.client import LocalData
+from algorithms.model_state import trainable_views
+
+NAMES: tuple[Name, ...] = ("grouped", "unfolded", "one_by_one")
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A strategy, and how it was chosen."""
+
+    name: Name
+    strategy: Strategy
+    fills: bool
+    """Shorter batches are filled up, because the examples of a batch do not influence each other's outputs."""
+    seconds: Mapping[Name, float]
+    """Of one step of all clients, by strategy, the shortest of some; empty if only one is possible."""
+    impossible: Mapping[str, str]
+    """Why a strategy cannot compute this model, by strategy."""
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {1000 * value:.1f} ms a step" for name, value in self.seconds.items())
+        reasons = ", ".join(f"{name} is not possible ({why})" for name, why in self.impossible.items())
+        return "; ".join(part for part in (f"{self.name}", times, reasons) if part)
+
+
+def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's view of a task
+    model: nn.Module,
+    data: LocalData,
+    batches: Sequence[Batch],
+    clock: Callable[[], float],
+    wanted: Name | None = None,
+) -> Choice:
+    """The wanted strategy, or the fastest one for these batches.
+
+    data: of any of the clients, for its loss and forward pass; its batches are not read. batches: the first batch of
+    each client of a group. clock: seconds, after all work of the device is done. torch's default generators and the
+    model's mode are changed.
+
+    Raises:
+        NotBatched: the wanted strategy cannot compute the model.
+        Exception: no strategy can, because the task's code raised this error.
+    """
+    device = next(model.parameters()).device
+    batches = [to_device(batch, device) for batch in batches]
+    model.train()
+    holder = Holder(model, data.forward)
+    fills = _examples_are_independent(model, holder, max(batches, key=examples_of))
+    strategies = {name: _make(name, holder, data, fills=fills) for name in _candidates(model, wanted)}
+    trial, possible, errors = _Trial(model, batches, clock), list[Name](), dict[str, Exception]()
+    for name, strategy in strategies.items():
+        try:
+            trial.seconds(strategy)
+            possible.append(name)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - torch has no type for what vmap cannot do
+            errors[name] = error
+    impossible = {
+        name: f"{type(error).__name__}: {[*str(error).splitlines(), ''][0]}" for name, error in errors.items()
+    }
+    if not possible and "one_by_one" in errors:
+        raise errors["one_by_one"]
+    if not possible:
+        raise NotBatched(
+            f"expected a model that {' or '.join(strategies)} can compute: {'; '.join(impossible.values())}"
+        )
+    if len(possible) == 1:
+        return Choice(possible[0], strategies[possible[0]], fills, {}, impossible)
+    # Alternating, so that other work of the machine slows down all of them.
+    found = [{name: trial.seconds(strategies[name]) for name in possible} for _ in range(REPEATS)]
+    seconds = {name: min(each[name] for each in found) for name in possible}
+    fastest = min(possible, key=lambda name: seconds[name])
+    return Choice(fastest, strategies[fastest], fills, seconds, impossible)
+
+
+class _Trial:
+    """Steps of all clients from the model's values, which change nothing."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Batch], clock: Callable[[], float]) -> None:
+        views = trainable_views(model)
+        self._parameters = {name: each.requires_grad_() for name, each in stacked.repeated(views, len(batches)).items()}
+        self._buffers = {name: each.detach() for name, each in model.named_buffers()}
+        self._streams = [RandomStream(next(iter(views.values())).device) for _ in batches]
+        self._batches, self._clock = batches, clock
+
+    def seconds(self, strategy: Strategy) -> float:
+        """Seconds of one step."""
+        buffers = stacked.repeated(self._buffers, len(self._batches))
+        before = self._clock()
+        strategy.compute(Inputs(self._parameters, buffers, self._batches, self._streams))
+        return self._clock() - before
+
+
+def _candidates(model: nn.Module, wanted: Name | None) -> tuple[Name, ...]:
+    if wanted is not None:
+        return (wanted,)
+    return NAMES if has_convolutions(model) else ("grouped", "one_by_one")
+
+
+def _make(name: Name, holder: Holder, data: LocalData, *, fills: bool) -> Strategy:
+    if name == "one_by_one":
+        return OneByOne(holder, data.loss)
+    return Together(holder, data.loss, unfold=name == "unfolded", fill=fills)
+
+
+def _examples_are_independent(model: nn.Module, holder: Holder, batch: Batch) -> bool:
+    """Whether an output depends on its own example alone and on no random number. It is tried with two batches.
+
+    In both the first example is the same. The other ones differ, so a batch norm changes the first output.
+    """
+    if not fillable(batch) or examples_of(batch) < 2:
+        return False
+    stream = RandomStream(next(model.parameters()).device)
+    first = stream.state
+    outputs = []
+    for one in (batch, copies_of_first(batch)):
+        stream.state = first
+        buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+        with stream.use(), torch.no_grad():
+            outputs.append(holder.call(buffers, one)[0])
+    drew = any(
+        not torch.equal(a, b) for a, b in zip(first, stream.state, strict=True) if a is not None and b is not None
+    )
+    whole, copied = (list(leaves(output)) for output in outputs)
+    return not drew and all(
+        isinstance(leaf, torch.Tensor)
+        and leaf.dim() > 0
+        and len(leaf) == examples_of(batch)
+        and torch.equal(leaf[0], other[0])
+        for leaf, other in zip(whole, copied, strict=True)
+    )

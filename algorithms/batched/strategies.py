@@ -1,0 +1,183 @@
+"""How the gradients of many clients are computed: together under vmap, or one after the other.
+
+    grouped    one pass under vmap; a convolution becomes a grouped convolution
+    unfolded   the same, with convolutions as products of matrices
+    one_by_one a pass for each client; only the local rule is applied to all clients together
+
+All compute each client's gradient of its own mean loss. Under vmap the loss may be any function of the outputs and
+targets of the real examples that torch can map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from algorithms import tree
+from algorithms.base import Tensors
+from algorithms.batched.batches import Group, group, real
+from algorithms.batched.convolutions import unfolded_convolutions
+from algorithms.batched.stacked import of_client
+from algorithms.batched.streams import RandomStream, dropout_by_client
+from algorithms.batches import Batch, Forward, map_leaves
+from algorithms.gradients import Loss
+
+Name = Literal["grouped", "unfolded", "one_by_one"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One step of the clients of a stack."""
+
+    parameters: Tensors
+    """[clients, ...], leaves that require gradients."""
+    constants: Tensors
+    """Buffers, [clients, ...]. The pass changes them in place."""
+    batches: Sequence[Batch]
+    """One for each client, with a graph if `also` has tensors."""
+    streams: Sequence[RandomStream]
+    also: Sequence[Tensor] = ()
+    """Other leaves of the batches' graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Losses [clients] before the step, and gradients of the parameters [clients, ...] and of the other leaves."""
+
+    losses: Tensor
+    gradients: Tensors
+    also: list[Tensor]
+
+
+class Strategy(Protocol):
+    """Computes the gradients of one step."""
+
+    def compute(self, inputs: Inputs) -> Outputs:
+        """One forward and one backward pass of all clients."""
+        ...
+
+
+class Holder(nn.Module):
+    """The model behind the task's forward pass, as a module, so that torch can replace its tensors."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model, self._forward = model, forward
+
+    def forward(self, batch: Batch) -> tuple[Any, Any]:
+        """(output, target)."""
+        return self._forward(self.model, batch)
+
+    def call(self, tensors: Tensors, batch: Batch) -> tuple[Any, Any]:
+        """The same with these parameters and buffers, by their names in the model."""
+        result: tuple[Any, Any] = functional_call(
+            self, {f"model.{name}": tensor for name, tensor in tensors.items()}, (batch,)
+        )
+        return result
+
+
+class OneByOne:
+    """A pass for each client, as it trains alone."""
+
+    def __init__(self, holder: Holder, loss: Loss) -> None:
+        self._holder, self._loss = holder, loss
+
+    def compute(self, inputs: Inputs) -> Outputs:
+        """As in Strategy."""
+        losses, also = [], [torch.zeros_like(leaf) for leaf in inputs.also]
+        gradients = tree.map(torch.empty_like, inputs.parameters)
+        for position, (batch, stream) in enumerate(zip(inputs.batches, inputs.streams, strict=True)):
+            mine = {name: each.detach()[position].requires_grad_() for name, each in inputs.parameters.items()}
+            with stream.use():
+                loss = self._loss(*self._holder.call({**mine, **of_client(inputs.constants, position)}, batch))
+            slopes = _slopes(loss, [*mine.values(), *inputs.also])
+            for name, slope in zip(mine, slopes, strict=False):
+                gradients[name][position] = slope
+            also = [total + slope for total, slope in zip(also, slopes[len(mine) :], strict=True)]
+            losses.append(loss.detach())
+        return Outputs(torch.stack(losses), gradients, also)
+
+
+class Together:
+    """One pass for all clients under vmap."""
+
+    def __init__(self, holder: Holder, loss: Loss, *, unfold: bool, fill: bool) -> None:
+        """fill: shorter batches are filled; the examples must not influence each other, and no random number be drawn.
+
+        unfold: convolutions are products of matrices.
+        """
+        self._holder, self._loss, self._unfold, self._fill = holder, loss, unfold, fill
+
+    def compute(self, inputs: Inputs) -> Outputs:
+        """As in Strategy. Raises RuntimeError or another error of torch for what it cannot map."""
+        groups = group(inputs.batches, fill=self._fill)
+        losses: list[tuple[int, Tensor]] = []
+        for each in groups:
+            whole = len(groups) == 1
+            parameters = inputs.parameters if whole else _of(inputs.parameters, each.positions)
+            constants = inputs.constants if whole else _of(inputs.constants, each.positions)
+            with self._changed([inputs.streams[position] for position in each.positions]):
+                found = self._losses(each, parameters, constants)
+            if not whole:
+                for name, tensor in constants.items():
+                    inputs.constants[name][list(each.positions)] = tensor
+            losses += zip(each.positions, found.unbind(), strict=True)
+        ordered = found if whole else torch.stack([loss for _, loss in sorted(losses, key=lambda one: one[0])])
+        # No loss depends on another client's tensors, so the gradients of the sum are those of each loss.
+        slopes = _slopes(ordered.sum(), [*inputs.parameters.values(), *inputs.also])
+        gradients = dict(zip(inputs.parameters, slopes, strict=False))
+        return Outputs(ordered.detach(), gradients, slopes[len(gradients) :])
+
+    @contextmanager
+    def _changed(self, streams: Sequence[RandomStream]) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(dropout_by_client(self._holder, streams))
+            if self._unfold:
+                stack.enter_context(unfolded_convolutions(self._holder))
+            yield
+
+    def _losses(self, each: Group, parameters: Tensors, constants: Tensors) -> Tensor:
+        """The losses of a group, [clients]."""
+
+        def one(tensors: Tensors, batch: Batch) -> Tensor:
+            return self._loss(*self._holder.call(tensors, batch))
+
+        tensors = {**parameters, **constants}
+        sizes = each.by_size()
+        if len(sizes) == 1:
+            losses: Tensor = vmap(one)(tensors, each.batch)
+            return losses
+        outputs = vmap(self._holder.call)(tensors, each.batch)
+        parts, order = [], []
+        for size, places in sizes:
+            chosen = map_leaves(partial(_rows, places), outputs)
+            parts.append(vmap(partial(self._loss_of_real, size))(*chosen))
+            order += places
+        return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
+
+    def _loss_of_real(self, size: int, output: Any, target: Any) -> Tensor:
+        return self._loss(real(output, size), real(target, size))
+
+
+def _rows(places: list[int], leaf: Tensor) -> Tensor:
+    return leaf[places]
+
+
+def _slopes(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """The gradients of the leaves, dense; zero for a leaf that the value does not depend on."""
+    found = torch.autograd.grad(value, leaves, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if slope is None else slope if slope.layout is torch.strided else slope.to_dense()
+        for leaf, slope in zip(leaves, found, strict=True)
+    ]
+
+
+def _of(tensors: Tensors, positions: Sequence[int]) -> Tensors:
+    return {name: tensor[list(positions)] for name, tensor in tensors.items()}

@@ -1,0 +1,56 @@
+"""Collects the updates of a cohort in the order of arrival, while the engine does the work of several clients."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_server.rounds.sampling import tickets
+from fl_server.rounds.state import RoundState
+from fl_server.runs.assignments import RoundPosition
+
+Result = Contribution | NotDelivered
+
+
+class Collection:
+    """The results of the current attempt's clients. Which clients work ahead changes no result."""
+
+    def __init__(self, federation: Federation, seed: int, deadline_s: float) -> None:
+        self._federation = federation
+        self._seed, self._deadline_s = seed, deadline_s
+        self._place: RoundPosition | None = None
+        self._working: Iterator[Result] = iter(())
+        self._results: dict[str, Result] = {}
+
+    def next_client(self, state: RoundState) -> str:
+        """The outstanding client that arrives next. The order is random, so that over-selection favours no client."""
+        return min(state.outstanding, key=tickets("arrival", self._seed, state.round))
+
+    def result(self, state: RoundState, client: str) -> Result:
+        """The result of an outstanding client. If it has not begun, all clients that are needed begin now."""
+        place = RoundPosition(state.round, state.exchange, state.attempt, self._deadline_s)
+        if place != self._place:
+            self.discard()
+            self._place = place
+        while client not in self._results:
+            if (one := next(self._working, None)) is None:
+                needed = [each for each in self._needed(state) if each not in self._results]
+                self._working = self._federation.work(place, needed)
+            else:
+                self._results[one.client] = one
+        return self._results.pop(client)
+
+    def discard(self) -> None:
+        """Stop the work in progress and forget its results."""
+        if isinstance(self._working, Generator):
+            self._working.close()
+        self._working, self._results, self._place = iter(()), {}, None
+
+    def _needed(self, state: RoundState) -> Sequence[str]:
+        """The outstanding clients whose updates close the exchange, if none of them fails."""
+        order = self._in_order(state)
+        missing = len(order) if state.policy.close == "cohort" else state.goal - len(state.admitted)
+        return order[: max(1, missing)]
+
+    def _in_order(self, state: RoundState) -> list[str]:
+        return sorted(state.outstanding, key=tickets("arrival", self._seed, state.round))

@@ -1,0 +1,218 @@
+"""The batched engine: many clients in lockstep as one model with a leading client dimension, on a CPU or a GPU.
+
+Clients with the same exchange form groups, those with the most examples first. A group's updates are those of the
+sequential engine up to the rounding of sums (algorithms.batched), and go the same way: a file of the spool, the
+coordinator's admission. If the work of a group fails, its clients work one after the other, so that an error is
+reported of the client that has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from algorithms.base import ClientUpdate
+from algorithms.batched.choice import Choice, choose
+from algorithms.batched.client import answer_together
+from algorithms.batched.local import Member
+from algorithms.batched.memory import bytes_of_client
+from algorithms.batched.refusals import NotBatched, check_work
+from algorithms.batched.strategies import Name
+from algorithms.batched.streams import RandomStream
+from fl_client.errors import WorkFailed
+from fl_client.training.data import LocalTask
+from fl_client.training.trainer import PreparedWork
+from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
+from tasks.batches import seed_everything
+
+CPU_BYTES = 1 << 30
+"""Memory of a group on a CPU."""
+GPU_SHARE = 0.5
+"""Of the free memory of a GPU."""
+MOST_CLIENTS = 64
+"""In one group: from some size on, larger groups are not faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedOptions:
+    """How clients work in lockstep."""
+
+    device: torch.device = CPU
+    strategy: Name | None = None
+    """None: the fastest one, measured with the first group."""
+    group: int = 0
+    """Clients of a group. 0: as many as memory allows, at most MOST_CLIENTS."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A client whose values are loaded."""
+
+    assigned: Assigned
+    work: PreparedWork
+
+
+class BatchedEngine:
+    """See `LocalEngine`. The same groups on the same device and build give the same bits."""
+
+    def __init__(self, context: EngineContext, options: BatchedOptions) -> None:
+        """Raises TaskError if the task's model cannot be made."""
+        if options.device.type != "cpu":
+            context = replace(context, clients=_OnDevice(context.clients, options.device))
+        self._context, self._options = context, options
+        self._work = ClientWork(context, options.device)
+        self._bundles: Bundles = {}
+        self._choice: Choice | None = None
+        self._group = options.group
+        self._alone = 0
+
+    @property
+    def report(self) -> str:
+        """See `LocalEngine.report`: the strategy, and the size of groups."""
+        if self._choice is None:
+            return ""
+        alone = f"; one after the other, after an error in their group: {self._alone} clients" if self._alone else ""
+        return f"lockstep in groups of at most {self._group} clients: {self._choice}{alone}"
+
+    def begin(self, bundles: Bundles) -> None:
+        """See `LocalEngine.begin`."""
+        self._bundles = bundles
+
+    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
+        """See `LocalEngine.train`. A group works when its first result is fetched.
+
+        Raises:
+            NotBatched: the run's work is possible only for one client after the other.
+        """
+        # By size, so that the clients of a group have about as many steps; by id, so that arrival changes no group.
+        order = sorted(
+            zip(clients, seeds, strict=True), key=lambda one: (-self._context.size_of(one[0]), one[0].encode())
+        )
+        while order:
+            size = self._group_size(common, order[0])
+            yield from self._train_group(common, order[:size])
+            order = order[size:]
+
+    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+        """See `LocalEngine.evaluate`. One client after the other, on the device."""
+        for client in clients:
+            yield self._work.evaluate(common, client, self._bundles)
+
+    def close(self) -> None:
+        """See `LocalEngine.close`."""
+
+    def _train_group(self, common: Assignment, group: Sequence[tuple[str, int]]) -> Iterator[Trained | Failed]:
+        ready: list[_Ready] = []
+        for client, seed in group:
+            assigned = self._work.assigned(common, client, seed)
+            try:
+                ready.append(_Ready(assigned, assigned.prepare(self._bundles)))
+            except WorkFailed as error:
+                yield Failed.of(client, error)
+        if not ready:
+            return
+        started = time.monotonic()
+        try:
+            with one_thread():
+                updates = self._answers(common, ready)
+        except NotBatched:
+            raise
+        except (MemoryError, torch.OutOfMemoryError):
+            yield from self._smaller(common, group)
+            return
+        except Exception:  # noqa: BLE001 - an error of one client's data or of the task's code, of any type
+            self._alone += len(ready)
+            for each in ready:
+                seed = each.assigned.assignment.training.seed
+                yield self._work.train(common, each.assigned.client, seed, self._bundles)
+            return
+        seconds = (time.monotonic() - started) / len(ready)
+        for each, update in zip(ready, updates, strict=True):
+            yield self._delivered(each, update, seconds)
+
+    def _smaller(self, common: Assignment, group: Sequence[tuple[str, int]]) -> Iterator[Trained | Failed]:
+        """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
+        if len(group) == 1:
+            yield self._work.train(common, *group[0], self._bundles)
+            return
+        self._group = -(-len(group) // 2)
+        yield from self._train_group(common, group[: self._group])
+        yield from self._train_group(common, group[self._group :])
+
+    def _delivered(self, ready: _Ready, update: ClientUpdate, seconds: float) -> Trained | Failed:
+        assigned = ready.assigned
+        try:
+            trained = assigned.trainer.finish(assigned.assignment, ready.work, update, seconds)
+        except WorkFailed as error:
+            return Failed.of(assigned.client, error)
+        return self._work.deliver(assigned, trained)
+
+    def _answers(self, common: Assignment, ready: Sequence[_Ready]) -> list[ClientUpdate]:
+        model, device = ready[0].work.model, self._options.device
+        if self._choice is None:
+            self._choice = self._chosen(common, ready)
+        members = []
+        for each in ready:
+            seed_everything(each.assigned.assignment.training.seed)
+            members.append(Member(each.work.data, each.work.work, RandomStream(device)))
+        return answer_together(model, members, self._choice.strategy)
+
+    def _chosen(self, common: Assignment, ready: Sequence[_Ready]) -> Choice:
+        """The strategy, measured with the clients' first batches."""
+        batches = []
+        for each in ready:
+            check_work(each.work.data, each.work.work)
+            batches.append(self._first_batch(common, each.assigned.client))
+        return choose(ready[0].work.model, ready[0].work.data, batches, self._clock, self._options.strategy)
+
+    def _first_batch(self, common: Assignment, client: str) -> object:
+        """A batch of a client, of work of its own: reading it takes nothing from the client's batches."""
+        seed_everything(0)
+        data = self._work.assigned(common, client, 0).prepare(self._bundles).data
+        return next(iter(data.batches))
+
+    def _group_size(self, common: Assignment, first: tuple[str, int]) -> int:
+        """Clients of a group, by the memory that the first one needs."""
+        if self._group:
+            return self._group
+        device = self._options.device
+        try:
+            ready = self._work.assigned(common, *first).prepare(self._bundles)
+            with one_thread():
+                each = bytes_of_client(ready.model, ready.data, next(iter(ready.data.batches)))
+        except Exception:  # noqa: BLE001 - the error is reported when the client trains
+            return 1
+        free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        self._group = max(1, min(MOST_CLIENTS, int(free // each)))
+        return self._group
+
+    def _clock(self) -> float:
+        if self._options.device.type == "cuda":
+            torch.cuda.synchronize(self._options.device)
+        return time.perf_counter()
+
+
+class _OnDevice(Mapping[str, LocalTask]):
+    """Clients whose data is on a device. It stays there after the client's first work."""
+
+    def __init__(self, clients: Mapping[str, LocalTask], device: torch.device) -> None:
+        self._clients, self._device = clients, device
+        self._moved: dict[str, LocalTask] = {}
+
+    def __getitem__(self, client: str) -> LocalTask:
+        if client not in self._moved:
+            local = self._clients[client]
+            train, held_out = local.train.to(self._device), local.held_out.to(self._device)
+            self._moved[client] = replace(local, train=train, held_out=held_out, device=self._device)
+        return self._moved[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -1,0 +1,84 @@
+"""The engine that the user asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from algorithms.batched.strategies import Name
+from fl_ops.errors import UsageError
+from fl_ops.simulate.engines.batched import BatchedEngine, BatchedOptions
+from fl_ops.simulate.engines.engine import EngineContext, LocalEngine
+from fl_ops.simulate.engines.sequential import SequentialEngine
+from fl_ops.simulate.engines.workers import WorkersEngine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the local work of a run is done."""
+
+    workers: int = 1
+    """Processes that train clients. 1: this process trains them, one after the other."""
+    batched: BatchedOptions | None = None
+    """This process trains many clients in lockstep. Not with several workers."""
+
+
+SEQUENTIAL = EngineOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """The options of `fl simulate` that choose an engine. None: not given."""
+
+    engine: Literal["workers", "sequential", "batched"] | None = None
+    workers: int | None = None
+    device: str | None = None
+    strategy: Name | None = None
+    group: int | None = None
+
+    def options(self, runs: int = 1, *, replays: bool = False) -> EngineOptions:
+        """The engine of each of so many parallel runs. Raises UsageError for options that do not go together.
+
+        replays: the run is compared with a ledger bit by bit.
+        """
+        engine = self.engine or ("batched" if self.device not in (None, "cpu") else "workers")
+        if engine == "batched":
+            return self._batched(replays=replays)
+        given = {"--device": self.device, "--strategy": self.strategy, "--group": self.group}
+        if found := [option for option, value in given.items() if value is not None]:
+            raise UsageError(f"{', '.join(found)}: expected --engine batched, which has this option")
+        if engine == "sequential":
+            if self.workers not in (None, 1):
+                raise UsageError(f"--workers {self.workers}: expected --engine workers, got sequential")
+            return SEQUENTIAL
+        return EngineOptions(self.workers or max(1, len(os.sched_getaffinity(0)) // runs))
+
+    def _batched(self, *, replays: bool) -> EngineOptions:
+        if replays:
+            raise UsageError("--replay: expected --engine workers or sequential, whose bits are those of a coordinator")
+        if self.workers not in (None, 1):
+            raise UsageError(f"--workers {self.workers}: the engine batched trains in one process; leave out --workers")
+        return EngineOptions(batched=BatchedOptions(_device(self.device or "cpu"), self.strategy, self.group or 0))
+
+
+def _device(text: str) -> torch.device:
+    """A device of this machine. Raises UsageError."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {text!r}") from None
+    if device.type not in {"cpu", "cuda"}:
+        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {text!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {text}: torch finds {torch.cuda.device_count()} CUDA devices here")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def make_engine(options: EngineOptions, context: EngineContext) -> LocalEngine:
+    """The engine. Raises TaskError if the task's model cannot be made."""
+    if options.batched is not None:
+        return BatchedEngine(context, options.batched)
+    return SequentialEngine(context) if options.workers == 1 else WorkersEngine(context, options.workers)

@@ -1,0 +1,111 @@
+"""One client's work in a simulation: the daemon's trainer, with the update written to the spool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from algorithms.base import Memory
+from extensions.optimizers import load_optimizers
+from fl_client.errors import WorkFailed
+from fl_client.training.local_model import LocalModel
+from fl_client.training.trainer import PreparedWork, Trainer, TrainingResult
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
+from tasks import Task
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A client with its assignment, and the trainer for its data."""
+
+    client: str
+    assignment: Assignment
+    trainer: Trainer
+    state: Memory | None
+    """The client's state after its last round that counted."""
+
+    def prepare(self, bundles: Bundles) -> PreparedWork:
+        """The model with the values of the bundles, and all that the training needs. Raises WorkFailed."""
+        return self.trainer.prepare(self.assignment, bundles, self.state, _never_cancelled)
+
+
+class ClientWork:
+    """Does the work of one client after the other with one model."""
+
+    def __init__(self, context: EngineContext, device: torch.device = CPU) -> None:
+        """device: of the model, and of the clients' data."""
+        self._context = context
+        # The run's file is of this machine's user, so the class that it names may be imported.
+        self._optimizers = load_optimizers([context.optimizer])
+        self._model = LocalModel(lambda: _new_model(context.task), lambda module: module.to(device))
+        self._model.module()  # an error of the task's code is found now
+
+    def train(self, common: Assignment, client: str, seed: int, bundles: Bundles) -> Trained | Failed:
+        """Train a client, write its update and its next state."""
+        assigned = self.assigned(common, client, seed)
+        try:
+            with one_thread():
+                trained = assigned.trainer.train(assigned.assignment, bundles, assigned.state, _never_cancelled)
+        except WorkFailed as error:
+            return Failed.of(client, error)
+        return self.deliver(assigned, trained)
+
+    def assigned(self, common: Assignment, client: str, seed: int) -> Assigned:
+        """A client with its assignment."""
+        local = self._context.clients[client]
+        assignment = Assignment()
+        assignment.CopyFrom(common)
+        assignment.training.seed = seed
+        assignment.fingerprint.CopyFrom(local.fingerprint)
+        trainer = Trainer(local, self._model, optimizers=self._optimizers)
+        return Assigned(client, assignment, trainer, self._context.states.get(client))
+
+    def deliver(self, assigned: Assigned, trained: TrainingResult) -> Trained:
+        """Write a client's update and its next state."""
+        client, trainer = assigned.client, assigned.trainer
+        path = self._context.update_path(assigned.assignment.key.exchange, client)
+        with path.open("wb") as file:
+            file.writelines(trained.update.pieces)
+        if trained.next_state is not None:
+            self._context.states.put_next(client, trained.next_state)
+        return Trained(client, trained.update.header, path, trainer.examples, trainer.own_batches)
+
+    def evaluate(self, common: EvaluationAssignment, client: str, bundles: Bundles) -> Evaluated | Failed:
+        """Evaluate the model, with the client's personal values if it has them."""
+        local = self._context.clients[client]
+        assignment = EvaluationAssignment()
+        assignment.CopyFrom(common)
+        assignment.fingerprint.CopyFrom(local.fingerprint)
+        try:
+            with one_thread():
+                state = self._context.states.get(client)
+                return Evaluated(client, Trainer(local, self._model).evaluate(assignment, bundles, state))
+        except WorkFailed as error:
+            return Failed.of(client, error)
+
+
+def _never_cancelled(step: int, steps: int) -> None:
+    """Called after each local step. A simulation never cancels training."""
+
+
+def _new_model(task: Task) -> torch.nn.Module:
+    """The module that all clients train with; its initial values are never used."""
+    with torch.random.fork_rng(devices=[]):
+        return task.model()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one torch thread, as a CPU daemon does by default: the number of threads changes the last bits of sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,109 @@
+"""The interface of an engine: assignments and bundles in, updates in files and metrics out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.errors import WorkFailed
+from fl_client.training.data import LocalTask
+from fl_client.training.trainer import Evaluation
+from fl_ops.simulate.states import ClientStates
+from fl_ops.user_code import traceback_of
+from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
+from tasks import Task
+
+Bundles = Mapping[ResourceKey, Bundle]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One client's update. Its next state, if it has one, is pending in the run's ClientStates."""
+
+    client: str
+    header: UpdateHeader
+    path: Path
+    """The bytes of the payloads."""
+    examples: int
+    """Number of the client's training examples."""
+    own_batches: int
+    """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What a client measured on its held-out examples."""
+
+    client: str
+    found: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A client that could not do its work, as a daemon reports it."""
+
+    client: str
+    reason: FailureReason
+    why: str
+    trace: str = ""
+    """The traceback of the task's own code, if that code raised an error."""
+
+    @classmethod
+    def of(cls, client: str, error: WorkFailed) -> Failed:
+        """The failure that an error reports."""
+        trace = traceback_of(error) if error.reason == FailureReason.FAILURE_REASON_TASK_ERROR else ""
+        return cls(client, error.reason, str(error), trace)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """A run as its engine sees it: the same for all rounds."""
+
+    clients: Mapping[str, LocalTask]
+    """Each client's task and data, by id; looked up whenever the client works, and not kept."""
+    task: Task
+    """Makes the model that the clients train."""
+    optimizer: str
+    """Name of the local optimizer; its class may be one of another package."""
+    states: ClientStates
+    spool: Path
+    """Folder of the updates."""
+    size_of: Callable[[str], int]
+    """Number of a client's training examples, without a copy of its data."""
+
+    def update_path(self, exchange: int, client: str) -> Path:
+        """The file of a client's update in an exchange."""
+        return self.spool / f"{exchange}-{client}"
+
+
+class LocalEngine(Protocol):
+    """Does the work of clients. For one thread."""
+
+    @property
+    def report(self) -> str:
+        """What it has measured and chosen, for the user; empty if nothing yet."""
+        ...
+
+    def begin(self, bundles: Bundles) -> None:
+        """Use these bundles from now on."""
+        ...
+
+    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
+        """Train each client once, and yield the results in any order.
+
+        common: the assignment without what is the client's own; seeds: the training seed of each client. Work of
+        clients whose results are not fetched is stopped or finished, and has no effect.
+        """
+        ...
+
+    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+        """Evaluate the model on each client's held-out examples, and yield the results in any order."""
+        ...
+
+    def close(self) -> None:
+        """Release memory and processes. Work in progress is stopped."""
+        ...

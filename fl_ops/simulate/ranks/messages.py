@@ -1,0 +1,154 @@
+"""The messages between ranks: orders from rank 0, and results from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.training.trainer import Evaluation
+from fl_ops.errors import Refused
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from fl_ops.simulate.ranks.group import Head, Message, Ranks
+from protos.chunks import Buffer
+from protos.codec import Layout
+from protos.fl.v1.tensor_pb2 import Manifest
+from protos.fl.v1.training_pb2 import UpdateHeader
+from tasks import TaskError
+
+BEGIN, TRAIN, EVALUATE, END = "begin", "train", "evaluate", "end"
+"""Orders of rank 0."""
+
+
+def send_bundles(ranks: Ranks, bundles: Bundles) -> None:
+    """From rank 0 to all others: the bundles that clients load from now on."""
+    keys = [list(key) if isinstance(key, tuple) else [key, ""] for key in bundles]
+    sizes = [len(bundle.data) for bundle in bundles.values()]
+    manifests = [bundle.layout.to_manifest().SerializeToString() for bundle in bundles.values()]
+    for rank in ranks.others:
+        ranks.send(rank, {"do": BEGIN, "keys": keys, "sizes": sizes}, manifests)
+    for bundle in bundles.values():
+        ranks.broadcast(bundle.data, len(bundle.data))
+
+
+def receive_bundles(ranks: Ranks, message: Message) -> dict[ResourceKey, Bundle]:
+    """What `send_bundles` sent, after its message."""
+    bundles: dict[ResourceKey, Bundle] = {}
+    for (kind, name), size, manifest in zip(message.head["keys"], message.head["sizes"], message.buffers, strict=True):
+        layout = Layout.from_manifest(Manifest.FromString(bytes(manifest)), size)
+        bundles[(kind, name) if name else kind] = Bundle(layout, memoryview(ranks.broadcast(None, size)))
+    return bundles
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Work for one rank: to train or to evaluate clients."""
+
+    do: str
+    common: bytes
+    """The assignment without what is the client's own."""
+    clients: Sequence[str]
+    seeds: Sequence[int]
+    """To train: one for each client. To evaluate: none."""
+
+    def send(self, ranks: Ranks, rank: int, context: EngineContext) -> None:
+        """Send it, with the clients' states."""
+        states = [context.states.stored(client) for client in self.clients]
+        ranks.send(
+            rank, {"do": self.do, "clients": list(self.clients), "seeds": list(self.seeds)}, [self.common, *states]
+        )
+
+    @classmethod
+    def received(cls, message: Message, context: EngineContext) -> Order:
+        """From a message; the clients' states are stored here."""
+        clients: list[str] = message.head["clients"]
+        common, *states = message.buffers
+        for client, state in zip(clients, states, strict=True):
+            context.states.store(client, state)
+        return cls(message.head["do"], bytes(common), clients, message.head["seeds"])
+
+
+def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: EngineContext) -> None:
+    """To rank 0: the result of one client. The files of an update are removed here."""
+    head: Head
+    buffers: list[Buffer] = []
+    if isinstance(result, Trained):
+        head = {"examples": result.examples, "own_batches": result.own_batches, "path": result.path.name}
+        buffers = [
+            result.header.SerializeToString(),
+            result.path.read_bytes(),
+            *context.states.taken_next(result.client),
+        ]
+        result.path.unlink()
+    elif isinstance(result, Evaluated):
+        found = result.found
+        head = {"examples": found.examples, "metrics": found.metrics, "without": found.without_personal}
+    else:
+        head = {"reason": result.reason, "why": result.why, "trace": result.trace}
+    ranks.send(0, {"result": type(result).__name__, "client": result.client, **head}, buffers)
+
+
+def send_done(ranks: Ranks) -> None:
+    """To rank 0: all results of the order were sent."""
+    ranks.send(0, {"result": "done"})
+
+
+def send_error(ranks: Ranks, error: Exception) -> None:
+    """To rank 0: the work here raised an error that ends the run."""
+    text = str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}"
+    ranks.send(0, {"result": "error", "text": text, "in_task": isinstance(error, TaskError)})
+
+
+def received_result(message: Message, context: EngineContext) -> Trained | Evaluated | Failed:
+    """The result of one client, with its files stored here."""
+    head = message.head
+    match head["result"]:
+        case "Trained":
+            header, update, at_one, at_zero = message.buffers
+            path = context.spool / Path(head["path"]).name
+            path.write_bytes(update)
+            context.states.store_next(head["client"], at_one, at_zero)
+            return Trained(
+                head["client"], UpdateHeader.FromString(bytes(header)), path, head["examples"], head["own_batches"]
+            )
+        case "Evaluated":
+            return Evaluated(head["client"], Evaluation(head["examples"], head["metrics"], head["without"]))
+        case _:
+            return Failed(head["client"], head["reason"], head["why"], head["trace"])
+
+
+class Answers:
+    """The results of the ranks that have an order. Each rank sends all of its results, then that it is done."""
+
+    def __init__(self, ranks: Ranks, asked: int, context: EngineContext) -> None:
+        """asked: number of ranks with an order."""
+        self._ranks, self._left, self._context = ranks, asked, context
+
+    def results(self) -> Iterator[Trained | Evaluated | Failed]:
+        """The results, in the order in which they come. Raises the error that ended the work of a rank."""
+        while self._left:
+            message = self._ranks.receive()
+            if self._is_last(message):
+                continue
+            yield received_result(message, self._context)
+
+    def discard(self) -> None:
+        """Read what is left, so that the next message is an answer to the next order."""
+        while self._left:
+            self._is_last(self._ranks.receive())
+
+    def _is_last(self, message: Message) -> bool:
+        """Whether it is a rank's last message for its order. Raises the error that ended the work there."""
+        head = message.head
+        if head["result"] == "done":
+            self._left -= 1
+            return True
+        if head["result"] == "error":
+            self._left -= 1
+            raise (
+                TaskError(head["text"])
+                if head["in_task"]
+                else Refused(f"the work of rank {message.source} ended with {head['text']}")
+            )
+        return False

@@ -1,0 +1,89 @@
+"""The work of a rank other than 0: it has the run's data, and does what rank 0 orders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from fl_ops.errors import UsageError
+from fl_ops.simulate.clients import PreparedRun, examples_of
+from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.ranks import messages
+from fl_ops.simulate.ranks.group import Ranks
+from fl_ops.simulate.ranks.messages import Order
+from fl_ops.simulate.states import ClientStates
+from fl_server.aggregation.methods import optimizer_spec
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
+from tasks import fingerprint
+
+
+def program_of(prepared: PreparedRun) -> str:
+    """A digest of all that must be equal on all ranks: the run, its task's code, the clients and torch."""
+    config = prepared.config.model_dump(mode="json")
+    config["task"]["options"] = {}  # the folder of the data may differ
+    sizes = [prepared.clients.size_of(client) for client in prepared.clients]
+    facts = [config, list(prepared.clients), sizes, fingerprint(prepared.clients.task), torch.__version__]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def check_programs(ranks: Ranks, prepared: PreparedRun) -> None:
+    """On every rank, before the run: raises UsageError on rank 0 if a rank has another run, code or data."""
+    if ranks.rank:
+        ranks.send(0, {"program": program_of(prepared)})
+        return
+    here = program_of(prepared)
+    for _ in ranks.others:
+        message = ranks.receive()
+        if message.head["program"] != here:
+            raise UsageError(
+                f"--distributed: expected the same file, data, task and torch on all ranks, and rank {message.source} "
+                "has others than rank 0"
+            )
+
+
+def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], LocalEngine]) -> None:
+    """Do what rank 0 orders until the run ends. Raises TaskError if the model cannot be made here."""
+    with TemporaryDirectory(prefix="fl-rank-") as folder:
+        (spool := Path(folder) / "updates").mkdir()
+        context = EngineContext(
+            prepared.clients,
+            prepared.clients.task,
+            optimizer_spec(prepared.config.local).name,
+            ClientStates(Path(folder) / "states"),
+            spool,
+            partial(examples_of, prepared.clients),
+        )
+        engine = make(context)
+        try:
+            while (message := ranks.receive(0)).head["do"] != messages.END:
+                if message.head["do"] == messages.BEGIN:
+                    engine.begin(messages.receive_bundles(ranks, message))
+                else:
+                    _answer(ranks, engine, Order.received(message, context), context)
+        finally:
+            engine.close()
+
+
+def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineContext) -> None:
+    """Send the results when all work is done: rank 0 reads them after its own share."""
+    try:
+        done = list(_results(engine, order))
+    except Exception as error:  # noqa: BLE001 - any error ends the run, as it does in one process
+        messages.send_error(ranks, error)
+        return
+    for result in done:
+        messages.send_result(ranks, result, context)
+    messages.send_done(ranks)
+    context.states.remove_all()
+
+
+def _results(engine: LocalEngine, order: Order) -> Iterator[Trained | Evaluated | Failed]:
+    if order.do == messages.TRAIN:
+        return engine.train(Assignment.FromString(order.common), order.clients, order.seeds)
+    return engine.evaluate(EvaluationAssignment.FromString(order.common), order.clients)

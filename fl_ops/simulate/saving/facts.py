@@ -1,0 +1,74 @@
+"""The point of a run as JSON values, and back. Tensors are apart: they are in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fl_ops.simulate.saving.point import FederationPoint, RunPoint
+from fl_ops.simulate.traffic import Names
+from fl_server.aggregation.engine import Snapshot
+from fl_server.rounds.state import Phase, RoundState
+
+
+def facts_of(point: RunPoint) -> dict[str, Any]:
+    """All of a point but its snapshot and what the run's settings decide."""
+    state, federation = point.state, point.federation
+    return {
+        "state": {
+            "round": state.round,
+            "phase": state.phase.value,
+            "members": sorted(state.members),
+            "over_selection": state.over_selection,
+            "awaited": sorted(state.awaited),
+            "ending": state.ending,
+        },
+        "failures": list(point.failures),
+        "values_not_finite": point.values_not_finite,
+        "seconds": point.seconds,
+        "state_epoch": federation.state_epoch,
+        "norms": {vector: {str(each): norms for each, norms in of.items()} for vector, of in federation.norms.items()},
+        "held": _held_facts(federation.held),
+    }
+
+
+def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) -> RunPoint:
+    """The inverse of `facts_of`. first: the state in which a new run of the same settings begins."""
+    values = facts["state"]
+    state = replace(
+        first,
+        round=values["round"],
+        phase=Phase(values["phase"]),
+        members=frozenset(values["members"]),
+        over_selection=values["over_selection"],
+        awaited=frozenset(values["awaited"]),
+        ending=None if values["ending"] is None else tuple(values["ending"]),
+    )
+    norms = {vector: {int(each): norms for each, norms in of.items()} for vector, of in facts["norms"].items()}
+    federation = FederationPoint(snapshot, facts["state_epoch"], norms, _held(facts["held"]))
+    return RunPoint(federation, state, facts["failures"], facts["values_not_finite"], facts["seconds"])
+
+
+def _held_facts(held: Mapping[str, Names]) -> dict[str, Any]:
+    """Clients of one cohort share one value, so each value is written once."""
+    places: dict[int, int] = {}
+    distinct: list[Sequence[Any]] = []
+    clients: list[list[str]] = []
+    for client, names in held.items():
+        if id(names) not in places:
+            places[id(names)] = len(distinct)
+            distinct.append([[key, digest.hex(), size] for (key, digest), size in names.items()])
+            clients.append([])
+        clients[places[id(names)]].append(client)
+    return {"bundles": distinct, "clients": clients}
+
+
+def _held(facts: Mapping[str, Any]) -> dict[str, Names]:
+    held: dict[str, Names] = {}
+    for bundles, clients in zip(facts["bundles"], facts["clients"], strict=True):
+        names: Names = {
+            (tuple(key) if isinstance(key, list) else key, bytes.fromhex(digest)): size for key, digest, size in bundles
+        }
+        held.update(dict.fromkeys(clients, names))
+    return held

@@ -1,0 +1,51 @@
+"""A run between two rounds: what decides all that follows, apart from its settings and the client states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fl_ops.simulate.traffic import Names
+from fl_server.aggregation.engine import Snapshot
+from fl_server.rounds.state import Phase, RoundState
+
+
+@dataclass(frozen=True, slots=True)
+class FederationPoint:
+    """The models and the counters of a federation."""
+
+    snapshot: Snapshot
+    state_epoch: int
+    norms: Mapping[str, Mapping[int, Sequence[float]]]
+    """The norms that the limits follow from, by vector and round."""
+    held: Mapping[str, Names]
+    """The bundles that each client holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPoint:
+    """A run after a commit and its evaluation, or after its end."""
+
+    federation: FederationPoint
+    state: RoundState
+    """See `before_draw`."""
+    failures: Sequence[str]
+    values_not_finite: bool
+    """Whether the last failure was a value that is not finite."""
+    seconds: float
+    """Time that the run has used."""
+
+
+def before_draw(state: RoundState) -> RoundState:
+    """The state before the first draw of its round. It draws the same cohort again, as soon as it has a roster."""
+    phase = state.phase if state.phase in (Phase.EVALUATING, Phase.ENDED) else Phase.SELECTING
+    return RoundState(
+        state.policy,
+        state.rounds,
+        round=state.round,
+        phase=phase,
+        members=state.members,
+        over_selection=state.over_selection,
+        awaited=state.awaited,
+        ending=state.ending,
+    )

@@ -1,0 +1,142 @@
+"""The workers engine: the same bits as the sequential engine, and no process is left however a run ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import algorithms as fl
+from fl_ops.errors import Refused
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.simulation import RoundResult
+from tasks import Examples, TaskError
+from tests.fl_ops.points import Points
+from tests.fl_ops.simulate.conftest import Simulated
+
+Rounds = list[RoundResult]
+
+
+def rounds_of(simulated: Simulated, engine: EngineOptions, **sections: Any) -> tuple[Rounds, list[str]]:
+    """The rounds without their times, and the failures of clients."""
+    with simulated(engine=engine, **sections) as simulation:
+        rounds = [replace(done, seconds=0.0) for done in simulation.rounds()]
+        return rounds, simulation.failures
+
+
+def children() -> set[int | None]:
+    """Processes that this one started and that run."""
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+@pytest.mark.parametrize("method", fl.names())
+def test_every_method_has_the_same_bits(simulated: Simulated, method: str) -> None:
+    """One, two and three workers: equal models, losses, metrics and bytes in four rounds, with client states."""
+    sections: dict[str, Any] = {
+        "algorithm": {"name": method},
+        "population": 4 if fl.build(method).needs_population else 0,
+        "round": {"clients_per_round": 3, "clip_update_norm": 0.2},
+        "stop": {"rounds": 4},
+    }
+    expected, _ = rounds_of(simulated, SEQUENTIAL, **sections)
+    assert len({done.digest for done in expected}) == 4
+    for workers in (2, 3):
+        assert rounds_of(simulated, EngineOptions(workers), **sections)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param(
+            {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}, id="evaluation-on-clients"
+        ),
+        pytest.param({"round": {"clients_per_round": 3, "reducer": "median", "quorum": 3}}, id="median"),
+        pytest.param({"round": {"close": "goal", "over_selection": 1.5}, "stop": {"rounds": 10}}, id="first-arrivals"),
+        pytest.param({"round": {"sampling": "bernoulli", "rate": 0.5}}, id="bernoulli"),
+        pytest.param({"personal": ["bias"], "task": {"options": {"part": 0.25}}}, id="personal"),
+        pytest.param({"simulation": {"partition": {"method": "dirichlet", "alpha": 0.5}}}, id="sizes-differ"),
+        pytest.param({"task": {"name": "points:NormedPoints"}}, id="buffers-and-dropout"),
+        pytest.param(
+            {"algorithm": {"name": "fedavg"}, "local": {"optimizer": {"name": "adam"}, "learning_rate": 0.01}},
+            id="adam",
+        ),
+    ],
+)
+def test_other_settings_have_the_same_bits(simulated: Simulated, sections: dict[str, Any]) -> None:
+    """Reducers that read each update, over-selection, evaluation on clients and personal parameters."""
+    expected, _ = rounds_of(simulated, SEQUENTIAL, **sections)
+    assert expected
+    assert rounds_of(simulated, EngineOptions(3), **sections)[0] == expected
+
+
+class _OnExamples(Points):
+    """Does something when it sees an example that is far from all others."""
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if bool((target == 2).all()):
+            self.seen()
+        return super().loss(output, target)
+
+    def seen(self) -> None:
+        raise RuntimeError("the sensor is unplugged")
+
+
+class _Killed(_OnExamples):
+    def seen(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def special(simulated: Simulated, task: Points) -> dict[str, Any]:
+    """The client c2 with a task and examples of class 2 only."""
+    with simulated() as simulation:
+        local = simulation.federation.clients["c2"]
+    train = Examples(torch.ones(8, 4), torch.full((8,), 2))
+    return {"c2": replace(local, task=task, train=train)}
+
+
+def test_a_clients_error_is_the_one_of_the_sequential_engine(simulated: Simulated) -> None:
+    """The task of one client raises in training. Rounds, failures and their texts are equal."""
+    sections = {"round": {"clients_per_round": 4, "quorum": 2}, "replaced": special(simulated, _OnExamples())}
+    expected = rounds_of(simulated, SEQUENTIAL, **sections)
+    assert "the sensor is unplugged" in expected[1][0]
+    assert rounds_of(simulated, EngineOptions(2), **sections) == expected
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_its_clients_name(simulated: Simulated) -> None:
+    """As by the kernel when memory is short: an error that names client, signal and remedy; no process is left."""
+    before = children()
+    with pytest.raises(Refused, match=r"work of c2 ended unexpectedly \(SIGKILL\).*fewer --workers"):
+        rounds_of(simulated, EngineOptions(2), round={"clients_per_round": 4}, replaced=special(simulated, _Killed()))
+    assert children() == before
+
+
+def test_a_model_that_cannot_be_made_is_reported_before_a_process_is_started(simulated: Simulated) -> None:
+    """The error is that of the sequential engine."""
+    before = children()
+    errors = []
+    for engine in (SEQUENTIAL, EngineOptions(2)):
+        with (
+            pytest.raises(TaskError) as caught,
+            simulated(engine=engine, task={"name": "faulty:Faulty", "options": {"where": "model"}}),
+        ):
+            pass
+        errors.append(str(caught.value))
+    assert (errors[0], children()) == (errors[1], before)
+
+
+def test_nothing_is_left(simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of updates, states and bundles and all processes are gone after a run that was left in mid-round."""
+    monkeypatch.setattr("fl_ops.simulate.scratch._MEMORY_DISK", tmp_path)
+    before = children()
+    with simulated(engine=EngineOptions(2), algorithm={"name": "scaffold"}, population=4) as simulation:
+        next(simulation.rounds())
+        assert len(list(tmp_path.iterdir())) == 3
+        assert len(children() - before) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert children() == before

@@ -1,0 +1,129 @@
+"""The batched engine: whole runs in lockstep beside the sequential engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import algorithms as fl
+from algorithms.batched.refusals import NotBatched
+from fl_ops.errors import UsageError
+from fl_ops.simulate.engines.batched import BatchedOptions
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequest
+from fl_ops.simulate.simulation import RoundResult
+from tasks import Examples
+from tests.fl_ops.simulate.conftest import Simulated
+
+BATCHED = EngineOptions(batched=BatchedOptions(strategy="grouped", group=3))
+UNEVEN: dict[str, Any] = {
+    "task": {"name": "points:Points", "options": {"part": 0.2}},
+    "round": {"clients_per_round": 5},
+    "local": {"learning_rate": 0.2, "batch_size": 8, "epochs": 2, "max_gradient_norm": 1.0, "weight_decay": 0.001},
+    "simulation": {"clients": 6, "partition": {"method": "dirichlet", "alpha": 0.6}},
+    "evaluation": {"every": 1, "clients_every": 1},
+}
+"""Clients of different sizes, in groups of three and two, which evaluate too."""
+
+
+def run(
+    simulated: Simulated, engine: EngineOptions, **sections: Any
+) -> tuple[list[RoundResult], dict[str, torch.Tensor]]:
+    """The rounds and the last model."""
+    with simulated(engine, **sections) as simulation:
+        rounds = list(simulation.rounds())
+        assert simulation.ending is not None
+        assert simulation.ending[0] == "completed", simulation.failures
+        return rounds, simulation.model()
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """||a - b|| / ||a|| of two models."""
+    a, b = (torch.cat([tensor.double().flatten() for tensor in each.values()]) for each in (one, other))
+    return float((a - b).norm() / a.norm())
+
+
+@pytest.mark.parametrize("method", fl.names())
+def test_a_run_is_that_of_the_sequential_engine(simulated: Simulated, method: str) -> None:
+    """Three rounds of every method, with client states and clients' evaluations; the same clients count."""
+    sections = {**UNEVEN, "algorithm": {"name": method}}
+    (alone, before), (together, after) = run(simulated, SEQUENTIAL, **sections), run(simulated, BATCHED, **sections)
+    assert difference(before, after) < 1e-5
+    assert [each.accepted for each in alone] == [each.accepted for each in together]
+    assert (alone[-1].bytes_down, alone[-1].bytes_up) == (together[-1].bytes_down, together[-1].bytes_up)
+    for one, other in zip(alone, together, strict=True):
+        assert other.training_loss == pytest.approx(one.training_loss, rel=1e-5)
+        assert other.metrics["clients_loss_mean"] == pytest.approx(one.metrics["clients_loss_mean"], rel=1e-5)
+
+
+@pytest.mark.parametrize("task", ["points:NormedPoints", "points:LowPoints"])
+def test_batch_norm_dropout_and_low_precision(simulated: Simulated, task: str) -> None:
+    """Buffers and dropout masks are each client's; a model of bfloat16 differs by its own rounding at most."""
+    # Batches of 5 leave no client a batch of one, which batch norm refuses.
+    sections = {"task": {"name": task}, "local": {"learning_rate": 0.1, "batch_size": 5}, "simulation": {"clients": 4}}
+    before, after = (run(simulated, engine, **sections)[1] for engine in (SEQUENTIAL, BATCHED))
+    assert difference(before, after) < (1e-5 if task == "points:NormedPoints" else 1e-2)
+
+
+def test_the_same_groups_have_the_same_bits(simulated: Simulated) -> None:
+    """Two runs with one strategy and one size of groups have equal digests."""
+    first, second = (run(simulated, BATCHED, **UNEVEN)[0] for _ in range(2))
+    assert [each.digest for each in first] == [each.digest for each in second]
+
+
+def test_a_measured_run_reports_its_choice(simulated: Simulated) -> None:
+    """Without a named strategy and a size of groups both are chosen at the start."""
+    with simulated(EngineOptions(batched=BatchedOptions()), **UNEVEN) as simulation:
+        assert simulation.federation.engine_report == ""
+        list(simulation.rounds())
+        assert "groups of at most 64 clients" in simulation.federation.engine_report
+        assert "ms a step" in simulation.federation.engine_report
+
+
+def test_personal_parameters_are_refused(simulated: Simulated) -> None:
+    """One sentence names what cannot be done in lockstep, and the engine that can."""
+    with simulated(BATCHED, personal=["bias"]) as simulation, pytest.raises(NotBatched, match="personal.*--engine seq"):
+        list(simulation.rounds())
+
+
+def test_a_client_with_an_error_fails_alone(simulated: Simulated) -> None:
+    """A group whose data raises an error is done one client after the other: only the client with the error fails."""
+    with simulated(SEQUENTIAL) as other:
+        local = other.federation.clients["c1"]
+    assert isinstance(local.train, Examples)
+
+    def broken(images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"no augmentation of {len(images)} examples")
+
+    bad = replace(local, train=replace(local.train, augment=broken))
+    sections = {"round": {"clients_per_round": 4, "quorum": 3}}
+    with simulated(BATCHED, {"c1": bad}, **sections) as simulation:
+        rounds = list(simulation.rounds())
+        assert [each.accepted for each in rounds] == [("c0", "c2", "c3")] * 3
+        assert "no augmentation" in simulation.failures[-1]
+        assert "one after the other" in simulation.federation.engine_report or not simulation.federation.engine_report
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (EngineRequest("sequential", device="cpu"), "--device: expected --engine batched"),
+        (EngineRequest("workers", group=3), "--group: expected --engine batched"),
+        (EngineRequest("batched", workers=2), "leave out --workers"),
+        (EngineRequest("sequential", workers=2), "expected --engine workers"),
+        (EngineRequest(device="tpu"), "expected cpu, cuda"),
+        (EngineRequest(device="cuda:99"), "CUDA devices here"),
+    ],
+)
+def test_options_that_do_not_go_together(request_: EngineRequest, message: str) -> None:
+    """The error names the option, and what to do."""
+    with pytest.raises(UsageError, match=message):
+        request_.options()
+
+
+def test_a_replay_needs_the_bits_of_a_coordinator() -> None:
+    """Lockstep has other roundings, so a replay with it would always differ."""
+    with pytest.raises(UsageError, match="--replay"):
+        EngineRequest("batched").options(replays=True)

@@ -1,0 +1,69 @@
+"""Client states as files: in memory or on disk, and gone at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_ops.simulate import scratch
+from fl_ops.simulate.scratch import ScratchFolder
+from tests.fl_ops.simulate.conftest import Simulated
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Folders in place of the one in memory and the one on disk."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    monkeypatch.setattr(scratch, "MEMORY_DISK", memory)
+    monkeypatch.setattr(scratch, "gettempdir", lambda: str(disk))
+    return memory, disk
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_states_on_disk_have_the_same_bits(
+    simulated: Simulated, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """States that do not fit in the share of the free memory are on disk; the models are the same."""
+    found = []
+    for share, place in ((scratch.STATE_SHARE, places[0]), (1e-15, places[1])):
+        monkeypatch.setattr(scratch, "STATE_SHARE", share)
+        with simulated(algorithm={"name": method}) as simulation:
+            found.append([done.digest for done in simulation.rounds()])
+            (folder,) = place.glob("fl-scratch-states-*")
+            assert (
+                {path.name for path in (folder / "state").iterdir()} == simulation.federation.states.clients() != set()
+            )
+        assert list(place.glob("*")) == []
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_leaves_no_file(simulated: Simulated, places: tuple[Path, Path], error: type[BaseException]) -> None:
+    """Updates and states are removed after an error or Ctrl-C in the middle of a round."""
+    with pytest.raises(error), simulated(algorithm={"name": "scaffold"}) as simulation:
+        next(simulation.rounds())
+        assert list(places[0].glob("*/state/*")) != []
+        raise error
+    assert [*places[0].iterdir(), *places[1].iterdir()] == []
+
+
+def test_folders_of_killed_processes_are_removed(places: tuple[Path, Path]) -> None:
+    """A folder whose lock nobody holds goes with the next start; one in use and one that is new stay."""
+    used = ScratchFolder("states", in_memory=True)
+    for name in ("old", "new"):
+        folder = places[0] / f"fl-scratch-{name}"
+        folder.mkdir()
+        (folder / ".in-use").touch()
+    before = time.time() - 3600
+    for folder in (used.path, places[0] / "fl-scratch-old"):
+        os.utime(folder / ".in-use", (before, before))
+    other = ScratchFolder("updates", in_memory=True)
+    assert {path.name for path in places[0].iterdir()} == {used.path.name, other.path.name, "fl-scratch-new"}
+    used.cleanup()
+    other.cleanup()
+    other.cleanup()
