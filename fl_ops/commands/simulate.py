@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,9 @@ def simulate(
         int | None,
         typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
     ] = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
     ] = None,
@@ -105,11 +109,21 @@ def simulate(
     if out is None and (continues or save_every is not None):
         raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
     jobs = _jobs(config, seeds, out)
-    options = wanted.options(runs=min(processes, len(jobs)))
+    options = wanted.options(runs=_processes_here() if distributed else min(processes, len(jobs)))
     jobs = [replace(job, engine=options, continues=continues) for job in jobs]
     if save_every is not None:
         jobs = [replace(job, save_every_s=save_every) for job in jobs]
-    _simulate(context, jobs, processes)
+    if distributed:
+        if processes > 1:
+            raise UsageError(f"--processes {processes}: expected 1 with --distributed, whose runs follow one another")
+        _simulate_distributed(context, jobs)
+    else:
+        _simulate(context, jobs, processes)
+
+
+def _processes_here() -> int:
+    """Processes that torchrun started on this machine; they share its processors."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
@@ -142,6 +156,19 @@ def _simulate(context: Context, jobs: list[Job], processes: int) -> None:
     output.show(facts, console.results_table(results), context.as_json)
     if any(result.status == "failed" for result in results):
         raise typer.Exit(Exit.RUN_FAILED)
+
+
+def _simulate_distributed(context: Context, jobs: list[Job]) -> None:
+    """Rank 0 prints and writes the results; the others do their share of the work."""
+    from fl_ops.simulate.ranks.group import joined
+    from fl_ops.simulate.seeds import simulate_all
+
+    with joined() as ranks:
+        jobs = [replace(job, engine=replace(job.engine, ranks=ranks)) for job in jobs]
+        if ranks.rank:
+            simulate_all(jobs, 1, lambda _: None)
+        else:
+            _simulate(context, jobs, 1)
 
 
 def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:

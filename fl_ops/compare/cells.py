@@ -55,6 +55,8 @@ class RoundRow:
     seconds: float
     model: str
     """BLAKE3 digest of the model after the round."""
+    simulated_total_s: float | None = None
+    """Simulated time since the start of the run; None without [simulation.system]."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from fl_ops.environment import machine, versions
 _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cell")
 _ROUND = ("round", "accepted", "training_loss", "accuracy", "loss", "bytes_down", "bytes_up", "seconds")
 _DIGITS = 5
-_SPREADS = ("final", "last", "best", "rounds_to_target", "down_to_target", "up_to_target", "down", "up")
+_SPREADS = (
+    "final", "last", "best", "rounds_to_target", "down_to_target", "up_to_target", "time_to_target", "down", "up",
+)  # fmt: skip
 """Fields of a summary row that are spreads."""
 
 

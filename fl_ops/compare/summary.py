@@ -53,6 +53,8 @@ class Row:
     rounds_to_target: Spread | None = None
     down_to_target: Spread | None = None
     up_to_target: Spread | None = None
+    time_to_target: Spread | None = None
+    """Seconds of simulated time; None without [simulation.system]."""
     down: Spread | None = None
     up: Spread | None = None
     seconds_a_round: float | None = None
@@ -115,6 +117,7 @@ def _costs(results: Sequence[CellResult], target: float | None) -> dict[str, Any
         "rounds_to_target": Spread.of(to_target),
         "down_to_target": Spread.of(_megabytes(reached, to_target, "bytes_down")),
         "up_to_target": Spread.of(_megabytes(reached, to_target, "bytes_up")),
+        "time_to_target": Spread.of(_simulated(reached, to_target)),
         "down": Spread.of(_megabytes(results, all_rounds, "bytes_down")),
         "up": Spread.of(_megabytes(results, all_rounds, "bytes_up")),
         "seconds_a_round": fmean(seconds) if seconds else None,
@@ -128,6 +131,12 @@ def _rounds_to(result: CellResult, target: float) -> int | None:
 def _megabytes(results: Sequence[CellResult], rounds: Sequence[int], key: str) -> list[float]:
     pairs = zip(results, rounds, strict=True)
     return [sum(getattr(row, key) for row in result.rounds[:count]) / MEGABYTE for result, count in pairs]
+
+
+def _simulated(results: Sequence[CellResult], rounds: Sequence[int]) -> list[float]:
+    """The simulated time at the end of so many rounds of each result, where it has any."""
+    ends = [result.rounds[count - 1].simulated_total_s for result, count in zip(results, rounds, strict=True)]
+    return [end for end in ends if end is not None]
 
 
 def _best(found: Sequence[Row]) -> Row | None:

@@ -15,8 +15,9 @@ from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from fl_ops.worker_process import become_worker
 from fl_server.run_spec import from_values
 
@@ -39,7 +40,9 @@ class RunCell:
         section = SimulationSection.model_validate(cell.settings["simulation"])
         prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
         began = time.monotonic()
-        with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        with Simulation(
+            prepared.config, prepared.clients, task=prepared.server_task, devices=prepared.devices
+        ) as simulation:
             rounds = tuple(map(_row, simulation.rounds()))
             status, reason = simulation.ending or ("completed", "")
         if status == "failed" and not simulation.diverged:
@@ -58,6 +61,7 @@ def _row(done: RoundResult) -> RoundRow:
         bytes_up=done.bytes_up,
         seconds=round(done.seconds, 4),
         model=done.digest,
+        simulated_total_s=done.simulated_total_s,
     )
 
 

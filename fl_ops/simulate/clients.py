@@ -20,6 +20,7 @@ from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
 from fl_ops.simulate.code import with_code
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.system.devices import Devices
 from fl_server.run_config import RunConfig
 from protos.fl.v1.training_pb2 import TaskFingerprint
 from tasks import (
@@ -186,10 +187,12 @@ class PreparedRun:
     clients: SimulatedClients
     server_task: Task
     """The task that the server uses for the first model and for evaluation."""
+    devices: Devices | None = None
+    """The clients' devices, if the run has simulated time."""
 
 
 def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
-    """Partition the data of a run under a seed, and load its code. Raises TaskError and AlgorithmError."""
+    """Partition the data of a run under a seed, and load its code. Raises TaskError, AlgorithmError, InvalidInput."""
     run, section = with_code(config.run.model_copy(update={"seed": seed})), config.simulation
     task = load_task(run.task.name, run.task.options)
     _keep_files(task, keep=True)  # until the clients' data is there
@@ -197,7 +200,8 @@ def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
     parts = _parts(task, section, seed, (~withheld).nonzero().flatten())
     clients = SimulatedClients(run.task.name, task, parts, _methods(run))
     server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
-    return PreparedRun(_with_population(run, section, clients), clients, server_task)
+    devices = None if section.system is None else Devices(section.system, clients, seed)
+    return PreparedRun(_with_population(run, section, clients), clients, server_task, devices)
 
 
 def _parts(task: Task, section: SimulationSection, seed: int, available: Tensor) -> Parts:

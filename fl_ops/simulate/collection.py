@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 
 from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_server.rounds.sampling import tickets
 from fl_server.rounds.state import RoundState
 from fl_server.runs.assignments import RoundPosition
@@ -15,26 +16,26 @@ Result = Contribution | NotDelivered
 class Collection:
     """The results of the current attempt's clients. Which clients work ahead changes no result."""
 
-    def __init__(self, federation: Federation, seed: int, deadline_s: float) -> None:
-        self._federation = federation
-        self._seed, self._deadline_s = seed, deadline_s
+    def __init__(self, federation: Federation, time: SimulatedTime | None) -> None:
+        """time: decides the order of arrival; None: it is random, so that over-selection favours no client."""
+        self._federation, self._time = federation, time
         self._place: RoundPosition | None = None
         self._working: Iterator[Result] = iter(())
         self._results: dict[str, Result] = {}
 
     def next_client(self, state: RoundState) -> str:
-        """The outstanding client that arrives next. The order is random, so that over-selection favours no client."""
-        return min(state.outstanding, key=tickets("arrival", self._seed, state.round))
+        """The outstanding client that arrives next, without simulated time."""
+        return min(state.outstanding, key=tickets("arrival", self._federation.config.seed, state.round))
 
     def result(self, state: RoundState, client: str) -> Result:
         """The result of an outstanding client. If it has not begun, all clients that are needed begin now."""
-        place = RoundPosition(state.round, state.exchange, state.attempt, self._deadline_s)
+        place = RoundPosition(state.round, state.exchange, state.attempt, self._federation.config.round.deadline_s)
         if place != self._place:
             self.discard()
             self._place = place
         while client not in self._results:
             if (one := next(self._working, None)) is None:
-                needed = [each for each in self._needed(state) if each not in self._results]
+                needed = [each for each in self._needed(state, client) if each not in self._results]
                 self._working = self._federation.work(place, needed)
             else:
                 self._results[one.client] = one
@@ -46,11 +47,9 @@ class Collection:
             self._working.close()
         self._working, self._results, self._place = iter(()), {}, None
 
-    def _needed(self, state: RoundState) -> Sequence[str]:
-        """The outstanding clients whose updates close the exchange, if none of them fails."""
-        order = self._in_order(state)
-        missing = len(order) if state.policy.close == "cohort" else state.goal - len(state.admitted)
-        return order[: max(1, missing)]
-
-    def _in_order(self, state: RoundState) -> list[str]:
-        return sorted(state.outstanding, key=tickets("arrival", self._seed, state.round))
+    def _needed(self, state: RoundState, first: str) -> list[str]:
+        """The outstanding clients whose updates close the exchange, if none of them fails. first: arrives first."""
+        missing = state.working if state.policy.close == "cohort" else max(1, state.goal - len(state.admitted))
+        if self._time is not None:
+            return [first, *self._time.deliveries(missing - 1)]
+        return sorted(state.outstanding, key=tickets("arrival", self._federation.config.seed, state.round))[:missing]

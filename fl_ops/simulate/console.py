@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
+from fl_ops.simulate.progress import progress_lines
+from fl_ops.simulate.reports import Note, RoundResult, Step
 from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate_all
-from fl_ops.simulate.simulation import Note, RoundResult, Step
 from fl_server.rounds.stop_rules import best_round
 
 
@@ -22,18 +21,20 @@ def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[Seed
     results: dict[int, SeedResult] = {}
     shown: set[str] = set()
 
-    with _progress_bars(console) as bars:
+    stops = {job.seed: job.config.run.stop for job in jobs}
+    with progress_lines(console, {seed: (stop.rounds, stop.metric) for seed, stop in stops.items()}) as lines:
 
         def show(report: Report) -> None:
             if isinstance(report, SeedResult):
                 results[report.seed] = report
-                bars.remove(report.seed)
+                lines.remove(report.seed)
                 print_line(console, f"seed {report.seed}  {report.status}: {report.reason}")
             elif isinstance(report, tuple):
                 seed, what = report
                 if isinstance(what, Step):
-                    bars.show(seed, what)
+                    lines.show(seed, what)
                 elif isinstance(what, RoundResult):
+                    lines.add(seed, what)
                     print_line(console, f"seed {seed}  {round_line(what)}")
                 elif isinstance(what, Note):
                     print_line(console, f"seed {seed}  {what.text}")
@@ -47,55 +48,32 @@ def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[Seed
     return [results[job.seed] for job in jobs]
 
 
-class _Bars:
-    """A line for each seed that is being simulated, with the progress of its round; on a terminal only."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[int, TaskID] = {}
-
-    def show(self, seed: int, step: Step) -> None:
-        """The step that a seed has begun. Drawn at once at the start of a round, and some times a second after it."""
-        training = step.work == "client"
-        text = f"seed {seed}  round {step.round}: {f'client {step.number} of {step.of}' if training else step.work}"
-        if seed not in self._tasks:
-            self._tasks[seed] = self._progress.add_task(text)
-        done, first = step.number - 1 if training else step.of, training and step.number == 1
-        self._progress.update(self._tasks[seed], description=text, completed=done, total=step.of, refresh=first)
-
-    def remove(self, seed: int) -> None:
-        """The seed has ended."""
-        if seed in self._tasks:
-            self._progress.remove_task(self._tasks.pop(seed))
-
-
-@contextmanager
-def _progress_bars(console: Console) -> Iterator[_Bars]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield _Bars(progress)
-
-
 def round_line(done: RoundResult) -> str:
     """A round as one line."""
     values = "".join(f", {metric_name(name)} {done.metrics[name]:.4f}" for name in sorted(done.metrics))
     loss = NOTHING if done.training_loss is None else f"{done.training_loss:.4f}"
     return (
         f"round {done.round}: {len(done.accepted)} clients, training loss {loss}{values}, {duration(done.seconds)}, "
-        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up"
+        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
     )
+
+
+def _simulated(done: RoundResult) -> str:
+    if done.simulated_s is None or done.simulated_total_s is None:
+        return ""
+    return f", {duration(done.simulated_s)} simulated, {duration(done.simulated_total_s)} in all"
 
 
 def results_table(results: Sequence[SeedResult]) -> FittedTable:
     """A row for each seed, and the mean and standard deviation over the seeds."""
     metric = str(results[0].settings["run"]["stop"]["metric"])
-    table = FittedTable(
-        (">Seed", "Ended", ">Rounds", f">Final {metric}", f">Best {metric}", ">In round", ">Down", ">Up", ">Time"),
-        optional=("Up", "Down", "Time", "In round", "Rounds"),
-    )
+    columns = (">Seed", "Ended", ">Rounds", f">Final {metric}", f">Best {metric}", ">In round", ">Down", ">Up", ">Time")
+    simulated = [result.rounds[-1].simulated_total_s if result.rounds else None for result in results]
+    timed = (">Simulated",) if any(simulated) else ()
+    table = FittedTable((*columns, *timed), optional=("Up", "Down", "Time", "In round", "Rounds"))
     finals: list[float] = []
     bests: list[float] = []
-    for result in results:
+    for result, total in zip(results, simulated, strict=True):
         best = best_round(metric, [(each.round, each.metrics) for each in result.evaluated])
         final = result.evaluated[-1].metrics.get(metric) if result.evaluated else None
         table.add_row(
@@ -103,12 +81,26 @@ def results_table(results: Sequence[SeedResult]) -> FittedTable:
             _number(best.value if best else None), str(best.round) if best else NOTHING,
             size(sum(each.bytes_down for each in result.rounds)), size(sum(each.bytes_up for each in result.rounds)),
             duration(sum(each.seconds for each in result.rounds)),
+            *(NOTHING if total is None else duration(total) for _ in timed),
         )  # fmt: skip
         if final is not None and best is not None:
             finals.append(final)
             bests.append(best.value)
     if len(finals) > 1:
-        table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), "", "", "", "")
+        table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), "", "", "", "", *("" for _ in timed))
+    return table
+
+
+def profile_table(results: Sequence[SeedResult]) -> FittedTable:
+    """Where the time of all runs together went."""
+    table = FittedTable(("Part", ">Time", ">Share", ">Each round"))
+    parts: dict[str, float] = {}
+    for result in results:
+        for part, seconds in result.profile.items():
+            parts[part] = parts.get(part, 0.0) + seconds
+    total, rounds = sum(parts.values()), max(1, sum(len(result.rounds) for result in results))
+    for part, seconds in sorted(parts.items(), key=lambda each: -each[1]):
+        table.add_row(part, duration(seconds), f"{seconds / total:.0%}" if total else NOTHING, duration(seconds / rounds))
     return table
 
 

@@ -118,10 +118,12 @@ class Federation:
         self._sums: dict[str, fl.Tensors] = {}
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
-        self._names: Names = {}
+        self.bundles: Names = {}
+        """What the clients of the exchange load."""
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
-        self._spool = folder_of_updates(self._update_bytes())
+        self._scratch = folder_of_updates(self._update_bytes())
+        (spool := self._scratch.path / "updates").mkdir()
         self._state_folder = folder_of_states(self._state_bytes())
         self.states = ClientStates(self._state_folder.path)
         self._context = EngineContext(
@@ -129,7 +131,7 @@ class Federation:
             task,
             optimizer_spec(config.local).name,
             self.states,
-            self._spool.path,
+            spool,
             partial(examples_of, clients),
         )
         self._engine = make_engine(options, self._context)
@@ -140,26 +142,33 @@ class Federation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._engine.close()
-        self._spool.cleanup()
+        self._scratch.cleanup()
         self._state_folder.cleanup()
 
     def work(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Contribution | NotDelivered]:
         """Train clients for an exchange and admit their updates. Yields a result for each client, in any order."""
         for client in clients:
-            self.traffic.download(client, self._names)
+            self.traffic.download(client, self.bundles)
         seeds = [training_seed(self.config.seed, place.round, client) for client in clients]
         for result in self._engine.train(self._assignment(place), clients, seeds):
             if isinstance(result, Failed):
                 yield NotDelivered.of(result)
                 continue
             try:
-                contribution = self._admitted(place.exchange, result)
+                with one_thread():
+                    contribution = self._admitted(place.exchange, result)
             except UpdateRefused as refusal:
                 not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
                 yield NotDelivered(result.client, str(refusal), not_finite, refused=True)
             else:
                 self._contributions[place.exchange, result.client] = contribution
                 yield contribution
+
+    @property
+    def evaluation_bundles(self) -> Names:
+        """What clients load to evaluate the latest model."""
+        used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
+        return {name: size for name, size in self.bundles.items() if name[0] in used}
 
     def _assignment(self, place: RoundPosition) -> Assignment:
         """The assignment without what is the client's own. Each client has the task that the server has."""
@@ -171,10 +180,9 @@ class Federation:
 
     def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, ClientMetrics | NotDelivered]]:
         """Metrics of the latest model on clients' held-out data, with the clients' ids, in any order."""
-        used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
-        names = {name: size for name, size in self._names.items() if name[0] in used}
+        bundles = self.evaluation_bundles
         for client in clients:
-            self.traffic.download(client, names)
+            self.traffic.download(client, bundles)
         common = EvaluationAssignment(
             task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
@@ -230,7 +238,7 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        for path in self._context.spool.iterdir():
+        for path in self._context.spool.glob("[0-9]*-*"):  # not the folder's lock
             path.unlink()
         self._contributions.clear()
         self.states.drop_pending()
@@ -300,6 +308,6 @@ class Federation:
             for each in outgoing
         }
         digests = {key: bundle.layout.digest(bundle.data) for key, bundle in bundles.items()}
-        self._names = {(key, digests[key]): len(bundle.data) for key, bundle in bundles.items()}
+        self.bundles = {(key, digests[key]): len(bundle.data) for key, bundle in bundles.items()}
         self.digest = digest_text(digests[RESOURCE_KIND_MODEL])
         self._engine.begin(bundles)

@@ -16,11 +16,13 @@ from safetensors.torch import save
 
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.clients import PreparedRun
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from fl_server.store.bundle_files import separate
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"
+_SIMULATED = ("simulated_s", "simulated_total_s")
 
 
 @dataclass
@@ -32,6 +34,8 @@ class SeedResult:
     rounds: list[RoundResult] = field(default_factory=list)
     status: str = "running"
     reason: str = ""
+    profile: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they were used for; empty until the run ends."""
 
     @property
     def evaluated(self) -> list[RoundResult]:
@@ -71,19 +75,23 @@ def _evaluated_on(config: SimulationConfig, prepared: PreparedRun) -> str:
 
 
 def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
-    """Write rounds.csv: a line for each round, a column for each metric. Raises OpsError if it cannot be written."""
+    """Write rounds.csv: a line for each round, a column for each metric, and simulated time if there is any.
+
+    Raises OpsError if it cannot be written.
+    """
     metrics = sorted({name for each in rounds for name in each.metrics})
+    timed = [name for name in _SIMULATED if any(getattr(each, name) is not None for each in rounds)]
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(
         ["round", "clients", "dropped", "attempts", "training_loss", *metrics, "bytes_down", "bytes_up", "seconds",
-         "model"]
+         *timed, "model"]
     )  # fmt: skip
     for each in rounds:
         table.writerow(
             [each.round, len(each.accepted), each.dropped, each.attempts, each.training_loss,
              *(each.metrics.get(name) for name in metrics), each.bytes_down, each.bytes_up, round(each.seconds, 4),
-             each.digest]
+             *(getattr(each, name) for name in timed), each.digest]
         )  # fmt: skip
     _write(folder / ROUNDS, text.getvalue().encode())
 

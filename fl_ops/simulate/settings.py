@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from fl_common.names import check_id
 from fl_common.settings import Section, describe_error
 from fl_ops.admin.run_file import read_toml
 from fl_ops.errors import UsageError
+from fl_ops.simulate.system.section import SystemSection
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_spec
@@ -43,6 +44,15 @@ class SimulationSection(Section):
     validation_every: int = Field(default=0, ge=0)
     """Withhold one in so many training examples of each class from all clients. Evaluations then use these examples
     instead of the task's held-out data, for example to choose settings. 0: withhold none."""
+
+    system: SystemSection | None = None
+    """The clients' devices, for simulated time. None: no time is simulated."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_system(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the key `system` if there is none: a setting that is not used changes no file of results."""
+        values: dict[str, Any] = write(self)
+        return {name: value for name, value in values.items() if name != "system" or value is not None}
 
     def partition_spec(self, seed: int) -> PartitionSpec:
         """The partition of the data in a run with this seed. Raises TaskError."""

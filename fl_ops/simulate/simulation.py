@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -16,8 +15,11 @@ from fl_ops.simulate.collection import Collection
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.saving.point import RunPoint, before_draw
-from fl_server.admission.epochs import Epochs, mean_epochs
+from fl_ops.simulate.system.devices import Devices
+from fl_ops.simulate.system.simulated_time import SimulatedTime
+from fl_server.admission.epochs import mean_epochs
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
 from fl_server.rounds import events as ev
@@ -33,65 +35,6 @@ FAILURES_KEPT = 100
 """Number of client failures that a simulation remembers."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """A committed round."""
-
-    round: int
-    accepted: tuple[str, ...]
-    """Clients whose updates are in the model, in the order of id bytes."""
-    dropped: int
-    """Number of clients that were drawn but not accepted."""
-    attempts: int
-    training_loss: float | None
-    """Mean over the accepted clients of their mean loss over local steps."""
-    metrics: Mapping[str, float]
-    """Metrics of the server's and the clients' evaluations; empty if none was due."""
-    bytes_down: int
-    """Tensor bytes that a networked run would have transferred since the previous round."""
-    bytes_up: int
-    seconds: float
-    """Time of local training, server step and evaluation together."""
-    digest: str
-    """Digest of the model after the round, as in a coordinator's ledger."""
-    local_epochs: Epochs = ()
-    """Means over the accepted clients' examples of what they measured in each local epoch; empty if they did not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The work that a simulation begins, for a display of its progress."""
-
-    round: int
-    work: str
-    """"client" or "evaluation"."""
-    number: int = 1
-    """Of the client in its round, from 1."""
-    of: int = 1
-    """Clients that were drawn for the round so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A line for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A client that delivered no update."""
-
-    round: int
-    client: str
-    why: str
-    trace: str = ""
-    """The traceback of the task's own code, if that code raised an error."""
-
-    def __str__(self) -> str:
-        return f"round {self.round}, {self.client}: {self.why}"
-
-
 class Simulation:
     """One run; a context manager. Iterate over `rounds()` once.
 
@@ -102,6 +45,7 @@ class Simulation:
         task: the server's task, for the first model and for evaluation; by default the first client's task.
         notify: called before each step of work and after each failure of a client.
         engine: how the clients' work is done. On a CPU the models do not depend on it.
+        devices: of the clients, for simulated time. None: clients arrive in a random order, and deadlines do not pass.
 
     Raises:
         AlgorithmError, InvalidInput, TaskError: the coordinator would refuse the run, too.
@@ -116,13 +60,15 @@ class Simulation:
         task: Task | None = None,
         notify: Callable[[Step | Failure | Note], None] = lambda _: None,
         engine: EngineOptions = SEQUENTIAL,
+        devices: Devices | None = None,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
         self._notify = notify
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
         self.federation = Federation(self.config, task, clients, engine)
-        self._collection = Collection(self.federation, self.config.seed, self.config.round.deadline_s)
+        self._time = None if devices is None else SimulatedTime(devices, self.federation)
+        self._collection = Collection(self.federation, self._time)
         algorithm = self.federation.engine.algorithm
         population = self.config.population if algorithm.needs_population else 0
         self._state = RoundState(self.config.policy(len(algorithm.exchanges), population), self.config.stop.rounds)
@@ -135,6 +81,7 @@ class Simulation:
         self._roster_changed = False
         self._earlier_s = 0.0
         self._began = self._round_began = time.monotonic()
+        self._round_began_at = 0.0
         self.point: RunPoint | None = None
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
         self.failures: list[str] = []
@@ -172,7 +119,7 @@ class Simulation:
         """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
         self._round_began = time.monotonic()
         self._began = self._round_began - self._earlier_s
-        self._apply(ev.RosterChanged(self._members, settled=True))
+        self._update_roster()
         while self._state.phase is not Phase.ENDED:
             self._apply(self._time_limit_reached() or self._do_phase())
             if self._finished:
@@ -193,6 +140,9 @@ class Simulation:
         """
         self.federation.continue_from(point.federation)
         self._state, self._earlier_s = point.state, point.seconds
+        if self._time is not None and point.clock is not None:
+            self._time.continue_from(point.clock)
+            self._round_began_at = point.clock.now
         self.failures, self._values_not_finite = [*point.failures], point.values_not_finite
         for each in earlier:
             if has_evaluation(each.metrics, self.config.stop.metric):
@@ -202,7 +152,8 @@ class Simulation:
     def _point(self) -> RunPoint:
         seconds = time.monotonic() - self._began
         state = before_draw(self._state)
-        return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds)
+        clock = None if self._time is None else self._time.point
+        return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds, clock)
 
     def _apply(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -215,6 +166,10 @@ class Simulation:
                     self.federation.discard_round()
                 case ev.Announce():
                     self._announce(command)
+                case ev.OpenAttempt() if self._time is not None:
+                    self._time.open(command)
+                case ev.Cancel() if self._time is not None:
+                    self._time.cancel(command.clients)
         if self._roster_changed:
             self._roster_changed = False
             self._update_roster()
@@ -236,12 +191,21 @@ class Simulation:
                 reason = self._stop_reason()
                 return ev.EndRequested("completed", reason) if reason else ev.Evaluated(min(state.awaited))
             case _:
-                return ev.EndRequested("failed", self._too_few_clients())
+                again = None if self._time is None else self._time.wait(state, self._usable())
+                return again or ev.EndRequested("failed", self._too_few_clients())
 
     def _collect(self) -> ev.Event:
+        """What happens next in an open attempt; without simulated time, the result of one client's work."""
+        if self._time is None:
+            return self._result_of(self._collection.next_client(self._state))
+        happens = self._time.go_on()
+        if isinstance(happens, ev.DeadlinePassed) or self._state.working == 1:
+            self._update_roster()  # other clients may be drawn now
+        return self._result_of(happens) if isinstance(happens, str) else happens or self._time_is_over()
+
+    def _result_of(self, client: str) -> ev.Event:
         """The result of one client's work."""
-        state = self._state
-        client, drawn = self._collection.next_client(state), len(state.drawn)
+        state, drawn = self._state, len(self._state.drawn)
         self._notify(Step(state.round, "client", drawn - len(state.outstanding) + 1, drawn))
         result = self._collection.result(state, client)
         if (report := self.federation.engine_report) != self._engine_report:
@@ -249,15 +213,20 @@ class Simulation:
             self._notify(Note(report))
         if isinstance(result, Contribution):
             return ev.UpdateAdmitted(client, result.digest)
-        if result.refused:
-            # A refusal holds for the whole round: the client is not drawn for it again.
+        if result.refused or self._time is not None:
+            # A refusal holds for the whole round: the client is not drawn for it again. With simulated time, clients
+            # that drop out are drawn again; one that failed would fail again.
             self._refused.add(client)
             self._update_roster()
         self._record_failure(Failure(state.round, client, result.why, result.trace), not_finite=result.not_finite)
         return ev.ClientDroppedOut(client)
 
+    def _usable(self) -> tuple[str, ...]:
+        """The clients that may be drawn for this round."""
+        return tuple(client for client in self._members if client not in self._refused)
+
     def _update_roster(self) -> None:
-        eligible = tuple(client for client in self._members if client not in self._refused)
+        eligible = self._usable() if self._time is None else self._time.eligible(self._usable())
         self._apply(ev.RosterChanged(eligible, settled=True))
 
     def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
@@ -289,7 +258,9 @@ class Simulation:
     def _commit(self, accepted: list[str]) -> None:
         self.point = None
         self._counted, self._closed = self.federation.commit(accepted), self._state
-        if self._refused:
+        if self._time is not None:
+            self._time.commit()
+        if self._refused or self._time is not None:
             self._refused.clear()
             self._update_roster()
 
@@ -318,8 +289,16 @@ class Simulation:
             seconds=time.monotonic() - self._round_began,
             digest=self.federation.digest,
             local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in self._counted),
+            **self._simulated_seconds(),
         )
         self._finished.append(result)
+
+    def _simulated_seconds(self) -> dict[str, float]:
+        """Those fields of a round's result."""
+        if self._time is None:
+            return {}
+        before, self._round_began_at = self._round_began_at, self._time.now
+        return {"simulated_s": self._time.now - before, "simulated_total_s": self._time.now}
 
     def _evaluate(self, snapshot: Snapshot) -> Mapping[str, float]:
         with one_thread():
@@ -328,7 +307,11 @@ class Simulation:
     def _evaluate_on_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
         """Metrics over the clients that have held-out data; a client that fails is skipped."""
         pool = [client for client in self._members if has_held_out(self.federation.clients, client)]
-        drawn = draw_evaluators(pool, self.config.evaluation.clients, self.config.seed, snapshot.round)
+        present = pool if self._time is None else self._time.eligible(pool)
+        drawn = draw_evaluators(present, self.config.evaluation.clients, self.config.seed, snapshot.round)
+        if self._time is not None:
+            drawn = self._time.evaluate(snapshot.round, drawn, awaited="clients" in self._state.awaited)
+            self._roster_changed = True
         found = dict(self.federation.evaluate(drawn))
         measured = (found[client] for client in drawn)
         return summary([each for each in measured if not isinstance(each, NotDelivered)])
@@ -339,11 +322,19 @@ class Simulation:
 
     def _time_limit_reached(self) -> ev.Event | None:
         limit = self.config.stop.wall_time_s
-        reached = limit and time.monotonic() - self._began >= limit and self._state.ending is None
-        return ev.EndRequested("completed", f"its {limit:g} s are over") if reached else None
+        seconds = time.monotonic() - self._began if self._time is None else self._time.now
+        return self._time_is_over() if limit and seconds >= limit and self._state.ending is None else None
+
+    def _time_is_over(self) -> ev.Event:
+        return ev.EndRequested("completed", f"its {self.config.stop.wall_time_s:g} s are over")
 
     def _too_few_clients(self) -> str:
         """A coordinator would wait for more clients. A simulation has no others, so the run fails."""
         if self.failures:
             return f"too few clients could deliver; the last one that could not: {self.failures[-1]}"
+        if self._time is not None:
+            return (
+                f"after {self._time.now:.0f} s of simulated time, {len(self._state.candidates)} of "
+                f"{len(self._members)} clients are available: too few, and none of the others comes back in time"
+            )
         return f"expected {self._state.policy.min_clients} clients or more, there are {len(self._members)}"

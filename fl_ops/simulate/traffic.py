@@ -18,10 +18,14 @@ class TrafficCounter:
         self._bytes_down = 0
         self._bytes_up = 0
 
+    def missing(self, client: str, bundles: Names) -> int:
+        """Bytes of the bundles of an assignment that the client does not hold."""
+        held = self._held.get(client, {})
+        return sum(size for name, size in bundles.items() if name not in held)
+
     def download(self, client: str, bundles: Names) -> int:
         """Count the bundles of an assignment that the client does not hold. Returns their bytes."""
-        held = self._held.get(client, {})
-        size = sum(size for name, size in bundles.items() if name not in held)
+        size = self.missing(client, bundles)
         self._held[client] = bundles
         self._bytes_down += size
         return size
@@ -29,6 +33,13 @@ class TrafficCounter:
     def upload(self, size: int) -> None:
         """Count an update of `size` bytes."""
         self._bytes_up += size
+
+    def interrupted(self, client: str, bundles: Names, down: int, up: int) -> None:
+        """Count the bytes of an assignment that ended early. The client holds its bundles if it got all of them."""
+        if down >= self.missing(client, bundles):
+            self._held[client] = bundles
+        self._bytes_down += down
+        self._bytes_up += up
 
     @property
     def held(self) -> Mapping[str, Names]:

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from fl_ops.commands.cli import app
 from fl_ops.errors import OpsError
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
 from tests.processes.federation import TASK, Daemon, Fleet, run_spec
 from tests.processes.process import HERE, Workspace

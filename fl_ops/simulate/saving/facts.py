@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from fl_ops.simulate.saving.point import FederationPoint, RunPoint
+from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Names
 from fl_server.aggregation.engine import Snapshot
 from fl_server.rounds.state import Phase, RoundState
@@ -27,6 +28,7 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
         "failures": list(point.failures),
         "values_not_finite": point.values_not_finite,
         "seconds": point.seconds,
+        "clock": None if point.clock is None else asdict(point.clock),
         "state_epoch": federation.state_epoch,
         "norms": {vector: {str(each): norms for each, norms in of.items()} for vector, of in federation.norms.items()},
         "held": _held_facts(federation.held),
@@ -47,7 +49,8 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
     )
     norms = {vector: {int(each): norms for each, norms in of.items()} for vector, of in facts["norms"].items()}
     federation = FederationPoint(snapshot, facts["state_epoch"], norms, _held(facts["held"]))
-    return RunPoint(federation, state, facts["failures"], facts["values_not_finite"], facts["seconds"])
+    clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
+    return RunPoint(federation, state, facts["failures"], facts["values_not_finite"], facts["seconds"], clock)
 
 
 def _held_facts(held: Mapping[str, Names]) -> dict[str, Any]:

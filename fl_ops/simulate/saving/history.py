@@ -12,7 +12,7 @@ from typing import Any
 from blake3 import blake3
 
 from fl_ops.errors import Refused
-from fl_ops.simulate.simulation import RoundResult
+from fl_ops.simulate.reports import RoundResult
 
 
 class History:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Names
 from fl_server.aggregation.engine import Snapshot
 from fl_server.rounds.state import Phase, RoundState
@@ -34,6 +35,8 @@ class RunPoint:
     """Whether the last failure was a value that is not finite."""
     seconds: float
     """Time that the run has used."""
+    clock: ClockPoint | None = None
+    """Its simulated time, if it has any."""
 
 
 def before_draw(state: RoundState) -> RoundState:

@@ -20,11 +20,12 @@ from typing import Any, Self
 from fl_client.storage.memory_file import Damaged
 from fl_common.file_lock import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.facts import facts_of, point_of
 from fl_ops.simulate.saving.history import History
 from fl_ops.simulate.saving.program import differences, program_digest
 from fl_ops.simulate.saving.state_files import StateFiles
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.state import Phase
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 from fl_server.store.errors import StoreError

@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 
 from fl_ops.commands.cli import app
 from fl_ops.simulate import console
+from fl_ops.simulate.reports import Step
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import read_simulation
-from fl_ops.simulate.simulation import Step
 from tasks import load_task
 from tests.processes.process import eventually
 

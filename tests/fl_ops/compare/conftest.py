@@ -52,11 +52,11 @@ def read(tmp_path: Path) -> Read:
 
 @pytest.fixture
 def reached() -> Reached:
-    """A run with an evaluation after every round: 2 MB down and 1 MB up in each."""
+    """A run with an evaluation after every round: 2 MB down, 1 MB up and 10 s of simulated time in each."""
 
     def make(*accuracies: float, diverged: int | None = None) -> CellResult:
         rounds = tuple(
-            RoundRow(number, 2, 1.0, accuracy, 1.0, 2_000_000, 1_000_000, 0.5, "")
+            RoundRow(number, 2, 1.0, accuracy, 1.0, 2_000_000, 1_000_000, 0.5, "", 10.0 * (number + 1))
             for number, accuracy in enumerate(accuracies)
         )
         return CellResult(rounds, 1.0, diverged)

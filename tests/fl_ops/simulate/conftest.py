@@ -58,7 +58,8 @@ def simulated(table: MakeTable) -> Simulated:
         config = parse_simulation(table(**sections))
         run = prepare(config, config.run.seed)
         clients = {**run.clients, **replaced} if replaced else run.clients
-        with Simulation(run.config, clients, task=run.server_task, engine=engine) as simulation:
+        simulation = Simulation(run.config, clients, task=run.server_task, engine=engine, devices=run.devices)
+        with simulation:
             yield simulation
 
     return make

@@ -13,7 +13,7 @@ from algorithms.batched.refusals import NotBatched
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequest
-from fl_ops.simulate.simulation import RoundResult
+from fl_ops.simulate.reports import RoundResult
 from tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
 

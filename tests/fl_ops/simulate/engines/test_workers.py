@@ -15,7 +15,7 @@ import torch
 import algorithms as fl
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
-from fl_ops.simulate.simulation import RoundResult
+from fl_ops.simulate.reports import RoundResult
 from tasks import Examples, TaskError
 from tests.fl_ops.points import Points
 from tests.fl_ops.simulate.conftest import Simulated

@@ -13,9 +13,10 @@ import torch
 
 import algorithms as fl
 from fl_ops.errors import Refused, UsageError
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving import save as saving
 from fl_ops.simulate.saving.save import RunSave, continued, pause
-from fl_ops.simulate.simulation import RoundResult, Simulation
+from fl_ops.simulate.simulation import Simulation
 from tests.fl_ops.simulate.conftest import Simulated
 
 SETTINGS = {"run": {"seed": 0, "rate": 0.1}}
@@ -39,6 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
     "personal": {"personal": ["4.weight"]},
     "clients-evaluate": {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}},
     "patience": {"stop": {"rounds": 30, "metric": "loss", "patience": 3}, "local": {"learning_rate": 3.0}},
+    "simulated-time": {
+        "task": {"options": {"part": 0.25}},
+        "round": {"close": "goal", "quorum": 2},
+        "evaluation": {"clients_every": 1},
+        "simulation": {"system": {"speed": 10, "down": 500, "drop_out": 0.2, "availability": {"on_s": 60, "off_s": 9}}},
+    },
     "decay": {"local": {"learning_rate_decay": 0.9}},
 }
 

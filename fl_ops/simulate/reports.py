@@ -1,0 +1,71 @@
+"""What a simulation reports while it runs: committed rounds, begun steps of work, and failures of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fl_server.admission.epochs import Epochs
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """A committed round."""
+
+    round: int
+    accepted: tuple[str, ...]
+    """Clients whose updates are in the model, in the order of id bytes."""
+    dropped: int
+    """Number of clients that were drawn but not accepted."""
+    attempts: int
+    training_loss: float | None
+    """Mean over the accepted clients of their mean loss over local steps."""
+    metrics: Mapping[str, float]
+    """Metrics of the server's and the clients' evaluations; empty if none was due."""
+    bytes_down: int
+    """Tensor bytes that a networked run would have transferred since the previous round."""
+    bytes_up: int
+    seconds: float
+    """Time of local training, server step and evaluation together."""
+    digest: str
+    """Digest of the model after the round, as in a coordinator's ledger."""
+    local_epochs: Epochs = ()
+    """Means over the accepted clients' examples of what they measured in each local epoch; empty if they did not."""
+    simulated_s: float | None = None
+    """Simulated time since the previous round: on the clients' devices. None without [simulation.system]."""
+    simulated_total_s: float | None = None
+    """Simulated time since the start of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The work that a simulation begins, for a display of its progress."""
+
+    round: int
+    work: str
+    """"client" or "evaluation"."""
+    number: int = 1
+    """Of the client in its round, from 1."""
+    of: int = 1
+    """Clients that were drawn for the round so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A client that delivered no update."""
+
+    round: int
+    client: str
+    why: str
+    trace: str = ""
+    """The traceback of the task's own code, if that code raised an error."""
+
+    def __str__(self) -> str:
+        return f"round {self.round}, {self.client}: {self.why}"

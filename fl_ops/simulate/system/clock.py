@@ -1,0 +1,119 @@
+"""The simulated time of a run: the clients at work, and what happens next to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fl_ops.simulate.system.courses import Amount, Course, course
+from fl_ops.simulate.system.devices import Devices
+from fl_ops.simulate.system.draws import draw_share
+from fl_server.rounds.sampling import ticket
+
+Names = tuple[object, ...]
+"""What identifies an assignment of a client, such as round, exchange and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """The next thing that happens: a client delivers or is gone, or the attempt's deadline passes."""
+
+    kind: Literal["delivery", "drop-out", "deadline"]
+    at: float
+    course: Course | None = None
+    """The client's; None for the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockPoint:
+    """A clock between two rounds."""
+
+    now: float
+    busy: Mapping[str, float]
+    """When clients that evaluate are done."""
+
+
+class Clock:
+    """Simulated seconds since the start of the run. They never go back.
+
+    A client that drops out, or goes away, before it has finished loses the work of that assignment, and the server
+    notices at once. A client works for one assignment at a time.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.now = 0.0
+        self._deadline = 0.0
+        self._working: list[Course] = []
+        self._busy: dict[str, float] = {}
+
+    def assign(self, clients: Iterable[str], amount: Callable[[str], Amount], names: Names, deadline_s: float) -> None:
+        """Begin work of these clients, and start the deadline again. Others continue with theirs."""
+        self._deadline = self.now + deadline_s
+        self._working += [self._course(client, amount(client), ("training", *names)) for client in clients]
+        # Of clients that end together, none is favoured by its name.
+        seed = self.devices.seed
+        self._working.sort(key=lambda one: (one.ends, ticket("arrival", seed, names[0], one.client)))
+
+    def deliveries(self, most: int) -> list[Course]:
+        """The clients that deliver before the deadline, in this order: `most` at most."""
+        return [one for one in self._working if one.delivers and one.ends <= self._deadline][:most]
+
+    def upcoming(self) -> Happening:
+        """What happens next. An update that comes at the deadline is in time."""
+        if self._working and self._working[0].ends <= self._deadline:
+            first = self._working[0]
+            return Happening("delivery" if first.delivers else "drop-out", first.ends, first)
+        return Happening("deadline", self._deadline)
+
+    def take(self, happening: Happening) -> None:
+        """Let it happen: it is that time now, and its client works no more."""
+        self.wait_until(happening.at)
+        if happening.course is not None:
+            self._working.remove(happening.course)
+
+    def cancel(self, clients: Iterable[str]) -> list[Course]:
+        """End the work of these clients now. Returns what they were doing."""
+        gone = set(clients)
+        cancelled = [one for one in self._working if one.client in gone]
+        self._working = [one for one in self._working if one.client not in gone]
+        return cancelled
+
+    def evaluate(
+        self, clients: Sequence[str], amount: Callable[[str], Amount], names: Names, deadline_s: float
+    ) -> tuple[list[Course], float]:
+        """Begin an evaluation on clients.
+
+        Returns its courses, and when the server has all metrics that come within the deadline. A client that trains
+        next begins after its evaluation.
+        """
+        deadline = self.now + deadline_s
+        courses = [self._course(client, amount(client), ("evaluation", *names)) for client in clients]
+        courses = [one.ended(deadline) for one in courses]
+        self._busy = {one.client: one.ends for one in courses}
+        return courses, max((one.ends for one in courses), default=self.now)
+
+    @property
+    def point(self) -> ClockPoint:
+        """The clock after a round, also if the next one has begun but nothing has happened in it."""
+        return ClockPoint(self.now, dict(self._busy))
+
+    def continue_from(self, point: ClockPoint) -> None:
+        """Put a new clock where another one was."""
+        self.now, self._busy = point.now, dict(point.busy)
+
+    def wait_until(self, at: float) -> None:
+        """It is that time now, if it is later."""
+        self.now = max(self.now, at)
+
+    def _course(self, client: str, amount: Amount, names: Names) -> Course:
+        """The course of an assignment, ended early if the client drops out or goes away."""
+        device, seed = self.devices[client], self.devices.seed
+        whole = course(client, device, amount, max(self.now, self._busy.get(client, 0.0)))
+        leaves = self.devices.leaves(client, self.now)
+        whole = whole.ended(self.now if leaves is None else leaves)
+        if draw_share("drop-out", seed, *names, client) >= device.drop_out:
+            return whole
+        at = self.now + draw_share("drop-out-time", seed, *names, client) * (whole.finished - self.now)
+        return replace(whole, ends=min(at, whole.ends), delivers=False)
