@@ -14,10 +14,15 @@ from tasks.batches import ordered_batches
 from tasks.data.forms import TaskData, as_data, forward_of
 from tasks.errors import TaskError, task_code
 
+CPU_BATCH, DEVICE_BATCH = 128, 512
+"""Examples of a batch. On a CPU the activations of larger batches leave the caches, and blocks over 32 MiB are mapped
+anew by every layer. Other devices need large batches."""
 
-def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int = 512) -> dict[str, float]:
+
+def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int | None = None) -> dict[str, float]:
     """Mean of every metric over `data`, summed in float64, on the model's device.
 
+    batch_size: None: CPU_BATCH or DEVICE_BATCH, by the model's device.
     The model stays unchanged, including its training modes. Raises TaskError for no examples, if the metrics are not
     one value for each example under the same names in every batch, and if batches of the task's own have another
     number of examples than it states.
@@ -26,6 +31,7 @@ def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int = 512
     if not len(data):
         raise TaskError("expected at least one example to evaluate on, got none")
     device = next((p.device for p in model.parameters()), None)
+    batch_size = batch_size or (CPU_BATCH if device is None or device.type == "cpu" else DEVICE_BATCH)
     forward, sums, count = forward_of(task), dict[str, Tensor](), 0
     with _evaluation_mode(model), torch.no_grad():
         for raw in ordered_batches(data, batch_size):

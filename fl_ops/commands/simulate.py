@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,6 +18,7 @@ from fl_ops.render import output
 
 if TYPE_CHECKING:
     from fl_ops.simulate.replay import ReplayRequest
+    from fl_ops.simulate.results import SeedResult
     from fl_ops.simulate.seeds import Job
 
 
@@ -55,6 +58,9 @@ def simulate(
         int | None,
         typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
     ] = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
     ] = None,
@@ -66,6 +72,7 @@ def simulate(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     replay: Annotated[
         str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
     ] = None,
@@ -105,11 +112,21 @@ def simulate(
     if out is None and (continues or save_every is not None):
         raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
     jobs = _jobs(config, seeds, out)
-    options = wanted.options(runs=min(processes, len(jobs)))
+    options = wanted.options(runs=_processes_here() if distributed else min(processes, len(jobs)))
     jobs = [replace(job, engine=options, continues=continues) for job in jobs]
     if save_every is not None:
         jobs = [replace(job, save_every_s=save_every) for job in jobs]
-    _simulate(context, jobs, processes)
+    if distributed:
+        if processes > 1:
+            raise UsageError(f"--processes {processes}: expected 1 with --distributed, whose runs follow one another")
+        _simulate_distributed(context, jobs, profile=profile)
+    else:
+        _simulate(context, jobs, processes, profile=profile)
+
+
+def _processes_here() -> int:
+    """Processes that torchrun started on this machine; they share its processors."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
@@ -134,14 +151,43 @@ def _replay(context: Context, request: ReplayRequest) -> None:
         raise typer.Exit(Exit.REFUSED)
 
 
-def _simulate(context: Context, jobs: list[Job], processes: int) -> None:
+def _simulate(context: Context, jobs: list[Job], processes: int, *, profile: bool) -> None:
     from fl_ops.simulate import console
 
-    results = console.simulate(jobs, processes, _console(context))
+    screen = _console(context)
+    results = console.simulate(jobs, processes, screen)
+    if (folder := jobs[0].folder) is not None:
+        _plot(results, folder.parent, screen)
     facts = {"seeds": [result.as_json() for result in results]}
     output.show(facts, console.results_table(results), context.as_json)
+    if profile and not context.as_json:
+        output.show({}, console.profile_table(results), as_json=False)
     if any(result.status == "failed" for result in results):
         raise typer.Exit(Exit.RUN_FAILED)
+
+
+def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
+    """Draw the plot of all seeds, where matplotlib is installed."""
+    from fl_ops.simulate import plot
+    from fl_ops.simulate.console import print_line
+
+    if find_spec("matplotlib") is None:
+        print_line(screen, f"{plot.PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")
+    elif plot.draw(results, folder / plot.PLOT):
+        print_line(screen, f"plot: {folder / plot.PLOT}")
+
+
+def _simulate_distributed(context: Context, jobs: list[Job], *, profile: bool) -> None:
+    """Rank 0 prints and writes the results; the others do their share of the work."""
+    from fl_ops.simulate.ranks.group import joined
+    from fl_ops.simulate.seeds import simulate_all
+
+    with joined() as ranks:
+        jobs = [replace(job, engine=replace(job.engine, ranks=ranks)) for job in jobs]
+        if ranks.rank:
+            simulate_all(jobs, 1, lambda _: None)
+        else:
+            _simulate(context, jobs, 1, profile=profile)
 
 
 def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
+from fl_ops.simulate.progress import progress_lines
 from fl_ops.simulate.reports import Note, RoundResult, Step
 from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate_all
@@ -22,18 +21,20 @@ def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[Seed
     results: dict[int, SeedResult] = {}
     shown: set[str] = set()
 
-    with _progress_bars(console) as bars:
+    stops = {job.seed: job.config.run.stop for job in jobs}
+    with progress_lines(console, {seed: (stop.rounds, stop.metric) for seed, stop in stops.items()}) as lines:
 
         def show(report: Report) -> None:
             if isinstance(report, SeedResult):
                 results[report.seed] = report
-                bars.remove(report.seed)
+                lines.remove(report.seed)
                 print_line(console, f"seed {report.seed}  {report.status}: {report.reason}")
             elif isinstance(report, tuple):
                 seed, what = report
                 if isinstance(what, Step):
-                    bars.show(seed, what)
+                    lines.show(seed, what)
                 elif isinstance(what, RoundResult):
+                    lines.add(seed, what)
                     print_line(console, f"seed {seed}  {round_line(what)}")
                 elif isinstance(what, Note):
                     print_line(console, f"seed {seed}  {what.text}")
@@ -45,35 +46,6 @@ def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[Seed
 
         simulate_all(jobs, processes, show)
     return [results[job.seed] for job in jobs]
-
-
-class _Bars:
-    """A line for each seed that is being simulated, with the progress of its round; on a terminal only."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[int, TaskID] = {}
-
-    def show(self, seed: int, step: Step) -> None:
-        """The step that a seed has begun. Drawn at once at the start of a round, and some times a second after it."""
-        training = step.work == "client"
-        text = f"seed {seed}  round {step.round}: {f'client {step.number} of {step.of}' if training else step.work}"
-        if seed not in self._tasks:
-            self._tasks[seed] = self._progress.add_task(text)
-        done, first = step.number - 1 if training else step.of, training and step.number == 1
-        self._progress.update(self._tasks[seed], description=text, completed=done, total=step.of, refresh=first)
-
-    def remove(self, seed: int) -> None:
-        """The seed has ended."""
-        if seed in self._tasks:
-            self._progress.remove_task(self._tasks.pop(seed))
-
-
-@contextmanager
-def _progress_bars(console: Console) -> Iterator[_Bars]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield _Bars(progress)
 
 
 def round_line(done: RoundResult) -> str:
@@ -116,6 +88,21 @@ def results_table(results: Sequence[SeedResult]) -> FittedTable:
             bests.append(best.value)
     if len(finals) > 1:
         table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), "", "", "", "", *("" for _ in timed))
+    return table
+
+
+def profile_table(results: Sequence[SeedResult]) -> FittedTable:
+    """Where the time of all runs together went."""
+    table = FittedTable(("Part", ">Time", ">Share", ">Each round"))
+    parts: dict[str, float] = {}
+    for result in results:
+        for part, seconds in result.profile.items():
+            parts[part] = parts.get(part, 0.0) + seconds
+    total, rounds = sum(parts.values()), max(1, sum(len(result.rounds) for result in results))
+    for part, seconds in sorted(parts.items(), key=lambda each: -each[1]):
+        table.add_row(
+            part, duration(seconds), f"{seconds / total:.0%}" if total else NOTHING, duration(seconds / rounds)
+        )
     return table
 
 

@@ -34,6 +34,8 @@ class SeedResult:
     rounds: list[RoundResult] = field(default_factory=list)
     status: str = "running"
     reason: str = ""
+    profile: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they were used for; empty until the run ends."""
 
     @property
     def evaluated(self) -> list[RoundResult]:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -18,7 +19,8 @@ from algorithms.batched.refusals import NotBatched
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
+from fl_ops.simulate.ranks.serving import check_programs, serve
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.saving.save import SAVE_EVERY_S, RunSave
@@ -57,6 +59,8 @@ _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def simulate(job: Job, on_report: OnReport) -> None:
     """Simulate one run in this process. An interrupted run also writes its files.
 
+    On a rank other than 0: do that rank's share, and report nothing.
+
     Raises:
         UsageError: the configuration, the task or the data are invalid.
             There is the save of a run that has not ended, and this one does not continue it.
@@ -64,6 +68,11 @@ def simulate(job: Job, on_report: OnReport) -> None:
     """
     with as_usage_errors():
         prepared = prepare(job.config, job.seed)
+        if job.engine.ranks is not None:
+            check_programs(job.engine.ranks, prepared)
+            if job.engine.ranks.rank:
+                serve(job.engine.ranks, prepared, partial(make_engine, job.engine))
+                return
         simulation = Simulation(
             prepared.config,
             prepared.clients,
@@ -84,6 +93,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
                     write_rounds(job.folder, result.rounds)
                 on_report((job.seed, each))
         finally:
+            result.profile = simulation.profile()
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
             if job.folder:
                 write_end(job.folder, result, simulation.model())

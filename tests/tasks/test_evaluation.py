@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks import Examples, TaskError
-from tasks.evaluation import evaluate
+from tasks.evaluation import CPU_BATCH, DEVICE_BATCH, evaluate
 from tests.tasks.tiny import Tiny
 
 
@@ -17,6 +17,21 @@ def test_the_mean_is_over_examples_not_batches(monkeypatch: pytest.MonkeyPatch, 
     """Values 0 to 4 have mean 2; the mean of the batch means 0.5, 2.5 and 4 would be 2.33."""
     monkeypatch.setattr(tiny, "metrics", lambda output, target: {"value": target.float()})
     assert evaluate(tiny, nn.Identity(), Examples(torch.zeros(5), torch.arange(5)), batch_size=2) == {"value": 2.0}
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", CPU_BATCH), ("meta", DEVICE_BATCH)])
+def test_batches_are_small_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, device: str, size: int) -> None:
+    """Examples of three batches are evaluated in batches of the device's size. A meta device stands for another one."""
+    sizes: list[int] = []
+
+    def metrics(output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
+        sizes.append(len(target))
+        return {"value": torch.zeros(len(target))}
+
+    monkeypatch.setattr(tiny, "metrics", metrics)
+    examples = Examples(torch.zeros(2 * size + 1, 1), torch.zeros(2 * size + 1))
+    evaluate(tiny, nn.Linear(1, 1, device=device), examples)
+    assert sizes == [size, size, 1]
 
 
 def test_sums_are_kept_in_float64(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:

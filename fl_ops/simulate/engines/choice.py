@@ -11,9 +11,11 @@ import torch
 from algorithms.batched.strategies import Name
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engines.batched import BatchedEngine, BatchedOptions
+from fl_ops.simulate.engines.distributed import DistributedEngine
 from fl_ops.simulate.engines.engine import EngineContext, LocalEngine
 from fl_ops.simulate.engines.sequential import SequentialEngine
 from fl_ops.simulate.engines.workers import WorkersEngine
+from fl_ops.simulate.ranks.group import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class EngineOptions:
     """Processes that train clients. 1: this process trains them, one after the other."""
     batched: BatchedOptions | None = None
     """This process trains many clients in lockstep. Not with several workers."""
+    ranks: Ranks | None = None
+    """The processes that share the clients; each does its share in this way. None: this process has no others."""
 
 
 SEQUENTIAL = EngineOptions()
@@ -72,13 +76,22 @@ def _device(text: str) -> torch.device:
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {text!r}") from None
     if device.type not in {"cpu", "cuda"}:
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {text!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--device {text}: torch finds {torch.cuda.device_count()} CUDA devices here")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    if device.type == "cpu":
+        return device
+    # Ranks of one machine take its devices in order; torchrun numbers them.
+    index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise UsageError(f"--device {text}: expected device {index}, torch finds {torch.cuda.device_count()} here")
+    return torch.device("cuda", index)
 
 
 def make_engine(options: EngineOptions, context: EngineContext) -> LocalEngine:
     """The engine. Raises TaskError if the task's model cannot be made."""
+    engine: LocalEngine
     if options.batched is not None:
-        return BatchedEngine(context, options.batched)
-    return SequentialEngine(context) if options.workers == 1 else WorkersEngine(context, options.workers)
+        engine = BatchedEngine(context, options.batched)
+    else:
+        engine = SequentialEngine(context) if options.workers == 1 else WorkersEngine(context, options.workers)
+    if options.ranks is not None and options.ranks.rank == 0:
+        return DistributedEngine(context, engine, options.ranks)
+    return engine

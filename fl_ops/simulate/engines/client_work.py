@@ -58,7 +58,8 @@ class ClientWork:
 
     def assigned(self, common: Assignment, client: str, seed: int) -> Assigned:
         """A client with its assignment."""
-        local = self._context.clients[client]
+        with one_thread():
+            local = self._context.clients[client]
         assignment = Assignment()
         assignment.CopyFrom(common)
         assignment.training.seed = seed
@@ -102,7 +103,11 @@ def _new_model(task: Task) -> torch.nn.Module:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one torch thread, as a CPU daemon does by default: the number of threads changes the last bits of sums."""
+    """Use one torch thread, as a CPU daemon does by default: the number of threads changes the last bits of sums.
+
+    For short operations it is also faster: threads of torch wait for each other in a loop, and on a loaded machine one
+    of them has no processor.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -14,6 +14,7 @@ from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
+from tasks import TaskError
 
 
 class DistributedEngine:
@@ -22,9 +23,11 @@ class DistributedEngine:
     def __init__(self, context: EngineContext, own: LocalEngine, ranks: Ranks) -> None:
         """own: for this rank's share."""
         self._context, self._own, self._ranks = context, own, ranks
+        self._answers = messages.Answers(ranks, 0, context)
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
+        self._answers.discard()  # the reader of the last results may have stopped before their end
         messages.send_bundles(self._ranks, bundles)
         self._own.begin(bundles)
 
@@ -48,11 +51,18 @@ class DistributedEngine:
             if not isinstance(result, Trained):
                 yield result
 
+    @property
+    def report(self) -> str:
+        """See `LocalEngine.report`: of this rank's engine."""
+        return "; ".join(filter(None, (f"{self._ranks.size} ranks", self._own.report)))
+
     def close(self) -> None:
         """See `LocalEngine.close`. The other ranks end with their run."""
         self._own.close()
+        with suppress(Refused, TaskError):  # a rank that has ended, or an error there after the one that ends this run
+            self._answers.discard()
         for rank in self._ranks.others:
-            with suppress(Refused):  # that rank has ended before
+            with suppress(Refused):
                 self._ranks.send(rank, {"do": messages.END})
 
     def _shares(self, clients: Sequence[str]) -> list[list[str]]:
@@ -68,12 +78,9 @@ class DistributedEngine:
     def _results(
         self, orders: Sequence[Order], own: Iterator[Trained | Evaluated | Failed]
     ) -> Iterator[Trained | Evaluated | Failed]:
+        self._answers.discard()
         for rank, order in zip(self._ranks.others, orders, strict=True):
             order.send(self._ranks, rank, self._context)
-        answers = messages.Answers(self._ranks, len(orders), self._context)
-        try:
-            yield from own
-            yield from answers.results()
-        except GeneratorExit:
-            answers.discard()
-            raise
+        self._answers = answers = messages.Answers(self._ranks, len(orders), self._context)
+        yield from own
+        yield from answers.results()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fl_ops.simulate.simulation import Simulation
+from fl_server.admission.round_gate import build_gate
 from tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
 
@@ -32,6 +33,31 @@ def test_a_seed_decides_everything(simulated: Simulated) -> None:
     first = digests(simulated, seed=5)
     assert len(set(first)) == 3
     assert (first == digests(simulated, seed=5), first == digests(simulated, seed=6)) == (True, False)
+
+
+def test_the_folder_of_updates_stays_locked(simulated: Simulated) -> None:
+    """After a round only its lock is left in it: without it, the folder of a killed process would never be removed."""
+    with simulated() as simulation:
+        next(iter(simulation.rounds()))
+        assert [path.name for path in simulation.federation._spool.path.iterdir()] == [".in-use"]
+
+
+def test_updates_are_admitted_with_one_thread(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As training is, whatever this process is set to: more threads are slower for the norms of an update."""
+    used: list[int] = []
+
+    def recorded(*arguments: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return build_gate(*arguments)
+
+    monkeypatch.setattr("fl_ops.simulate.federation.build_gate", recorded)
+    torch.set_num_threads(2)
+    try:
+        digests(simulated)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert used == [1] * 6
 
 
 def test_a_round_has_its_clients_metrics_and_loss(simulated: Simulated) -> None:

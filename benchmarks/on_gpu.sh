@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show, in order of value, for half an hour on a borrowed one. docs/benchmarks.md explains it.
+#
+#   benchmarks/on_gpu.sh                                     # again after an interruption: finished steps are not repeated
+#   DEVICE=cpu ROUNDS=3 PAIRS=1 LOCKSTEP=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
+#
+# Nothing comes from the network. It needs torch with CUDA, the packages of pyproject.toml, and CIFAR-10 in IMPETUS_DATA.
+#   PYTHON        python3      the interpreter
+#   WHEELS        (none)       a folder of wheels for packages that are missing; they go into $RESULTS/site
+#   IMPETUS_DATA  ../shared/data  a torchvision folder. "random": noise for the benchmark of simulations, and no tables
+#   DEVICE        cuda         MINUTES  28, for all steps together
+#   RESULTS       build/on_gpu   STEP.log, STEP.done (seconds) or STEP.failed (exit code), and papers/
+#   ROUNDS        1500         of the simulation in lockstep; workers on the CPU run 20 at most
+#   PAIRS         15           of epochs of the local step
+#   LOCKSTEP      5            measurements of each strategy of the engine batched
+#   STEPS         (all)        names of the steps to make, for example "tests simulation-batched"
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} MINUTES=${MINUTES:-28} RESULTS=${RESULTS:-build/on_gpu}
+ROUNDS=${ROUNDS:-1500} PAIRS=${PAIRS:-15} LOCKSTEP=${LOCKSTEP:-5} STEPS=${STEPS:-}
+export IMPETUS_DATA=${IMPETUS_DATA:-$PWD/../shared/data}
+END=$(($(date +%s) + MINUTES * 60))
+LEAST_S=20 # a step is not begun with less time left
+UNFINISHED=8 # exit code of `fl compare --minutes` when runs are left
+FAILED=0
+mkdir -p "$RESULTS"
+RESULTS=$(realpath "$RESULTS")
+
+left() { echo $((END - $(date +%s))); }
+
+wanted() { [ -z "$STEPS" ] || [[ " $STEPS " == *" $1 "* ]]; }
+
+# step NAME LIMIT_S COMMAND...: runs the command if it is wanted, not done, and there is time.
+step() {
+    local name=$1 limit=$2 began code time
+    shift 2
+    wanted "$name" || return 0
+    [ -e "$RESULTS/$name.done" ] && echo "$name: done before" && return 0
+    time=$(left)
+    [ "$time" -ge "$LEAST_S" ] || { echo "$name: no time left"; return 0; }
+    [ "$time" -ge "$limit" ] || limit=$time
+    echo "$name: at most $limit s"
+    rm -f "$RESULTS/$name.failed"
+    began=$(date +%s)
+    # SIGINT first: the commands then write what they have.
+    timeout --signal=INT --kill-after=15 "$limit" "$@" >"$RESULTS/$name.log" 2>&1
+    code=$?
+    if [ "$code" -eq 0 ]; then
+        echo $(($(date +%s) - began)) >"$RESULTS/$name.done"
+    elif [ "$code" -eq "$UNFINISHED" ]; then
+        echo "$name: goes on the next time"
+    else
+        echo "$code" >"$RESULTS/$name.failed"
+        FAILED=1
+    fi
+    tail -n 4 "$RESULTS/$name.log"
+}
+
+if [ -n "${WHEELS:-}" ]; then
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$RESULTS/site" "$WHEELS"/*.whl || exit
+    export PYTHONPATH="$RESULTS/site"
+fi
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+
+"$PYTHON" - "$DEVICE" >"$RESULTS/environment.txt" 2>&1 <<'CHECK' || { cat "$RESULTS/environment.txt"; exit 1; }
+import platform, sys
+import torch
+print(platform.platform(), platform.python_version(), "torch", torch.__version__, "CUDA", torch.version.cuda)
+if sys.argv[1] != "cpu":
+    print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0))
+import fl_ops.simulate.simulation  # a missing package ends the script here, with its name
+CHECK
+cat "$RESULTS/environment.txt"
+
+# Without --device, `fl compare` would spend the GPU's time on the CPU.
+has() { "$PYTHON" -m fl_ops compare --help 2>/dev/null | grep -q -- "$1"; }
+ON=()
+has --device && ON=(--engine batched --device "$DEVICE")
+FEW=$((ROUNDS < 20 ? ROUNDS : 20))
+local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --device "$DEVICE" --model "$1" --precision "$2" --pairs "$PAIRS"; }
+
+step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/tasks tests/fl_client/gates \
+    tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare
+local_step small-cnn float32 90
+local_step resnet18-gn float32 240
+local_step resnet18-gn bfloat16 180
+simulation=("$PYTHON" -m benchmarks.simulation --device "$DEVICE" --repeats 1)
+step simulation-batched 300 "${simulation[@]}" --only batched --rounds "$ROUNDS"
+step lockstep 240 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE" --rounds "$LOCKSTEP"
+step simulation-workers 180 "${simulation[@]}" --only workers --rounds "$FEW" # on this machine's processors
+
+# The time that is left goes to the papers' tables, in equal shares of what is left at each.
+if [ "$IMPETUS_DATA" != random ] && has --minutes && { has --device || [ "$DEVICE" = cpu ]; }; then
+    tables=(docs/papers/*.toml)
+    for index in "${!tables[@]}"; do
+        [ -e "${tables[$index]}" ] || continue
+        name=$(basename "${tables[$index]}" .toml)
+        share=$((($(left) - 10) / (${#tables[@]} - index)))
+        [ "$share" -ge "$LEAST_S" ] || break
+        minutes=$(awk "BEGIN { print ($share - 15) / 60 }")
+        step "paper-$name" "$share" "$PYTHON" -m fl_ops compare "${tables[$index]}" --minutes "$minutes" \
+            --out "$RESULTS/papers/$name" --data-root "$IMPETUS_DATA" ${ON[@]+"${ON[@]}"}
+    done
+fi
+exit $FAILED
