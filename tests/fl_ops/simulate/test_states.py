@@ -30,8 +30,8 @@ def test_states_on_disk_have_the_same_bits(
 ) -> None:
     """States that do not fit in the share of the free memory are on disk; the models are the same."""
     found = []
-    for share, place in ((scratch.STATE_SHARE, places[0]), (1e-15, places[1])):
-        monkeypatch.setattr(scratch, "STATE_SHARE", share)
+    for share, place in ((scratch.MEMORY_SHARE, places[0]), (1e-15, places[1])):
+        monkeypatch.setattr(scratch, "MEMORY_SHARE", share)
         with simulated(algorithm={"name": method}) as simulation:
             found.append([done.digest for done in simulation.rounds()])
             (folder,) = place.glob("fl-scratch-states-*")
