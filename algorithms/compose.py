@@ -198,23 +198,10 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
     for exchange in exchanges:
         _check_payloads(name, exchange)
 
-    def init(x: Tensors) -> ServerState:
-        if not x:
-            raise AlgorithmError(f"{name}: expected a model with trainable parameters, got none; is all of it frozen?")
-        starts, master = {**correction.memory, **optimizer.memory}, widened(x)
-        memory = {symbol: tree.full_like(master, value) for symbol, value in starts.items()}
-        return ServerState(master, memory, low_dtypes(x))
-
-    def restart(state: ServerState) -> ServerState:
-        if correction.client == ClientState():
-            return state
-        initial = {symbol: tree.full_like(state.x, value) for symbol, value in correction.memory.items()}
-        return state.replace(memory={**state.memory, **initial})
-
     return Algorithm(
         name=name,
         parameters=parameters,
-        init=init,
+        init=_init(name, correction, optimizer),
         exchanges=exchanges,
         weights=WEIGHTS[components.weights],
         server_step=_server_step(name, correction, optimizer),
@@ -222,7 +209,7 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
         client_rule=lambda client: replace(correction.local_rule(client), gradient=components.gradient),
         client_init=lambda x: {symbol: tree.full_like(widened(x), 0.0) for symbol in correction.client.symbols},
         next_client_state=correction.client.advance,
-        restart=restart,
+        restart=_restart(correction),
         keeps_client_state=correction.client != ClientState(),
         plain_steps=correction.local_rule is _plain_rule and components.gradient == GradientRule(),
         no_loop=_no_loop(components),
@@ -242,6 +229,29 @@ def _no_loop(components: Components) -> str:
     if components.normaliser == "fednova":
         return "it divides each update by its number of steps, and the number that a loop reports cannot be checked"
     return components.correction.no_loop
+
+
+def _init(name: str, correction: Correction, optimizer: ServerOptimizer) -> Callable[[Tensors], ServerState]:
+    starts = {**correction.memory, **optimizer.memory}
+
+    def init(x: Tensors) -> ServerState:
+        if not x:
+            raise AlgorithmError(f"{name}: expected a model with trainable parameters, got none; is all of it frozen?")
+        master = widened(x)
+        memory = {symbol: tree.full_like(master, value) for symbol, value in starts.items()}
+        return ServerState(master, memory, low_dtypes(x))
+
+    return init
+
+
+def _restart(correction: Correction) -> Callable[[ServerState], ServerState]:
+    def restart(state: ServerState) -> ServerState:
+        if correction.client == ClientState():
+            return state
+        initial = {symbol: tree.full_like(state.x, value) for symbol, value in correction.memory.items()}
+        return state.replace(memory={**state.memory, **initial})
+
+    return restart
 
 
 class _Sums(dict[str, Tensors]):

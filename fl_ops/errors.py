@@ -25,6 +25,7 @@ class Exit(IntEnum):
     NOT_FOUND = 5
     RUN_STOPPED = 6
     RUN_FAILED = 7
+    WORK_LEFT = 8
     INTERRUPTED = 130
 
 

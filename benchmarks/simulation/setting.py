@@ -42,9 +42,7 @@ class Data:
 
 
 def data_root() -> Path:
-    """IMPETUS_DATA: a torchvision folder, by default `../shared/data` beside the repository as in the tests; for
-    libraries, the folder of the arrays.
-    """
+    """IMPETUS_DATA, or `../shared/data` beside the repository, as in the tests. Libraries get the arrays' folder."""
     return Path(os.environ.get("IMPETUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 

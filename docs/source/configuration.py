@@ -1,7 +1,7 @@
 """Writes docs/configuration.md from the settings models: `python -m docs.source.configuration`.
 
 Names, types, ranges and defaults come from the models, the meanings of a run's keys from the comments of the contract.
-This module contains only the text that neither of them has.
+`docs.source.configuration_texts` has the text that neither of them has.
 """
 
 from __future__ import annotations
@@ -18,214 +18,49 @@ import fl_client.settings.config as client
 import fl_ops.compare.table as comparison
 import fl_server.config as server
 from algorithms.parameters import Parameters
+from docs.source import configuration_texts as texts
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
-from fl_ops.admin.settings import DEFAULT_SERVER, ENVIRONMENT
+from fl_ops.admin.settings import ENVIRONMENT
 from fl_server.run_config import RunConfig, ScheduleSection
 from tasks.built_in.digits import Digits
 from tasks.built_in.vision import Vision
 from tasks.naming import BUILT_IN
-from tasks.partitioning.spec import OPTIONS as HOW_TO_DEAL
 from tasks.partitioning.spec import PartitionSpec
 
 PAGE = ROOT / "docs" / "configuration.md"
 
-_LOG = '"json": one object a line; "pretty": for people; "auto": pretty on a terminal, JSON elsewhere.'
-SERVER = {
-    "insecure": "Use plain text, on this machine only; in place of `[tls]`.",
-    "log": _LOG,
-}
-CLIENT = {
-    "insecure": "Use plain text, with a coordinator on this machine; in place of `[tls]`.",
-    "log": _LOG,
-}
-CLIENT_VALUES = {
-    "client_id": "text, 1 to 64 of A-Z a-z 0-9 . _ -, the first neither dot nor dash",
-    "device": '"auto", "cpu", "cuda" or "cuda:1"',
-}
-RUN_DEFAULTS = {
-    ("RunSpec", "name"): "from task and algorithm",
-    ("LocalSpec", "epochs"): "`1`, without `steps`",
-    ("RoundSpec", "min_clients"): '`clients_per_round`; `1` with "bernoulli"',
-    ("RoundSpec", "quorum"): 'half of `clients_per_round`, rounded up; `1` with "bernoulli"',
-}
-"""Defaults that depend on other keys, by message and field."""
-METHOD = {
-    "alpha": "fedcm: share of the local gradient in a step, 1 is FedAvg. feddyn: strength of the proximal term.",
-    "beta": (
-        "Momentum of the server (fedavgm, slowmo); share of the direction in a step (mimelite, mime), or its weight "
-        "(qg); share of the local gradient (mofedsam)."
-    ),
-    "beta0": "Momentum of the server in the first round; it falls to 0 by the last.",
-    "beta1": "Decay of the server's first moment.",
-    "beta2": "Decay of the server's second moment.",
-    "bias_correction": "Whether the moments are corrected for their start at zero.",
-    "damp": "Whether gradients have the share 1 - beta.",
-    "eps": "Keeps the division by the second moment finite.",
-    "eps_inside": "Whether eps is inside the root.",
-    "eta_2": "Rate of the ascent; 0 is FedAvg.",
-    "eta_g": "Learning rate of the server.",
-    "gamma": "Share of the local momentum that is kept from step to step; 0 is FedAvg.",
-    "gradient": '"plain"; "sam": at the point of steepest ascent within `rho`, with any method.',
-    "L": (
-        'Form of the map of the inputs: "diagonal", one factor for each channel; "matrix" over a whole input, d x d '
-        'numbers for an input of d; "channel_matrix", a matrix over the channels.'
-    ),
-    "lam": "Penalty for a change of the inputs.",
-    "momentum_units": '"gradient": the server\'s memory is scaled with the learning rate when that decays.',
-    "mu": "fedprox: strength of the proximal term, 0 is FedAvg. qg: share of the direction that the server keeps.",
-    "normaliser": '"fednova": each delta is divided by its own number of steps, with any method.',
-    "objective": '"uniform": the mean over clients is minimised; "examples": the mean over their examples.',
-    "option": "Source of the client's variate: I, a pass over its data, or II, its delta.",
-    "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors.',
-    "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
-    "sam_scope": 'Scope of SAM\'s norm: the "model", or each "tensor".',
-    "server_optimizer": (
-        "Optimizer of the server model: sgd, momentum, nesterov, slowmo, demon, adagrad, yogi, adam or demon_adam. Its "
-        "own parameters have the prefix `server_`: `server_beta`, `server_tau`."
-    ),
-    "tau": "Keeps the division by the second moment finite.",
-    "v0": "Second moment at the start; none: the square of `tau`, and 0 with `bias_correction`.",
-    "v_from": 'Source of the second moment: the mean "delta", or the "momentum".',
-    "variant": "Form of the momentum step.",
-    "weights": '"examples": by a client\'s number of training examples; "uniform": equal weights.',
-}
-OPTIONS = {
-    "data_root": "Folder in torchvision's layout.",
-    "download": "Download missing files.",
-    "model": "The trained model.",
-    "client_eval_fraction": "Part of each shard that is held out from training, for evaluation on the device.",
-}
-PARTITION = {
-    "method": (
-        ", ".join(f'"{name}"' for name in HOW_TO_DEAL),
-        "Method of the partition; [partitions](tasks.md#partitions) describes each, with the keys below that it reads.",
-    ),
-    "clients": ("whole number, 1 or more", "Number of clients."),
-    "seed": ("whole number, 0 or more", "The same seed gives the same partition."),
-    "alpha": (
-        "number, over 0",
-        "Concentration of a Dirichlet: 0.1 gives a client few classes, 100 almost equal shares.",
-    ),
-    "prior_scaled": ("true or false", "Whether `alpha` is divided among the classes by their frequency."),
-    "rotate": ("true or false", "Clients take one example each in turn, instead of being filled one after another."),
-    "classes": ("whole number, 1 or more", "Number of classes that each client draws."),
-    "min_examples": ("whole number, 0 or more", "Fewest examples of a client."),
-    "stratified": ("true or false", "Each client gets the same number of each class."),
-    "sigma": ("number, 0 or more", "Spread of the sizes, lognormal; 0 gives equal sizes."),
-}
-FL = {
-    "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
-    "ca": ("path", "Certificate of the authority that signed the coordinator's."),
-    "cert": ("path", "Your certificate."),
-    "key": ("path", "Its private key."),
-    "token_file": (
-        "path",
-        (
-            "A file with a token (OIDC), in place of `cert` and `key`; it is read before each call. `server` is then "
-            "the coordinator's `token_listen`."
-        ),
-    ),
-    "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
-    "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
-}
-
-_INTRO = """# Configuration
-
-`python -m docs.source.configuration` generates this page from the code that reads the files; a test compares them.
-
-Every file is TOML.
-An unknown key is refused, with a suggestion.
-A wrong value is refused, with the expected and the actual value.
-Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
-The default "none" means that a missing key has a meaning that no value has."""
-
-_SERVER = """## The coordinator: server.toml
-
-`fl-server --config server.toml`
-
-A second `--config` names a file with keys that replace those of the first: a file with a password, or the settings of
-one site.
-
-The file has either `[tls]` or `insecure = true`.
-Plain text on an address that others can reach is refused, except with `insecure_remote = true` in addition.
-With `tls.client_ca`, clients and operators need certificates that it signed.
-The name in a certificate then identifies its holder.
-Without it, the coordinator starts only with `tls.no_client_certificates = true`, and `admin_listen` must be a loopback
-address."""
-
-_CLIENT = """## A daemon: client.toml
-
-`fl-client --config client.toml`
-
-A second `--config` names a file with keys that replace those of the first: the first has the common settings of all
-devices, the second the settings of one device.
-
-The file has either `[tls]`, or `insecure = true` and a `client_id`.
-Plain text to a coordinator on another machine needs `insecure_remote = true` in addition.
-The state directory belongs to one device.
-Identity and shard are written there on the first start and never change."""
-
-_SHARD = """At most one of `partition`, `file`, `indices`, `folder` and `query`; without any of them, all data.
-[Data](data.md#which-examples-a-device-has) describes them.
-Each device computes the partition from a seed, by these keys:"""
-
-_POLICY = """## The site's policy: policy.toml
-
-The file that `policy` of client.toml names. [policy.md](policy.md) explains it.
-A key that is absent allows everything; an empty list allows nothing. `-` means no limit."""
-
-_RUN = """## A run: the file of `fl run create`
-
-The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, with the same names.
-Top-level keys must be above the first section."""
-
-_METHODS = """The methods, and their parameters with defaults.
-The column "needs" has further requirements: the run's `population`, a state on each client, or two exchanges with the
-clients in a round."""
-
-_SCHEDULES = """How the parameter NAME changes from round to round; each round's clients get its value.
-`parameters` has the value of round 0.
-A schedule can change:"""
-
-_COMPARE = """## A comparison: the table of `fl compare`
-
-The file has the keys of a run without `algorithm` and `seed`, `[simulation]` as in the file of `fl simulate` without
-`partition` and `validation_every`, and:"""
-
-_FL = """## The operator's command: fl.toml
-
-`~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
-A command-line flag has priority over the environment, and the environment over the file.
-The source with the highest priority that sets a certificate, a token or plain text decides between them.
-
-`FL_TOKEN` has a token itself, in place of `FL_TOKEN_FILE`. There is no option and no key for it: other users of a
-machine can see a command line, and a settings file is not for secrets.
-
-`FL_TLS_MIN_VERSION=1.2` allows TLS 1.2, for a proxy in front of the coordinator that has no newer version.
-Otherwise TLS 1.3 is required."""
-
 
 def page() -> str:
     """The whole page."""
-    parts = [_INTRO, _SERVER, *_server(), _CLIENT, *_client(), _POLICY, *_policy(), _RUN, *_run()]
-    parts += [_COMPARE, *_compare(), _FL, _fl()]
+    parts = [
+        texts.INTRO,
+        texts.SERVER_INTRO,
+        *_server(),
+        texts.CLIENT_INTRO,
+        *_client(),
+        texts.POLICY_INTRO,
+        *_policy(),
+        texts.RUN_INTRO,
+        *_run(),
+    ]
+    parts += [texts.COMPARE_INTRO, *_compare(), texts.FL_INTRO, _fl()]
     return "\n\n".join(parts) + "\n"
 
 
 def _server() -> list[str]:
-    parts = [table(model_rows(server.ServerConfig, SERVER))]
+    parts = [table(model_rows(server.ServerConfig, texts.SERVER))]
     for name, section in sections(server.ServerConfig).items():
         parts += [_heading(name), table(model_rows(section))]
     return parts
 
 
 def _client() -> list[str]:
-    rows = model_rows(client.ClientConfig, CLIENT)
-    parts = [table([replace(row, values=CLIENT_VALUES.get(row.name, row.values)) for row in rows])]
+    rows = model_rows(client.ClientConfig, texts.CLIENT)
+    parts = [table([replace(row, values=texts.CLIENT_VALUES.get(row.name, row.values)) for row in rows])]
     for name, section in sections(client.ClientConfig).items():
         parts += [_heading(name), table(model_rows(section))]
         if name == "shard":
-            parts += [_SHARD, table(_partition_rows())]
+            parts += [texts.SHARD_INTRO, table(_partition_rows())]
     return parts
 
 
@@ -244,7 +79,7 @@ def _partition_rows() -> list[Row]:
     defaults = {name: parameter.default for name, parameter in inspect.signature(PartitionSpec).parameters.items()}
     return [
         Row(name, values, REQUIRED if defaults[name] is inspect.Parameter.empty else shown(defaults[name]), meaning)
-        for name, (values, meaning) in PARTITION.items()
+        for name, (values, meaning) in texts.PARTITION.items()
     ]
 
 
@@ -262,7 +97,9 @@ def _run() -> list[str]:
 def _run_rows(model: type[BaseModel], message: str) -> list[Row]:
     meanings = _ALGORITHM if message == "AlgorithmSpec" else message_comments(message)
     rows = model_rows(model, {name: meanings[name] for name in model.model_fields})
-    return [Row(row.name, row.values, RUN_DEFAULTS.get((message, row.name), row.default), row.meaning) for row in rows]
+    return [
+        Row(row.name, row.values, texts.RUN_DEFAULTS.get((message, row.name), row.default), row.meaning) for row in rows
+    ]
 
 
 _ALGORITHM = {
@@ -277,13 +114,13 @@ _ALGORITHM = {
 def _methods() -> list[str]:
     algorithms = [fl.build(name) for name in fl.names()]
     used = sorted({parameter for name in fl.names() for parameter in fl.parameters_of(name)})
-    if unexplained := [parameter for parameter in used if parameter not in METHOD]:
+    if unexplained := [parameter for parameter in used if parameter not in texts.METHOD]:
         raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
     methods = ["| method | needs | parameters and their defaults |", "| --- | --- | --- |"]
     methods += [_method(algorithm) for algorithm in algorithms]
     meanings = ["| parameter | meaning |", "| --- | --- |"]
-    meanings += [f"| `{parameter}` | {METHOD[parameter]} |" for parameter in used]
-    return [_METHODS, "\n".join(methods), "\n".join(meanings), *_schedules()]
+    meanings += [f"| `{parameter}` | {texts.METHOD[parameter]} |" for parameter in used]
+    return [texts.METHODS_INTRO, "\n".join(methods), "\n".join(meanings), *_schedules()]
 
 
 def _schedules() -> list[str]:
@@ -295,7 +132,7 @@ def _schedules() -> list[str]:
                 changing.setdefault(parameter, []).append(f"`{name}`")
     lines = [f"- `{parameter}` of {_these(methods)}" for parameter, methods in sorted(changing.items())]
     heading = "### [algorithm.schedules.NAME]"
-    return [heading, f"{_SCHEDULES}\n\n" + "\n".join(lines), table(model_rows(ScheduleSection, meanings))]
+    return [heading, f"{texts.SCHEDULES_INTRO}\n\n" + "\n".join(lines), table(model_rows(ScheduleSection, meanings))]
 
 
 def _these(methods: list[str]) -> str:
@@ -332,9 +169,9 @@ def _task_options() -> list[str]:
     models = "; ".join(f"`{name}`: {', '.join(f'`{model}`' for model in kind.MODELS)}" for name, kind in kinds.items())
     return [
         "Options of the built-in tasks, here and in `[task]` of a daemon. `digits`:",
-        table(signature_rows(Digits, OPTIONS)),
+        table(signature_rows(Digits, texts.OPTIONS)),
         f"The image tasks, with these models: {models}.",
-        table(signature_rows(Vision, OPTIONS)),
+        table(signature_rows(Vision, texts.OPTIONS)),
     ]
 
 
@@ -355,7 +192,7 @@ def _compare() -> list[str]:
 
 def _fl() -> str:
     lines = ["| key | environment | flag | value | meaning |", "| --- | --- | --- | --- | --- |"]
-    for key, (values, meaning) in FL.items():
+    for key, (values, meaning) in texts.FL.items():
         lines.append(f"| `{key}` | `{ENVIRONMENT[key]}` | `--{key.replace('_', '-')}` | {values} | {meaning} |")
     return "\n".join(lines)
 

@@ -24,7 +24,8 @@ from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 _EPILOG = (
     "Exit codes: 0 done; 1 refused or failed; 2 wrong command line, configuration or value; 3 no coordinator reached; "
-    "4 not allowed; 5 no such run, client or round; 6, 7 the watched run was stopped, failed; 130 Ctrl-C."
+    "4 not allowed; 5 no such run, client or round; 6, 7 the watched run was stopped, failed; "
+    "8 time was up and work is left; 130 Ctrl-C."
     "\n\nEvery command has --json: protobuf's JSON with the fields' own names (64-bit numbers are strings), lists as "
     "arrays, a watched run as one object per line. Errors are text on stderr."
 )

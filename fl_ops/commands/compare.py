@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +11,14 @@ import typer
 from fl_ops.commands.interrupts import interruptible
 from fl_ops.commands.options import Context, command
 from fl_ops.environment import check_plotting
-from fl_ops.errors import Refused, UsageError
+from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
 from fl_ops.render import output
-from fl_ops.render.units import duration, percent
 
 if TYPE_CHECKING:
-    from fl_ops.compare.cells import Cell, CellFolder, CellResult
     from fl_ops.compare.plan import Plan
+    from fl_ops.compare.progress import Progress
+    from fl_ops.compare.workers import Work
 
 CELLS, ROUNDS, SUMMARY, FACTS, TABLES = "cells", "results.csv", "summary.csv", "summary.json", "tables.md"
 
@@ -47,14 +45,21 @@ def compare(
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="With --no-run: only write the results of finished runs.")
     ] = True,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Stop after so long and write the results; exit code 8 if runs are left."),
+    ] = None,
 ) -> None:
     """Compare methods: tune each in the same way, run the best setting on new seeds, report the spread.
 
-    Every finished run is kept. The same command continues a comparison that was stopped.
+    Every finished run is kept. The same command continues a comparison that was stopped by Ctrl-C or by --minutes,
+    also on another machine with a copy of the folder of finished runs.
     """
     from fl_ops.compare.cells import CellFolder
+    from fl_ops.compare.costs import Costs
     from fl_ops.compare.plan import Plan
     from fl_ops.compare.table import read_table
+    from fl_ops.compare.workers import Job, RunCell, Work
 
     check_plotting("fl compare")
     comparison = read_table(table)
@@ -65,51 +70,40 @@ def compare(
     plan = Plan(comparison, folder.load, only or ())
     if page:
         _page_with_tables(page, plan)  # report a page that cannot be filled now, not after hours
+    unfinished = ""
     if run:
-        location = {} if data_root is None else {"data_root": str(data_root.resolve())}
-        _run(plan, folder, processes, location)
+        job = Job(RunCell({} if data_root is None else {"data_root": str(data_root.resolve())}), folder)
+        seconds = None if minutes is None else 60 * minutes
+        unfinished = _run(Work(plan, job, processes, seconds, Costs(plan.results())))
     facts = _write_results(plan, out, page)
     output.show(facts, _closing(plan, out), context.as_json)
+    if unfinished:
+        print(unfinished, file=sys.stderr)
+        raise typer.Exit(Exit.WORK_LEFT)
 
 
-def _run(plan: Plan, folder: CellFolder, processes: int, data_location: dict[str, Any]) -> None:
+def _run(work: Work) -> str:
+    """Run the missing cells. Returns why some are still missing; empty if none is."""
     from algorithms import AlgorithmError
-    from fl_ops.compare.workers import Job, RunCell, run_all
+    from fl_ops.compare.progress import Progress
+    from fl_ops.compare.workers import run_all
     from tasks import TaskError
 
-    with interruptible("finished cells are kept, the same command continues from them"):
+    progress = Progress(work.plan, work.costs, work.processes, lambda line: print(line, file=sys.stderr, flush=True))
+    with interruptible("finished cells are kept and running ones saved, the same command continues from them"):
         try:
-            run_all(plan, Job(RunCell(data_location), folder), processes, progress(plan, processes))
+            complete = run_all(work, progress)
         except (AlgorithmError, TaskError) as error:
             raise UsageError(str(error)) from error
+    return "" if complete else _unfinished(progress)
 
 
-def progress(plan: Plan, processes: int) -> Callable[[Cell, CellResult], None]:
-    """Prints a line on stderr for each finished cell: cells done, time left, and the best method so far."""
-    seconds, rounds_done, best = 0.0, 0, (0.0, "")
-    done = plan.done()
-
-    def show(cell: Cell, result: CellResult) -> None:
-        nonlocal seconds, rounds_done, best, done
-        done += 1  # plan.done() may already count a cell whose worker has written its file and not reported it
-        accuracy = max(result.accuracies, default=0.0)
-        if cell.stage == "final":
-            best = max(best, (accuracy, cell.label))
-        seconds += result.seconds
-        rounds_done += len(result.rounds)
-        cells, rounds = plan.left()
-        eta = duration(rounds * seconds / max(rounds_done, 1) / processes)
-        ended = f"diverged in round {result.diverged}" if result.diverged is not None else percent(accuracy, 1)
-        leader = f"; best on the test set {best[1]} {percent(best[0], 1)}" if best[1] else ""
-        rate = f"rate {cell.settings['run']['local']['learning_rate']:g}"
-        print(
-            f"{time.strftime('%H:%M:%S')}  {done} of at most {plan.done() + cells}, {eta} to go  "
-            f"{cell.label}, {cell.stage}, seed {cell.seed}, {rate}: {ended} in {duration(result.seconds)}{leader}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return show
+def _unfinished(progress: Progress) -> str:
+    saved = f"; saved: {progress.running()}" if progress.running() else ""
+    return (
+        f"stopped by --minutes: {progress.finished} cells were finished, {progress.left()} are left{saved}; "
+        "the same command continues"
+    )
 
 
 def _write_results(plan: Plan, out: Path, page: Path | None) -> dict[str, Any]:
@@ -146,7 +140,7 @@ def _page_with_tables(path: Path, plan: Plan) -> str:
 
 def _closing(plan: Plan, out: Path) -> str:
     left = plan.left()[0]
-    rest = f"; at most {left} cells are not done" if left else ""
+    rest = f"; about {left} cells are not done" if left else ""
     return f"{plan.done()} cells{rest}. {out / TABLES} has the tables; {SUMMARY}, {FACTS} and plots are in {out}."
 
 

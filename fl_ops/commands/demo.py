@@ -31,40 +31,44 @@ from fl_ops.render.units import duration, plain
 PLOT, PAGE, NUMBERS, LOGS = "accuracy.png", "report.md", "demo.json", "logs"
 
 
+Algorithms = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Repeat it for several. By default fedcm, then fedavg.",
+        show_default=False,
+        autocompletion=completion.method_names,
+    ),
+]
+Task = Annotated[
+    str,
+    typer.Option(
+        metavar="TASK",
+        help="A built-in task, or module:attribute of a module in this folder.",
+        autocompletion=completion.task_names,
+    ),
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page, the plot, the numbers and the logs.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the data partition, the first model and the cohorts.")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(help="For every algorithm, instead of the tuned rates (0.1 for your own task).", show_default=False),
+]
+DataRoot = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set, for tasks that need one.")
+]
+
+
 @command
 def demo(
     context: Context,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds for each algorithm.")] = 40,
     clients: Annotated[int, typer.Option(min=1, help="Number of daemons; two of them train in each round.")] = 8,
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Repeat it for several. By default fedcm, then fedavg.",
-            show_default=False,
-            autocompletion=completion.method_names,
-        ),
-    ] = None,
-    task: Annotated[
-        str,
-        typer.Option(
-            metavar="TASK",
-            help="A built-in task, or module:attribute of a module in this folder.",
-            autocompletion=completion.task_names,
-        ),
-    ] = DemoSettings.task,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the page, the plot, the numbers and the logs.")
-    ] = DemoSettings.out,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data partition, the first model and the cohorts.")] = 0,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="For every algorithm, instead of the tuned rates (0.1 for your own task).", show_default=False
-        ),
-    ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set, for tasks that need one.")
-    ] = None,
+    algorithm: Algorithms = None,
+    task: Task = DemoSettings.task,
+    out: Out = DemoSettings.out,
+    seed: Seed = 0,
+    learning_rate: LearningRate = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Compare FedCM and FedAvg on this machine, with a coordinator and daemons as processes and non-IID data.
 

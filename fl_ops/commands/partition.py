@@ -23,41 +23,44 @@ Method = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "sh
 """The methods of tasks.PartitionSpec, repeated here so that `fl --help` does not load torch."""
 
 
+Task = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK", help="A built-in task's name, or module:attribute.", autocompletion=completion.task_names
+    ),
+]
+Alpha = Annotated[
+    float,
+    typer.Option(help="For the dirichlet methods: 0.1 gives each client few classes, 100 gives nearly equal clients."),
+]
+PriorScaled = Annotated[
+    bool, typer.Option("--prior-scaled", help="For dirichlet, dirichlet-hsu: divide alpha among the classes.")
+]
+Rotate = Annotated[bool, typer.Option("--rotate", help="For dirichlet-hsu: fill clients in turn.")]
+MinExamples = Annotated[int, typer.Option(help="For dirichlet-class: minimum number of examples of each client.")]
+Stratified = Annotated[
+    bool, typer.Option("--stratified", help="For iid: the same number of each class for every client.")
+]
+Sigma = Annotated[
+    float,
+    typer.Option(help="Lognormal sizes of clients; not for dirichlet-class and natural, which have their own sizes."),
+]
+
+
 @command
 def partition(
     context: Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            metavar="TASK", help="A built-in task's name, or module:attribute.", autocompletion=completion.task_names
-        ),
-    ],
+    task: Task,
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Path of the partition file.")],
     method: Annotated[Method, typer.Option(help="Partition method; docs/tasks.md describes them.")] = "dirichlet",
-    alpha: Annotated[
-        float,
-        typer.Option(
-            help="For the dirichlet methods: 0.1 gives each client few classes, 100 gives nearly equal clients."
-        ),
-    ] = 0.3,
-    prior_scaled: Annotated[
-        bool, typer.Option("--prior-scaled", help="For dirichlet, dirichlet-hsu: divide alpha among the classes.")
-    ] = False,
-    rotate: Annotated[bool, typer.Option("--rotate", help="For dirichlet-hsu: fill clients in turn.")] = False,
+    alpha: Alpha = 0.3,
+    prior_scaled: PriorScaled = False,
+    rotate: Rotate = False,
     classes: Annotated[int, typer.Option(help="For classes: number of classes of each client.")] = 2,
-    min_examples: Annotated[
-        int, typer.Option(help="For dirichlet-class: minimum number of examples of each client.")
-    ] = 10,
-    stratified: Annotated[
-        bool, typer.Option("--stratified", help="For iid: the same number of each class for every client.")
-    ] = False,
-    sigma: Annotated[
-        float,
-        typer.Option(
-            help="Lognormal sizes of clients; not for dirichlet-class and natural, which have their own sizes."
-        ),
-    ] = 0.0,
+    min_examples: MinExamples = 10,
+    stratified: Stratified = False,
+    sigma: Sigma = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same partition.")] = 0,
     data_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from fl_ops.render import output
 
 if TYPE_CHECKING:
     from fl_ops.simulate.replay import ReplayRequest
+    from fl_ops.simulate.results import SeedResult
     from fl_ops.simulate.seeds import Job
 
 
@@ -70,6 +72,7 @@ def simulate(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     replay: Annotated[
         str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
     ] = None,
@@ -116,9 +119,9 @@ def simulate(
     if distributed:
         if processes > 1:
             raise UsageError(f"--processes {processes}: expected 1 with --distributed, whose runs follow one another")
-        _simulate_distributed(context, jobs)
+        _simulate_distributed(context, jobs, profile=profile)
     else:
-        _simulate(context, jobs, processes)
+        _simulate(context, jobs, processes, profile=profile)
 
 
 def _processes_here() -> int:
@@ -148,17 +151,33 @@ def _replay(context: Context, request: ReplayRequest) -> None:
         raise typer.Exit(Exit.REFUSED)
 
 
-def _simulate(context: Context, jobs: list[Job], processes: int) -> None:
+def _simulate(context: Context, jobs: list[Job], processes: int, *, profile: bool) -> None:
     from fl_ops.simulate import console
 
-    results = console.simulate(jobs, processes, _console(context))
+    screen = _console(context)
+    results = console.simulate(jobs, processes, screen)
+    if (folder := jobs[0].folder) is not None:
+        _plot(results, folder.parent, screen)
     facts = {"seeds": [result.as_json() for result in results]}
     output.show(facts, console.results_table(results), context.as_json)
+    if profile and not context.as_json:
+        output.show({}, console.profile_table(results), as_json=False)
     if any(result.status == "failed" for result in results):
         raise typer.Exit(Exit.RUN_FAILED)
 
 
-def _simulate_distributed(context: Context, jobs: list[Job]) -> None:
+def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
+    """Draw the plot of all seeds, where matplotlib is installed."""
+    from fl_ops.simulate import plot
+    from fl_ops.simulate.console import print_line
+
+    if find_spec("matplotlib") is None:
+        print_line(screen, f"{plot.PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")
+    elif plot.draw(results, folder / plot.PLOT):
+        print_line(screen, f"plot: {folder / plot.PLOT}")
+
+
+def _simulate_distributed(context: Context, jobs: list[Job], *, profile: bool) -> None:
     """Rank 0 prints and writes the results; the others do their share of the work."""
     from fl_ops.simulate.ranks.group import joined
     from fl_ops.simulate.seeds import simulate_all
@@ -168,7 +187,7 @@ def _simulate_distributed(context: Context, jobs: list[Job]) -> None:
         if ranks.rank:
             simulate_all(jobs, 1, lambda _: None)
         else:
-            _simulate(context, jobs, 1)
+            _simulate(context, jobs, 1, profile=profile)
 
 
 def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:

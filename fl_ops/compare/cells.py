@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from fl_ops.files import Target, written_whole
 
-Stage = Literal["tuning", "final"]
+Stage = Literal["tuning", "judging", "final"]
+"""tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting of a method: the local learning rate, and the parameters as written in the table."""
+    """A setting of a method: its learning rate, its parameters and its keys of [local], as written in the table."""
 
     learning_rate: float
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    local: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """All but the rate, in one mapping: what the column "own parameters" of a report has."""
+        return {**self.parameters, **self.local}
+
+    def at(self, learning_rate: float) -> Choice:
+        """The same setting with another rate."""
+        return replace(self, learning_rate=learning_rate)
+
+    def equals_but_rate(self, other: Choice) -> bool:
+        """Whether both have the same parameters and the same keys of [local]."""
+        return (self.parameters, self.local) == (other.parameters, other.local)
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,11 @@ class Cell:
         """The name of its file. A changed setting makes another cell; a changed label or data folder does not."""
         text = json.dumps([_FORMAT, self.settings], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def rounds_of(cell: Cell) -> int:
+    """The most rounds that a cell has."""
+    return int(cell.settings["run"]["stop"]["rounds"])
 
 
 @dataclass(frozen=True)
@@ -95,10 +116,15 @@ class CellFolder:
         return CellResult.of(values["result"])
 
     def save(self, cell: Cell, result: CellResult) -> None:
-        """Write the cell's file atomically. Raises OpsError, for example for a full disk."""
+        """Write the cell's file atomically and remove its saved state. Raises OpsError, for example for a full disk."""
         values = {"label": cell.label, "split": cell.split, "stage": cell.stage, "settings": cell.settings}
         with written_whole(Target(self._file(cell), replace=True)) as file:
             file.write(json.dumps({**values, "result": asdict(result)}, indent=1).encode() + b"\n")
+        shutil.rmtree(self.saved(cell), ignore_errors=True)
+
+    def saved(self, cell: Cell) -> Path:
+        """The folder for the state of a cell that has not ended."""
+        return self.path / "unfinished" / cell.digest
 
     def _file(self, cell: Cell) -> Path:
         return self.path / f"{cell.digest}.json"

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fl_ops.compare.cells import RoundRow
-from fl_ops.compare.plan import Done, Plan
+from fl_ops.compare.plan import Done, ExperimentPlan, Plan
 from fl_ops.compare.summary import Row, Spread, rows, tried
 from fl_ops.environment import machine, versions
 
@@ -42,7 +42,7 @@ def summary_json(plan: Plan) -> str:
     """The summary, all settings that tuning tried, and all settings of the final runs."""
     spec = plan.table.spec
     found = [
-        {**asdict(row), "tried": tried(plan, experiment), "settings": experiment.final_settings()}
+        {**asdict(row), "tried": _tried_values(plan, experiment), "settings": experiment.final_settings()}
         for row, experiment in zip(rows(plan), plan.experiments, strict=True)
     ]
     facts = {
@@ -69,7 +69,7 @@ def _value_text(value: Any) -> str:
 
 def _cell_values(done: Done) -> list[Any]:
     choice, cell = done.choice, done.cell
-    text = parameters_text(choice.parameters)
+    text = parameters_text(choice.own)
     return [cell.label, cell.split, cell.stage, cell.seed, choice.learning_rate, text, cell.digest[:8]]
 
 
@@ -83,7 +83,7 @@ def _summary_values(row: Row) -> list[Any]:
     spreads: Iterator[Spread | None] = (getattr(row, name) for name in _SPREADS)
     return [
         row.label, row.split, row.algorithm,
-        choice.learning_rate if choice else None, parameters_text(choice.parameters) if choice else None,
+        choice.learning_rate if choice else None, parameters_text(choice.own) if choice else None,
         row.at_edge, _joined(row.seeds), _joined(row.diverged),
         *(value for spread in spreads for value in _spread_values(spread)),
         row.among_best, _short(row.seconds_a_round),
@@ -92,6 +92,11 @@ def _summary_values(row: Row) -> list[Any]:
 
 def _spread_values(spread: Spread | None) -> list[Any]:
     return [_short(spread.mean), _short(spread.deviation), spread.count] if spread else [None, None, 0]
+
+
+def _tried_values(plan: Plan, experiment: ExperimentPlan) -> list[dict[str, Any]]:
+    found = tried(plan, experiment)
+    return [{**asdict(one.choice), "validation": one.validation, "judged": one.judged} for one in found]
 
 
 def _short(value: float | None) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from algorithms import build
 from fl_ops.compare import tuning
-from fl_ops.compare.cells import Cell, CellResult, Choice, Stage
+from fl_ops.compare.cells import Cell, CellResult, Choice, Stage, rounds_of
 from fl_ops.compare.table import Experiment, Table
+from fl_ops.compare.tuning import Trial
 from fl_ops.errors import UsageError
 
 _IRRELEVANT = {"name", "labels", "keep_checkpoints", "owner"}
@@ -29,12 +31,11 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
         algorithm["schedules"] = {
             name: section.model_dump(mode="json") for name, section in experiment.method.schedules.items()
         }
-    run |= {"seed": seed, "algorithm": algorithm}
-    run["local"]["learning_rate"] = choice.learning_rate
+    run |= {"seed": seed, "algorithm": algorithm, "local": table.local(choice)}
     options = run["task"]["options"]
     run["task"]["options"] = {key: value for key, value in options.items() if key not in DATA_LOCATION}
-    tuned = spec.tuning if stage == "tuning" else None
-    if tuned:
+    tuned = spec.tuning if stage != "final" else None
+    if tuned and stage == "tuning":
         run["stop"]["rounds"] = tuned.rounds
     simulation = table.simulation(experiment.split, tuned.validation_every if tuned else 0)
     settings = {"run": run, "simulation": simulation.model_dump(mode="json")}
@@ -57,8 +58,8 @@ class ExperimentPlan:
         self._table = table
         self._find = find
         self._search = tuning.search(experiment.method, table.spec.tuning) if table.spec.tuning else None
-        self._candidates = next(self._search) if self._search else []
-        self._tried: list[Choice] = []
+        self._asked = next(self._search) if self._search else []
+        self._answered: list[Trial] = []
         self._choice = None if self._search else table.first_choice(experiment.method)
 
     @property
@@ -67,16 +68,25 @@ class ExperimentPlan:
         self._advance()
         return self._choice
 
+    @property
+    def at_edge(self) -> bool:
+        """The chosen rate is the lowest or the highest that was tried: the grid was extended as often as allowed."""
+        spec = self._table.spec.tuning
+        if spec is None or (choice := self.choice) is None:
+            return False
+        grid = self.experiment.method.learning_rates or spec.learning_rates
+        return tuning.at_edge(choice, [trial.choice for trial in self._answered], grid)
+
     def missing(self) -> list[Cell]:
         """The cells that can be run now."""
-        cells = self._final_cells() if self.choice else [self._tuning_cell(choice) for choice in self._candidates]
+        cells = self._final_cells() if self.choice else [self._trial_cell(trial) for trial in self._asked]
         return [cell for cell in cells if self._find(cell) is None]
 
-    def tried(self) -> list[tuple[Choice, CellResult]]:
-        """The settings that tuning has tried, with their results."""
-        current = [] if self.choice else [choice for choice in self._candidates if choice not in self._tried]
-        results = ((choice, self._find(self._tuning_cell(choice))) for choice in [*self._tried, *current])
-        return [(choice, result) for choice, result in results if result is not None]
+    def searched(self) -> list[tuple[Trial, CellResult]]:
+        """The finished runs of the search."""
+        trials = self._answered if self.choice else [*self._answered, *self._asked]
+        results = ((trial, self._find(self._trial_cell(trial))) for trial in trials)
+        return [(trial, result) for trial, result in results if result is not None]
 
     def finals(self) -> dict[int, CellResult]:
         """Results of the finished final runs, by seed."""
@@ -85,19 +95,24 @@ class ExperimentPlan:
 
     def done(self) -> list[Done]:
         """All finished cells: those of the search, then the final ones by seed."""
-        cells = [(choice, self._tuning_cell(choice)) for choice, _ in self.tried()]
+        cells = [(trial.choice, self._trial_cell(trial)) for trial, _ in self.searched()]
         if choice := self.choice:
             cells += [(choice, cell) for cell in self._final_cells()]
         return [Done(choice, cell, result) for choice, cell in cells if (result := self._find(cell))]
 
     def left(self) -> tuple[int, int]:
-        """Upper bounds of (cells, rounds) that are not done."""
+        """Expected numbers of (cells, rounds) that are not done; exact once the search has ended."""
+        spec, all_rounds = self._table.spec.tuning, self._table.run.stop.rounds
         finals = len(self._table.spec.seeds) - len(self.finals())
-        untried, rounds = 0, 0
-        if self._table.spec.tuning and not self.choice:
-            untried = tuning.most_tried(self.experiment.method, self._table.spec.tuning) - len(self.tried())
-            rounds = untried * self._table.spec.tuning.rounds
-        return finals + untried, rounds + finals * self._table.run.stop.rounds
+        if spec is None or self.choice:
+            return finals, finals * all_rounds
+        stages = Counter(trial.stage for trial, _ in self.searched())
+        missing = Counter(cell.stage for cell in self.missing())
+        usual = {"tuning": tuning.usual_trials(self.experiment.method, spec), "judging": tuning.usual_judged(spec)}
+        if missing["judging"]:
+            usual["tuning"] = 0
+        short, long = (max(missing[stage], usual[stage] - stages[stage]) for stage in ("tuning", "judging"))
+        return finals + short + long, short * spec.rounds + (finals + long) * all_rounds
 
     def final_settings(self) -> dict[str, Any]:
         """All settings of the final runs, with the first seed; empty before the choice."""
@@ -105,20 +120,19 @@ class ExperimentPlan:
 
     def _advance(self) -> None:
         while self._choice is None and self._search is not None:
-            results = [self._find(self._tuning_cell(choice)) for choice in self._candidates]
+            results = [self._find(self._trial_cell(trial)) for trial in self._asked]
             known = [result for result in results if result is not None]
             if len(known) < len(results):
                 return
-            self._tried += [choice for choice in self._candidates if choice not in self._tried]
+            self._answered += self._asked
             scores = [tuning.score(each, self._table.spec.report.last) for each in known]
             try:
-                self._candidates = self._search.send(scores)
+                self._asked = self._search.send(scores)
             except StopIteration as ended:
                 self._choice = ended.value
 
-    def _tuning_cell(self, choice: Choice) -> Cell:
-        seed = self._table.spec.tuning.seed if self._table.spec.tuning else 0
-        return cell_of(self._table, self.experiment, choice, "tuning", seed)
+    def _trial_cell(self, trial: Trial) -> Cell:
+        return cell_of(self._table, self.experiment, *trial)
 
     def _final_cells(self) -> list[Cell]:
         if not (choice := self.choice):
@@ -134,7 +148,7 @@ class Plan:
     """
 
     def __init__(self, table: Table, load: FindResult, only: Collection[str] = ()) -> None:
-        labels = [method.label for method in table.spec.methods]
+        labels = list(dict.fromkeys(method.label for method in table.spec.methods))
         if unknown := [label for label in only if label not in labels]:
             raise UsageError(f"--only: expected labels of the table, {', '.join(labels)}; got {', '.join(unknown)}")
         self.table = table
@@ -143,11 +157,15 @@ class Plan:
         experiments = [each for each in table.experiments() if not only or each.method.label in only]
         self.experiments = [ExperimentPlan(table, each, self.find) for each in experiments]
 
-    def missing(self) -> list[Cell]:
-        """The cells that can be run now, the most urgent first: tuning, then seed by seed."""
+    def missing(self, seconds: Callable[[Cell], float] = rounds_of) -> list[Cell]:
+        """The cells that can be run now, the most urgent first: the search, then seed by seed; of these the longest.
+
+        seconds: the expected time of a cell; only the order of the times matters.
+        """
         seeds = self.table.spec.seeds
         cells = [cell for experiment in self.experiments for cell in experiment.missing()]
-        return sorted(cells, key=lambda cell: seeds.index(cell.seed) if cell.stage == "final" else -1)
+        urgency = {cell.digest: seeds.index(cell.seed) if cell.stage == "final" else -1 for cell in cells}
+        return sorted(cells, key=lambda cell: (urgency[cell.digest], -seconds(cell)))
 
     def find(self, cell: Cell) -> CellResult | None:
         """The result of a cell, or None."""
@@ -159,7 +177,11 @@ class Plan:
         """Number of finished cells."""
         return sum(len(experiment.done()) for experiment in self.experiments)
 
+    def results(self) -> list[tuple[Cell, CellResult]]:
+        """All finished cells with their results."""
+        return [(done.cell, done.result) for each in self.experiments for done in each.done()]
+
     def left(self) -> tuple[int, int]:
-        """Upper bounds of (cells, rounds) that are not done."""
+        """Expected numbers of (cells, rounds) that are not done."""
         each = [experiment.left() for experiment in self.experiments]
         return sum(cells for cells, _ in each), sum(rounds for _, rounds in each)

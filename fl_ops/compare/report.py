@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from fl_ops.compare.data_files import parameters_text
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.summary import Row, Spread, rows, tried
+from fl_ops.compare.summary import Row, Spread, Tried, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
 from fl_ops.render.units import NOTHING
 
+_PUBLISHED = 3
+"""Column of a paper's accuracy, before our own."""
 _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 
@@ -42,7 +45,12 @@ def _result(plan: Plan, found: Sequence[Row]) -> str:
         "Method", "rate", "own parameters", "final", f"last {spec.report.last}", "best", f"rounds to {target}",
         f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
-    return _table(heads, [_result_row(row, len(spec.seeds)) for row in found])
+    lines = [_result_row(row, len(spec.seeds)) for row in found]
+    if any(row.published is not None for row in found):
+        heads.insert(_PUBLISHED, "published")
+        for line, row in zip(lines, found, strict=True):
+            line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
+    return _table(heads, lines)
 
 
 def _result_row(row: Row, seeds: int) -> list[str]:
@@ -57,7 +65,7 @@ def _result_row(row: Row, seeds: int) -> list[str]:
     return [
         row.label + notes,
         rate,
-        parameters_text(row.choice.parameters),
+        parameters_text(row.choice.own),
         _percent(row.final),
         f"**{last}**" if row.among_best else last,
         _percent(row.best),
@@ -68,20 +76,42 @@ def _result_row(row: Row, seeds: int) -> list[str]:
 
 
 def _search(plan: Plan, tuning: TuningSection, split: str) -> str:
-    rates = sorted(tuning.learning_rates)
+    experiments = [one for one in plan.experiments if one.experiment.split == split]
+    found = [(each, tried(plan, each)) for each in experiments]
+    rates = sorted({*tuning.learning_rates, *(one.choice.learning_rate for _, group in found for one in group)})
     lines = []
-    for each in (one for one in plan.experiments if one.experiment.split == split):
+    for each, group in found:
         cells: dict[str, dict[float, str]] = {}
-        choice = (each.choice.learning_rate, each.choice.parameters) if each.choice else None
-        for one in tried(plan, each):
-            value = one["validation"]
-            text = "diverged" if value is None else f"{100 * value:.1f}"
-            chosen = choice == (one["learning_rate"], one["parameters"])
-            row = cells.setdefault(parameters_text(one["parameters"]), {})
-            row[one["learning_rate"]] = f"**{text}**" if chosen else text
+        for one in group:
+            row = cells.setdefault(parameters_text(one.choice.own), {})
+            row[one.choice.learning_rate] = f"**{_tried(one)}**" if one.choice == each.choice else _tried(one)
         label = each.experiment.method.label
         lines += [[label, name, *(row.get(rate, "") for rate in rates)] for name, row in cells.items()]
-    return _table(["Method", "own parameters", *(f"rate {rate:g}" for rate in rates)], lines)
+    table = _table(["Method", "own parameters", *(f"rate {rate:g}" for rate in rates)], lines)
+    return f"{_search_text(plan, tuning)}\n\n{table}"
+
+
+def _search_text(plan: Plan, tuning: TuningSection) -> str:
+    text = f"Runs of {tuning.rounds} rounds, seed {tuning.seed}. Bold: chosen."
+    if not tuning.judge_seeds:
+        return text
+    seeds = ", ".join(map(str, tuning.judge_seeds))
+    rounds = plan.table.run.stop.rounds
+    return (
+        f"{text} In brackets: mean of the runs of {rounds} rounds with the seeds {seeds}, where the setting was judged."
+    )
+
+
+def _tried(one: Tried) -> str:
+    text = _share(one.validation)
+    if not one.judged:
+        return text
+    finite = [value for value in one.judged if value is not None]
+    return f"{text} ({_share(fmean(finite) if len(finite) == len(one.judged) else None)})"
+
+
+def _share(value: float | None) -> str:
+    return "diverged" if value is None else f"{100 * value:.1f}"
 
 
 def _percent(spread: Spread | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -42,9 +42,11 @@ class Row:
     label: str
     split: str
     algorithm: str
+    published: float | None
+    """Accuracy in a paper."""
     choice: Choice | None
     at_edge: bool
-    """The chosen rate is the lowest or the highest of the search; a better one may be outside."""
+    """The chosen rate is the lowest or the highest of the search; a better one may be beyond it."""
     seeds: tuple[int, ...]
     diverged: tuple[int, ...]
     final: Spread | None = None
@@ -62,6 +64,17 @@ class Row:
     """The mean is within one pooled deviation of the best mean of the split."""
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A setting of a search. An accuracy of None is a run that diverged."""
+
+    choice: Choice
+    validation: float | None
+    """Of the short run."""
+    judged: list[float | None] = field(default_factory=list)
+    """Of the runs with all rounds, seed by seed; empty if the setting was not judged."""
+
+
 def rows(plan: Plan) -> list[Row]:
     """A row for every experiment, in the table's order."""
     found = [_row(plan, experiment) for experiment in plan.experiments]
@@ -69,15 +82,18 @@ def rows(plan: Plan) -> list[Row]:
     return [replace(row, among_best=_is_among(row, best[row.split])) for row in found]
 
 
-def tried(plan: Plan, experiment: ExperimentPlan) -> list[dict[str, Any]]:
-    """The settings that tuning tried, as JSON values. A validation accuracy of None is a run that diverged."""
+def tried(plan: Plan, experiment: ExperimentPlan) -> list[Tried]:
+    """The settings that the search tried, in order, with their accuracies on the validation data."""
     last = plan.table.spec.report.last
-    scores = [(choice, score(result, last)) for choice, result in experiment.tried()]
-    return [
-        {"learning_rate": choice.learning_rate, "parameters": choice.parameters,
-         "validation": value if math.isfinite(value) else None}
-        for choice, value in scores
-    ]  # fmt: skip
+    found: list[Tried] = []
+    for trial, result in experiment.searched():
+        value = score(result, last)
+        accuracy = value if math.isfinite(value) else None
+        if trial.stage == "tuning":
+            found.append(Tried(trial.choice, accuracy))
+        else:
+            next(one for one in found if one.choice == trial.choice).judged.append(accuracy)
+    return found
 
 
 def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
@@ -87,16 +103,13 @@ def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
         label=experiment.experiment.method.label,
         split=experiment.experiment.split,
         algorithm=experiment.experiment.method.name,
+        published=experiment.experiment.method.published.get(experiment.experiment.split),
         choice=experiment.choice,
-        at_edge=_at_edge(experiment.choice, spec.tuning.learning_rates if spec.tuning else []),
+        at_edge=experiment.at_edge,
         seeds=tuple(finals),
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
     return replace(row, **_accuracies(finite, spec.report.last), **_costs(finite, spec.report.target))
-
-
-def _at_edge(choice: Choice | None, rates: Sequence[float]) -> bool:
-    return choice is not None and len(rates) > 1 and choice.learning_rate in (min(rates), max(rates))
 
 
 def _accuracies(results: Sequence[CellResult], last: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -18,12 +19,16 @@ from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
 from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
+from fl_server.round_config import LocalSection
 from fl_server.run_config import RunConfig, ScheduleSection
 from fl_server.run_spec import from_values
 from tasks import TaskError
 
 Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Scalar = float | str | bool
+CLIPPING = "max_gradient_norm"
+"""The one key of [local] besides the rate that a search may choose."""
 
 
 class MethodSection(Section):
@@ -36,24 +41,50 @@ class MethodSection(Section):
     parameters: dict[str, Scalar] = Field(default_factory=dict)
     """Fixed parameters, which are not searched."""
     tune: dict[str, list[Scalar]] = Field(default_factory=dict)
-    """Parameters to search with their values, in all combinations. A narrow search starts with the first values."""
+    """Parameters to search with their values, in all combinations. A narrow search starts with the first values.
+    max_gradient_norm is that of [local]; 0 is no clipping."""
+    learning_rates: list[Rate] | None = Field(default=None, min_length=1)
+    """Learning rates to try for this method instead of those of [tuning]."""
+    local: dict[str, Any] = Field(default_factory=dict)
+    """Keys of [local] that differ for this method, such as max_gradient_norm or learning_rate_decay."""
+    splits: list[str] | None = Field(default=None, min_length=1)
+    """The splits that this section is for, by default all. Sections for different splits may have the same label."""
+    published: dict[str, Share] = Field(default_factory=dict)
+    """Accuracy in a paper by split, as a share of 1, for the column "published" of the tables."""
     schedules: dict[str, ScheduleSection] = Field(default_factory=dict)
     """As in a run's [algorithm.schedules.NAME]. The parameter's value, searched or not, is that of round 0."""
 
-    def variants(self) -> list[dict[str, Scalar]]:
-        """The parameters of every combination, the one of the first values first."""
-        return [self.parameters | dict(zip(self.tune, each, strict=True)) for each in product(*self.tune.values())]
+    def variants(self, learning_rate: float) -> list[Choice]:
+        """Every combination of the values to search, at this rate; the one of the first values first."""
+        return [self._variant(learning_rate, dict(zip(self.tune, each, strict=True))) for each in self._combinations()]
+
+    def _combinations(self) -> Iterator[tuple[Scalar, ...]]:
+        return product(*self.tune.values())
+
+    def _variant(self, learning_rate: float, tuned: dict[str, Scalar]) -> Choice:
+        own = {key: value for key, value in tuned.items() if key != CLIPPING}
+        clipping = {CLIPPING: tuned[CLIPPING]} if CLIPPING in tuned else {}
+        return Choice(learning_rate, self.parameters | own, self.local | clipping)
 
 
 class TuningSection(Section):
     """How the learning rate and the parameters of each method are chosen, without the test set and the final seeds."""
 
     learning_rates: list[Rate] = Field(min_length=1)
-    """Learning rates to try, the same for every method."""
+    """Learning rates to try for every method that has none of its own."""
+    extend: int = Field(default=2, ge=0, le=10)
+    """If the lowest or highest rate is the best, try the next one beyond it, by the ratio of the two rates at that
+    edge; at most so often at each edge."""
     seed: int = Field(ge=0)
     """Seed of the partition, the first model and the cohorts of the search; none of the final seeds."""
     rounds: int = Field(ge=1)
     """Rounds of each run of the search."""
+    judge_seeds: list[int] = Field(default_factory=list)
+    """Seeds under which the best settings of the search run again with all rounds, on the validation data; the highest
+    mean is chosen, and a setting that diverges under one of them loses. At least two, none of the final seeds. Empty:
+    the short runs decide."""
+    near: float = Field(default=0.01, ge=0, lt=1)
+    """Settings of the search whose accuracy is within so much of the best one are judged."""
     validation_every: int = Field(default=6, ge=2)
     """Withhold one in so many TRAINING examples of each class from the clients, to evaluate the search."""
     search: Literal["grid", "narrow"] = "grid"
@@ -102,7 +133,7 @@ class Table:
     def experiments(self) -> Iterator[Experiment]:
         """Every method on every split, split by split."""
         for split in self.spec.splits:
-            yield from (Experiment(method, split) for method in self.spec.methods)
+            yield from (Experiment(each, split) for each in self.spec.methods if split in (each.splits or [split]))
 
     def simulation(self, split: str, validation_every: int = 0) -> SimulationSection:
         """The clients of a split. validation_every: see TuningSection; 0 withholds nothing."""
@@ -111,7 +142,13 @@ class Table:
 
     def first_choice(self, method: MethodSection) -> Choice:
         """The setting of a method that is not tuned, and the start of a search."""
-        return Choice(self.run.local.learning_rate, method.variants()[0])
+        return method.variants(method.local.get("learning_rate", self.run.local.learning_rate))[0]
+
+    def local(self, choice: Choice) -> dict[str, Any]:
+        """The section [local] of a run with this setting, as plain values. Raises ValueError, also for unknown keys."""
+        shared = self.run.local.model_dump(mode="json")
+        values = {**shared, **choice.local, "learning_rate": choice.learning_rate}
+        return LocalSection.model_validate(values).model_dump(mode="json")
 
 
 def read_table(path: Path) -> Table:
@@ -145,21 +182,45 @@ def _table(name: str, content: dict[str, Any]) -> Table:
 
 def _check(table: Table) -> None:
     spec = table.spec
-    labels = [method.label for method in spec.methods]
-    if twice := {label for label in labels if labels.count(label) > 1}:
+    rows = Counter((each.method.label, each.split) for each in table.experiments())
+    if twice := {label for (label, _), count in rows.items() if count > 1}:
         raise ValueError(
             f"methods: expected a different label for each method, got {', '.join(sorted(twice))} more than once"
         )
-    if len(set(spec.seeds)) < len(spec.seeds) or (spec.tuning and spec.tuning.seed in spec.seeds):
-        raise ValueError("seeds: expected each seed once, and not tuning.seed: the search must not use the final seeds")
+    _check_seeds(spec)
     for method in spec.methods:
-        if method.tune and spec.tuning is None:
-            raise ValueError(f"methods.{method.label}: has values to tune, so the table needs a section [tuning]")
-        load_method(method.name)
-        for variant in method.variants():
-            algorithm = build(method.name, **variant)  # raises AlgorithmError now, not after hours of runs
-            check_schedules(method.schedules, algorithm, table.run.horizon)
+        _check_method(table, method)
     if spec.simulation.model_fields_set & {"partition", "validation_every"}:
         raise ValueError("simulation: expected neither partition nor validation_every: splits and tuning set them")
     for split in spec.splits:
         table.simulation(split).partition_spec(0)
+
+
+def _check_seeds(spec: TableSection) -> None:
+    if len(set(spec.seeds)) < len(spec.seeds) or (spec.tuning and spec.tuning.seed in spec.seeds):
+        raise ValueError("seeds: expected each seed once, and not tuning.seed: the search must not use the final seeds")
+    judges = spec.tuning.judge_seeds if spec.tuning else []
+    if judges and (len(judges) < 2 or len(set(judges)) < len(judges) or set(judges) & set(spec.seeds)):
+        raise ValueError(
+            "tuning.judge_seeds: expected two or more different seeds, "
+            f"none of the final ones {spec.seeds}, got {judges}"
+        )
+
+
+def _check_method(table: Table, method: MethodSection) -> None:
+    """Build every variant now: an error must not come after hours of runs."""
+    where = f"methods.{method.label}"
+    if (method.tune or method.learning_rates) and table.spec.tuning is None:
+        raise ValueError(f"{where}: has values to tune, so the table needs a section [tuning]")
+    if table.spec.tuning and "learning_rate" in method.local:
+        raise ValueError(f"{where}.local: the search sets learning_rate; use learning_rates for this method's values")
+    if unknown := sorted({*(method.splits or []), *method.published} - table.spec.splits.keys()):
+        raise ValueError(f"{where}: expected splits of this table, {', '.join(table.spec.splits)}; got {unknown[0]}")
+    load_method(method.name)
+    for variant in method.variants(table.first_choice(method).learning_rate):
+        check_schedules(method.schedules, build(method.name, **variant.parameters), table.run.horizon)
+        try:
+            table.local(variant)
+        except ValidationError as error:
+            detail = describe_error(error.errors()[0], LocalSection)
+            raise ValueError(f"{where}, values of [local]: {detail}") from None

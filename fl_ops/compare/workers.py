@@ -1,25 +1,60 @@
-"""Runs the cells of a plan in worker processes with one torch thread each, until none is missing."""
+"""Runs the cells of a plan in worker processes with one torch thread each, until none is missing or time is up."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import os
+import shutil
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
+from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.engines.choice import EngineOptions
 from fl_ops.simulate.reports import RoundResult
+from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_ops.worker_process import become_worker
 from fl_server.run_spec import from_values
+
+_POLL_S = 0.5
+"""Longest time until the rounds of running cells are reported."""
+
+_GRACE_S = 20.0
+"""Time for a process that is given up to save its run. One that needs longer goes back to its last save."""
+
+OnRound = Callable[[RoundRow], None]
+"""Called in a worker for every round that is done."""
+
+
+class _NotContinuedError(Exception):
+    """The saved state of a cell is damaged, or another version of the program made it: the cell begins again."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a cell may use. workers: processes that train the clients of a round; the models do not depend on them."""
+
+    workers: int = 1
+    saved: Path | None = None
+    """The folder for the run's state, from which a later call continues the same bits. None: it is not saved."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +63,70 @@ class RunCell:
 
     data_location: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, cell: Cell) -> CellResult:
-        """Run a cell. A run that diverges is a result, too, with its rounds until then.
+    def __call__(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
+        """Run a cell from its saved state, if there is one. A run that diverges is a result, too, with its rounds.
 
         Raises:
             Refused: the run failed for another reason.
             TaskError, AlgorithmError: the run cannot be started.
         """
+        try:
+            return self._run(cell, on_round, means)
+        except _NotContinuedError:
+            if means.saved:
+                shutil.rmtree(means.saved)
+            return self._run(cell, on_round, means)
+
+    def _run(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
         run = from_values(dict(cell.settings["run"]))
         task = run.task.model_copy(update={"options": {**run.task.options, **self.data_location}})
         section = SimulationSection.model_validate(cell.settings["simulation"])
         prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
         began = time.monotonic()
-        with Simulation(
-            prepared.config, prepared.clients, task=prepared.server_task, devices=prepared.devices
-        ) as simulation:
-            rounds = tuple(map(_row, simulation.rounds()))
+        simulation = Simulation(
+            prepared.config,
+            prepared.clients,
+            task=prepared.server_task,
+            devices=prepared.devices,
+            engine=EngineOptions(means.workers),
+        )
+        with simulation, _saving(simulation, cell, means.saved) as (earlier, going):
+            rounds = [_row(done) for done in earlier]
+            before = sum(row.seconds for row in rounds)
+            for done in going:
+                rounds.append(_row(done))
+                on_round(rounds[-1])
             status, reason = simulation.ending or ("completed", "")
         if status == "failed" and not simulation.diverged:
             raise Refused(f"{cell.label}, {cell.stage} with seed {cell.seed}: {reason}")
-        return CellResult(rounds, time.monotonic() - began, len(rounds) if simulation.diverged else None, reason)
+        diverged = len(rounds) if simulation.diverged else None
+        return CellResult(tuple(rounds), before + time.monotonic() - began, diverged, reason)
+
+
+@contextmanager
+def _saving(
+    simulation: Simulation, cell: Cell, folder: Path | None
+) -> Iterator[tuple[list[RoundResult], Iterator[RoundResult]]]:
+    """(rounds of the saved state, the other rounds, saved at times). Without a folder nothing is saved."""
+    if folder is None:
+        yield [], simulation.rounds()
+        return
+    try:
+        save = RunSave(folder, {"cell": cell.digest})
+    except Refused:  # another comparison runs the same cell
+        yield [], simulation.rounds()
+        return
+    with save:
+        try:
+            earlier = save.restore(simulation)
+        except Refused as error:
+            raise _NotContinuedError from error
+        with closing(_others(save, simulation, earlier)) as rounds:
+            yield earlier, rounds
+
+
+def _others(save: RunSave, simulation: Simulation, earlier: list[RoundResult]) -> Generator[RoundResult]:
+    yield from save.rounds(simulation, earlier)
 
 
 def _row(done: RoundResult) -> RoundRow:
@@ -69,58 +148,166 @@ def _row(done: RoundResult) -> RoundRow:
 class Job:
     """How to run a cell, and the folder for its file. `run` must be importable: processes receive it by name."""
 
-    run: Callable[[Cell], CellResult]
+    run: Callable[[Cell, OnRound, Means], CellResult]
+    """The function is called after each round."""
     folder: CellFolder
 
 
-OnDone = Callable[[Cell, CellResult], None]
-"""Called in this process for every finished cell."""
+class Watch(Protocol):
+    """Is called in this process as the work goes on."""
+
+    def round_done(self, cell: Cell, row: RoundRow) -> None:
+        """A worker has finished a round of a cell."""
+
+    def cell_done(self, cell: Cell, result: CellResult) -> None:
+        """A worker has written a cell's file."""
 
 
-def run_all(plan: Plan, job: Job, processes: int, on_done: OnDone) -> None:
-    """Run all missing cells. No process is left, however this ends.
+@dataclass(frozen=True)
+class Work:
+    """What to run. seconds: stop after so long; None is no limit. costs: the expected times, which rounds update."""
+
+    plan: Plan
+    job: Job
+    processes: int = 1
+    seconds: float | None = None
+    costs: Costs = field(default_factory=Costs)
+
+
+_Rounds = SimpleQueue[tuple[str, RoundRow]]
+"""From the workers: (digest of a cell, its round)."""
+
+
+def run_all(work: Work, watch: Watch) -> bool:
+    """Run all missing cells. No process is left, however this ends. Returns whether none is missing now.
+
+    At the time limit, as after Ctrl-C, running cells save their state and end; the next call continues them.
 
     Raises:
         Refused: a process ended unexpectedly. Errors of a cell are raised unchanged. Finished cells are kept.
     """
     others = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _initialize)
+    context = multiprocessing.get_context("spawn")
+    rounds: _Rounds = context.SimpleQueue()
+    executor = ProcessPoolExecutor(work.processes, context, _initialize, (rounds,))
+    complete = False
     try:
-        _run_all(executor, plan, job, processes, on_done)
+        complete = _Runner(work, watch, executor, rounds).run()
     except BrokenProcessPool as error:
         raise Refused(f"a process that ran a cell ended unexpectedly, possibly out of memory ({error})") from error
-    except BaseException:
-        # Also for Ctrl-C: running cells take minutes, and nothing would use their results.
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-        raise
     finally:
+        if not complete:
+            _end(set(multiprocessing.active_children()) - others)
         executor.shutdown(cancel_futures=True)
+        rounds.close()
+    return complete
 
 
-def _run_all(executor: ProcessPoolExecutor, plan: Plan, job: Job, processes: int, on_done: OnDone) -> None:
-    running: dict[Future[CellResult], Cell] = {}
-    while True:
-        submitted = {cell.digest for cell in running.values()}
-        # Not more cells than processes: the next cells may depend on the results of the running ones.
-        for cell in plan.missing():
-            if len(running) < processes and cell.digest not in submitted:
-                submitted.add(cell.digest)
-                running[executor.submit(_run_one, job, cell)] = cell
-        if not running:
-            return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            on_done(running.pop(future), future.result())
+class _Running(NamedTuple):
+    """A cell in a worker, and the processes that it uses."""
+
+    cell: Cell
+    processes: int
 
 
-def _run_one(job: Job, cell: Cell) -> CellResult:
+class _Runner:
+    """Keeps all processes busy, with one cell each: the next cells may depend on the results of the running ones.
+
+    When fewer cells can be run than processes are free, as at the end of a table, the cells share the free processes.
+    """
+
+    def __init__(self, work: Work, watch: Watch, executor: ProcessPoolExecutor, rounds: _Rounds) -> None:
+        self._work = work
+        self._watch = watch
+        self._executor = executor
+        self._rounds = rounds
+        self._running: dict[Future[CellResult], _Running] = {}
+        self._end = math.inf if work.seconds is None else time.monotonic() + work.seconds
+
+    def run(self) -> bool:
+        """Returns whether no cell is missing now."""
+        self._start()
+        while self._running:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                return False
+            done = wait(self._running, timeout=min(left, _POLL_S), return_when=FIRST_COMPLETED).done
+            self._report_rounds()
+            for future in done:
+                self._watch.cell_done(self._running.pop(future).cell, future.result())
+            if done:
+                self._start()
+        return not self._work.plan.missing()
+
+    def _start(self) -> None:
+        work, cells = self._work, self._cells_to_start()
+        free = work.processes - sum(each.processes for each in self._running.values())
+        for number, cell in enumerate(cells[:free]):
+            share = shares(free, len(cells))[number]
+            future = self._executor.submit(_run_one, work.job, cell, share)
+            self._running[future] = _Running(cell, share)
+
+    def _cells_to_start(self) -> list[Cell]:
+        """The cells that can be started, each digest once."""
+        known, cells = {each.cell.digest for each in self._running.values()}, list[Cell]()
+        for cell in self._work.plan.missing(self._work.costs.of_cell):
+            if cell.digest not in known:
+                known.add(cell.digest)
+                cells.append(cell)
+        return cells
+
+    def _report_rounds(self) -> None:
+        running = {each.cell.digest: each for each in self._running.values()}
+        while not self._rounds.empty():
+            digest, row = self._rounds.get()
+            cell, processes = running[digest]
+            self._work.costs.add(cell, row.seconds * processes)
+            self._watch.round_done(cell, row)
+
+
+def shares(free: int, cells: int) -> list[int]:
+    """The processes of each cell: one, or more where there are fewer cells than free processes."""
+    if cells >= free:
+        return [1] * free
+    return [free // cells + (number < free % cells) for number in range(cells)]
+
+
+def _run_one(job: Job, cell: Cell, workers: int) -> CellResult:
     """In a worker: write the file before the result is reported."""
-    result = job.run(cell)
+    try:
+        means = Means(workers, job.folder.saved(cell))
+        result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)), means)
+    except SystemExit:
+        os._exit(1)  # given up: the run has saved its state and removed its temporary files by now
     job.folder.save(cell, result)
     return result
 
 
-def _initialize() -> None:
+def _initialize(rounds: _Rounds) -> None:
     """In a new worker."""
     become_worker()
+    signal.signal(signal.SIGTERM, _give_up)
     keep_freed_memory()
+    _REPORT.append(rounds)
+
+
+def _give_up(number: int, _frame: FrameType | None) -> None:
+    """End through the run's own clean-up. The pool sends the signal again when it sees that another process ended."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(1)
+
+
+_REPORT: list[_Rounds] = []
+"""In a worker: the queue of the process that started it."""
+
+
+def _end(processes: Iterable[BaseProcess]) -> None:
+    """End processes in the middle of their work; they save it and remove their temporary files."""
+    left = list(processes)
+    for process in left:
+        process.terminate()
+    until = time.monotonic() + _GRACE_S
+    for process in left:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.system.simulated_time import SimulatedTime
+from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.rounds.sampling import tickets
 from fl_server.rounds.state import RoundState
 from fl_server.runs.assignments import RoundPosition

@@ -100,7 +100,9 @@ def profile_table(results: Sequence[SeedResult]) -> FittedTable:
             parts[part] = parts.get(part, 0.0) + seconds
     total, rounds = sum(parts.values()), max(1, sum(len(result.rounds) for result in results))
     for part, seconds in sorted(parts.items(), key=lambda each: -each[1]):
-        table.add_row(part, duration(seconds), f"{seconds / total:.0%}" if total else NOTHING, duration(seconds / rounds))
+        table.add_row(
+            part, duration(seconds), f"{seconds / total:.0%}" if total else NOTHING, duration(seconds / rounds)
+        )
     return table
 
 

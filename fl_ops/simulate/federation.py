@@ -7,9 +7,7 @@ ledger.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -21,73 +19,26 @@ from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
-from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
+from fl_ops.simulate.engines.engine import EngineContext, Failed
+from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.scratch import folder_of_states, folder_of_updates
 from fl_ops.simulate.states import ClientStates
 from fl_ops.simulate.traffic import Names, TrafficCounter
-from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
-from fl_server.admission.epochs import Epochs, epochs_of
-from fl_server.admission.expected_work import RegisteredData
-from fl_server.admission.gate import UpdateRefused
+from fl_ops.simulate.updates import Contribution, NotDelivered, admit
+from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
-from fl_server.admission.round_gate import Collecting, build_gate
+from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine, Snapshot
 from fl_server.aggregation.methods import optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, common_assignment
-from protos.codec import digest_bytes, digest_text, pack
-from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.codec import digest_text, pack
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, RefusalReason
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks import Task
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """One client's admitted update in the spool."""
-
-    info: fl.UpdateInfo
-    digest: bytes
-    training_loss: float | None
-    """None if the exchange does not train."""
-    path: Path
-    norms: Mapping[str, float]
-    """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
-    epochs: Epochs
-    """What the client measured in each local epoch."""
-
-    @property
-    def client(self) -> str:
-        """Its client's id."""
-        return self.info.client_id
-
-    @property
-    def measured(self) -> Measured:
-        """The norms of its vectors."""
-        return Measured(self.info.client_id, self.norms, self.info.clip_factor)
-
-
-@dataclass(frozen=True, slots=True)
-class NotDelivered:
-    """A client whose work failed, or whose update was refused."""
-
-    client: str
-    why: str
-    not_finite: bool
-    """Whether the reason is a value that is not finite."""
-    refused: bool = False
-    """Whether the update was refused."""
-    trace: str = ""
-    """The traceback of the task's own code, if that code raised an error."""
-
-    @classmethod
-    def of(cls, failed: Failed) -> NotDelivered:
-        """From an engine's report."""
-        not_finite = failed.reason == FailureReason.FAILURE_REASON_NOT_FINITE
-        return cls(failed.client, failed.why, not_finite, trace=failed.trace)
 
 
 class Federation:
@@ -113,6 +64,7 @@ class Federation:
         self.snapshot: Snapshot = self.engine.first()
         self.state_epoch = 0
         self.traffic = TrafficCounter()
+        self.profile = Profile()
         self._norms = NormHistory()
         self._contributions: dict[tuple[int, str], Contribution] = {}
         self._sums: dict[str, fl.Tensors] = {}
@@ -150,19 +102,19 @@ class Federation:
         for client in clients:
             self.traffic.download(client, self.bundles)
         seeds = [training_seed(self.config.seed, place.round, client) for client in clients]
-        for result in self._engine.train(self._assignment(place), clients, seeds):
+        collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
+        for result in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
             if isinstance(result, Failed):
                 yield NotDelivered.of(result)
                 continue
-            try:
-                with one_thread():
-                    contribution = self._admitted(place.exchange, result)
-            except UpdateRefused as refusal:
-                not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
-                yield NotDelivered(result.client, str(refusal), not_finite, refused=True)
-            else:
-                self._contributions[place.exchange, result.client] = contribution
-                yield contribution
+            self.profile.local_s += result.header.training_seconds
+            with self.profile.part("admission"), one_thread():
+                admitted = admit(self.engine, collecting, result)
+            if isinstance(admitted, Contribution):
+                self._contributions[place.exchange, result.client] = admitted
+            if isinstance(admitted, Contribution) or admitted.sent:
+                self.traffic.upload(result.header.size_bytes)
+            yield admitted
 
     @property
     def evaluation_bundles(self) -> Names:
@@ -186,31 +138,17 @@ class Federation:
         common = EvaluationAssignment(
             task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
-        for result in self._engine.evaluate(common, clients):
+        for result in self.profile.waiting("evaluation on clients", self._engine.evaluate(common, clients)):
             if isinstance(result, Failed):
                 yield result.client, NotDelivered.of(result)
             else:
                 found = result.found
                 yield result.client, (found.examples, with_own(found.metrics, found.without_personal))
 
-    def _admitted(self, exchange: int, trained: Trained) -> Contribution:
-        """Check an update with the coordinator's admission gate. Raises UpdateRefused."""
-        client, header, path = trained.client, trained.header, trained.path
-        collecting = Collecting(self.snapshot, exchange, self.state_epoch, self._norms)
-        gate = build_gate(self.engine, collecting, RegisteredData(trained.examples, trained.own_batches))
-        gate.check_header(header)
-        self.traffic.upload(header.size_bytes)
-        digest = digest_bytes(header.digest)
-        norms = gate.check_file(path, digest)
-        clip_factor = gate.clip_factor(next(iter(norms.values())))
-        info = fl.UpdateInfo(client, header.num_examples, header.num_steps, clip_factor)
-        loss = header.training_loss if header.HasField("training_loss") else None
-        return Contribution(info, digest, loss, path, norms, epochs_of(header))
-
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
         done = self._accepted(exchange, accepted)
-        with one_thread():
+        with self.profile.part("aggregation"), one_thread():
             sums = self.engine.reduce(self.snapshot, exchange, [one.info for one in done], [one.path for one in done])
         self._sums |= sums
         self._reduced += [(exchange, one.info.client_id) for one in done]
@@ -220,7 +158,7 @@ class Federation:
         """Compute the next model from the last exchange. Raises Diverged."""
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         infos, paths = [one.info for one in done], [one.path for one in done]
-        with one_thread():
+        with self.profile.part("aggregation"), one_thread():
             self._stepped, _ = self.engine.server_update(self.snapshot, infos, paths, self._sums)
 
     def commit(self, accepted: Iterable[str]) -> list[Contribution]:
@@ -302,6 +240,10 @@ class Federation:
 
     def _prepare_bundles(self, exchange: int) -> None:
         """Pack the bundles that the clients of an exchange load."""
+        with self.profile.part("bundles"):
+            self._pack_bundles(exchange)
+
+    def _pack_bundles(self, exchange: int) -> None:
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
         bundles: dict[ResourceKey, Bundle] = {
             (each.kind, each.name) if each.name else each.kind: Bundle(each.layout, pack(each.tensors, each.layout))

@@ -48,6 +48,6 @@ class Profile:
             yield result
 
     def seconds(self, total: float) -> dict[str, float]:
-        """Seconds by what they were used for, of a run that took `total` seconds. Local training is in the waiting."""
+        """Seconds by what they were used for, of a run that took `total` seconds."""
         known = {text: self._seconds[part] for part, text in PARTS.items()}
         return {**known, OTHER: max(0.0, total - sum(known.values()))}

@@ -19,9 +19,10 @@ from fl_ops.simulate.clients import load_daemons, prepare
 from fl_ops.simulate.code import with_code
 from fl_ops.simulate.console import print_line
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
-from fl_ops.simulate.federation import Federation, NotDelivered
+from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.seeds import as_usage_errors, interruptible
 from fl_ops.simulate.settings import SimulationConfig, read_simulation
+from fl_ops.simulate.updates import NotDelivered
 from fl_server.aggregation.server_update import Diverged
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored

@@ -1,7 +1,7 @@
 """Scratch folders of a simulation: in memory if their files are small, otherwise on disk.
 
-A folder is removed when its simulation ends, also after an error or Ctrl-C. A process that was killed leaves its folders;
-the next simulation of the same user removes them.
+A folder is removed when its simulation ends, also after an error or Ctrl-C. A process that was killed leaves its
+folders; the next simulation of the same user removes them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from tempfile import TemporaryDirectory, gettempdir
 from fl_common.file_lock import FileLock, FileLocked
 
 MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - only folders of a random name are made in it
-_UPDATE_BYTES = 64 << 20
-"""Updates of a round are in memory up to this size."""
-STATE_SHARE = 0.25
-"""Client states are in memory up to this share of what is free there when the run begins."""
+MEMORY_SHARE = 0.25
+"""Files are in memory up to this share of what is free there when the run begins."""
 _PREFIX = "fl-scratch-"
 _LOCK = ".in-use"
 _NEW_S = 60.0
@@ -43,13 +41,16 @@ class ScratchFolder:
 
 def folder_of_updates(size: int) -> ScratchFolder:
     """A folder for a round's updates of this many bytes together."""
-    return ScratchFolder("updates", in_memory=size <= _UPDATE_BYTES)
+    return ScratchFolder("updates", in_memory=_fits(size))
 
 
 def folder_of_states(size: int) -> ScratchFolder:
     """A folder for client states of at most this many bytes together."""
-    free = shutil.disk_usage(MEMORY_DISK).free if MEMORY_DISK.is_dir() else 0
-    return ScratchFolder("states", in_memory=size <= STATE_SHARE * free)
+    return ScratchFolder("states", in_memory=_fits(size))
+
+
+def _fits(size: int) -> bool:
+    return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * shutil.disk_usage(MEMORY_DISK).free
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -104,7 +104,8 @@ def _opened(job: Job, result: SeedResult, simulation: Simulation, stack: ExitSta
     """The save in the run's folder, until the stack ends. A continued run is put where it is, with its results."""
     if job.folder is None:
         return None
-    save = stack.enter_context(RunSave(job.folder / SAVED, result.settings, job.save_every_s))
+    settings = {**result.settings, "engine": job.engine.arithmetic}
+    save = stack.enter_context(RunSave(job.folder / SAVED, settings, job.save_every_s))
     if job.continues:
         result.rounds = save.restore(simulation)
     else:

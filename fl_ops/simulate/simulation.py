@@ -14,11 +14,12 @@ from fl_ops.simulate.clients import has_held_out
 from fl_ops.simulate.collection import Collection
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.client_work import one_thread
-from fl_ops.simulate.federation import Contribution, Federation, NotDelivered
+from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
+from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.admission.epochs import mean_epochs
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
@@ -154,6 +155,10 @@ class Simulation:
         state = before_draw(self._state)
         clock = None if self._time is None else self._time.point
         return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds, clock)
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by what they were used for, so far."""
+        return self.federation.profile.seconds(time.monotonic() - self._began)
 
     def _apply(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -301,7 +306,7 @@ class Simulation:
         return {"simulated_s": self._time.now - before, "simulated_total_s": self._time.now}
 
     def _evaluate(self, snapshot: Snapshot) -> Mapping[str, float]:
-        with one_thread():
+        with self.federation.profile.part("evaluation"), one_thread():
             return self.federation.engine.evaluate(snapshot)
 
     def _evaluate_on_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
@@ -310,7 +315,8 @@ class Simulation:
         present = pool if self._time is None else self._time.eligible(pool)
         drawn = draw_evaluators(present, self.config.evaluation.clients, self.config.seed, snapshot.round)
         if self._time is not None:
-            drawn = self._time.evaluate(snapshot.round, drawn, awaited="clients" in self._state.awaited)
+            awaited = "clients" in self._state.awaited
+            drawn = tuple(self._time.evaluate(snapshot.round, drawn, awaited=awaited))
             self._roster_changed = True
         found = dict(self.federation.evaluate(drawn))
         measured = (found[client] for client in drawn)

@@ -28,6 +28,7 @@ from tasks.classifier import Classifier
 from tasks.models import (
     PreActResNet18,
     ResNet18,
+    colour_cnn_small,
     emnist_cnn,
     femnist_cnn,
     grey_cnn,
@@ -159,6 +160,7 @@ class Cifar(Vision, ABC):
     MODELS = MappingProxyType(
         {
             "cnn": lenet,
+            "cnn-small": colour_cnn_small,
             "cnn-24": tutorial_cnn,
             "resnet18-gn": ResNet18,
             "resnet18-gn-cifar": partial(ResNet18, cifar_stem=True),

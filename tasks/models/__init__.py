@@ -10,7 +10,7 @@ from tasks.models.emnist import emnist_cnn
 from tasks.models.leaf import celeba_cnn, femnist_cnn
 from tasks.models.preact import PreActResNet18
 from tasks.models.resnet import ResNet18
-from tasks.models.small import digits_cnn, grey_cnn, grey_cnn_small
+from tasks.models.small import colour_cnn_small, digits_cnn, grey_cnn, grey_cnn_small
 from tasks.models.transformer import CausalTransformer
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "PreActResNet18",
     "ResNet18",
     "celeba_cnn",
+    "colour_cnn_small",
     "digits_cnn",
     "emnist_cnn",
     "femnist_cnn",

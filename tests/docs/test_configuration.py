@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from docs.source import configuration
+from docs.source import configuration, configuration_texts
 from docs.source.keys import message_comments, sections
 from fl_client.settings.config import ClientConfig
 from fl_ops.admin.settings import Layer, from_file
@@ -69,16 +69,18 @@ def test_the_smallest_files_are_what_the_page_calls_required() -> None:
 
 def test_the_documented_keys_of_a_partition_are_complete() -> None:
     """The table of partition keys has each argument of a partition, in its order."""
-    assert list(configuration.PARTITION) == list(inspect.signature(PartitionSpec).parameters)
+    assert list(configuration_texts.PARTITION) == list(inspect.signature(PartitionSpec).parameters)
 
 
 def test_the_operators_file_takes_the_keys_of_the_page(tmp_path: Path) -> None:
     """Each key of the table is a field of the settings, and a file with all of them is read."""
     keys = [field.name for field in fields(Layer) if field.name != "token"]  # a secret, in the environment only
-    assert list(configuration.FL) == keys
-    values = {key: "true" if words == "true or false" else "'a:1'" for key, (words, _) in configuration.FL.items()}
+    assert list(configuration_texts.FL) == keys
+    values = {
+        key: "true" if words == "true or false" else "'a:1'" for key, (words, _) in configuration_texts.FL.items()
+    }
     text = "\n".join(f"{key} = {value}" for key, value in values.items())
-    assert tomllib.loads(text).keys() == configuration.FL.keys()
+    assert tomllib.loads(text).keys() == configuration_texts.FL.keys()
     (tmp_path / "fl.toml").write_text(text)
     read = vars(from_file(tmp_path / "fl.toml"))
     assert None not in [read[key] for key in keys]

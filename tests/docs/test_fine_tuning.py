@@ -6,8 +6,6 @@ import ast
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[2]
+from tests.processes.forks import Forked, Program
+from tests.processes.process import ROOT
+
+WITHIN_S = 500.0
+"""Enough for a busy machine, and no claim about speed."""
 PAGE = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
 TASK, STORIES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RUN, DEVICE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -29,12 +31,11 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def python(folder: Path, *arguments: str) -> str:
-    """Run a module in the folder; returns what it prints."""
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def python(folder: Path, module: str, *arguments: str) -> None:
+    """Run a module in the folder, in a process that has imported torch already. It must succeed."""
+    out, err = folder / "out", folder / "err"
+    program = Forked(Program(module, arguments, environment(folder), folder, out, err))
+    assert program.wait(WITHIN_S) == 0, out.read_text() + err.read_text()
 
 
 @pytest.fixture(scope="module")

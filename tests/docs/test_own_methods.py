@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from fl_server.config import ServerConfig
+from tests.processes.forks import Forked, Program
+from tests.processes.process import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own-methods.md").read_text(encoding="utf-8")
@@ -42,10 +43,11 @@ def test_the_method_and_the_reducer_satisfy_the_laws(folder: Path) -> None:
     (folder / "conftest.py").write_text(PLUGIN, encoding="utf-8")
     (folder / "test_laws.py").write_text(LAWS, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    program = Forked(Program("pytest", arguments, environment, folder, folder / "out", folder / "err"))
+    code, printed = program.wait(TIMEOUT_S), (folder / "out").read_text()
+    assert code == 0, printed
+    assert "passed" in printed
 
 
 def test_the_run_of_the_page_is_simulated(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import SimulationSection, parse_simulation
+from fl_ops.simulate.system.section import SystemSection
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
 
@@ -24,11 +25,24 @@ def test_the_file_of_the_page() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    """Each key of [simulation] has its row, with its default."""
+    """Each key of [simulation] has its row, with its default; each of [simulation.system] has a row."""
+    page, of_system = PAGE.split("## Simulated time")
     defaults = {name: field.default for name, field in SimulationSection.model_fields.items()}
-    rows = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", PAGE, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", page, re.MULTILINE))
+    assert rows.pop("system") == "none"
     documented = {name: tomllib.loads(f"it = {text}")["it"] for name, text in rows.items()}
-    assert documented == defaults
+    assert documented | {"system": None} == defaults
+    firsts = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", of_system, re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(firsts)) == [*SystemSection.model_fields]
+
+
+def test_the_devices_of_the_page() -> None:
+    """The section of the example, and each form of a quantity, are valid."""
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert tomllib.loads(blocks[1])["simulation"]["system"]["speed"]["median"] == 50
+    parse_simulation({"task": {"name": "digits"}, **tomllib.loads(blocks[1])})
+    for line in blocks[2].splitlines():
+        SystemSection.model_validate(tomllib.loads(line))
 
 
 @pytest.mark.slow

@@ -198,6 +198,16 @@ class Device:
         return header.resource.kind, Layout.from_manifest(header.manifest, 1 << 30), data
 
 
+async def connect(world: World, *names: str, works: bool = False) -> list[Device]:
+    """Connected devices; by default they work only when the test asks for it."""
+    return [await Device(name, works=works).connect(world) for name in names]
+
+
+async def deliver(world: World, device: Device, round_: int = 0) -> Receipt | None:
+    """The device does its work for a round."""
+    return await device.contribute(world, await device.assigned(round_))
+
+
 def trained(
     assignment: Assignment, bundles: list[tuple[int, Layout, bytes]], num_examples: int = 10
 ) -> tuple[UpdateHeader, bytes]:

@@ -136,7 +136,7 @@ def _ignore_killed_tasks(loop: asyncio.AbstractEventLoop, context: dict[str, Any
         loop.default_exception_handler(context)
 
 
-def _ledger_file(folder: Path) -> Path:
+def ledger_file(folder: Path) -> Path:
     """The ledger of a state directory. A new one is a copy of an empty one: a fifth of the cost of its tables."""
     if not (path := folder / "ledger.sqlite").exists():
         path.write_bytes(_empty_ledger())
@@ -153,6 +153,27 @@ def _empty_ledger() -> bytes:
 
 def _most_held(config: ServerConfig) -> UnfinishedLimit:
     return UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
+
+
+def _services(config: ServerConfig, journal: Journal) -> Services:
+    """The parts of a coordinator; the journal counts what they write."""
+    folder = config.state_dir
+    metrics = Metrics(CollectorRegistry())
+    ledger = Ledger(CrashProxy(open_sqlite(ledger_file(folder), config.durability), journal))
+    return Services(
+        config=config,
+        ledger=ledger,
+        checkpoints=CrashProxy(Checkpoints(folder / "checkpoints"), journal),  # type: ignore[arg-type]  # a proxy
+        spool=CrashProxy(Spool(folder / "spool", config.durability, _most_held(config)), journal),  # type: ignore[arg-type]  # a proxy
+        fleet=Fleet(ledger, config, metrics),
+        metrics=metrics,
+        compute=ThreadPoolExecutor(1),
+        evaluations=ThreadPoolExecutor(1),
+        io=ThreadPoolExecutor(2),
+        reads=ThreadPoolExecutor(1),
+        audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),
+        revocations=Revocations(ledger),
+    )
 
 
 class World:
@@ -182,23 +203,8 @@ class World:
             states=StatesConfig.model_validate(states or {}),
             durability=durability,
         )
-        metrics = Metrics(CollectorRegistry())
-        ledger = Ledger(CrashProxy(open_sqlite(_ledger_file(folder), durability), self.journal))
-        self.services = Services(
-            config=self.config,
-            ledger=ledger,
-            checkpoints=CrashProxy(Checkpoints(folder / "checkpoints"), self.journal),  # type: ignore[arg-type]  # a proxy
-            spool=CrashProxy(Spool(folder / "spool", durability, _most_held(self.config)), self.journal),  # type: ignore[arg-type]  # a proxy
-            fleet=Fleet(ledger, self.config, metrics),
-            metrics=metrics,
-            compute=ThreadPoolExecutor(1),
-            evaluations=ThreadPoolExecutor(1),
-            io=ThreadPoolExecutor(2),
-            reads=ThreadPoolExecutor(1),
-            audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),
-            revocations=Revocations(ledger),
-        )
-        self.operators = OperatorActions(ledger, self.services.fleet)
+        self.services = _services(self.config, self.journal)
+        self.operators = OperatorActions(self.services.ledger, self.services.fleet)
         self.coordinator = Coordinator(self.services)
         self.uploads = UploadReceiver(self.services)
         self.service = CoordinatorService(self.services, self.coordinator, self.uploads)

@@ -111,47 +111,51 @@ def test_killed_runs_have_the_simulated_bits_and_are_replayed(workspace: Workspa
     assert not server.run("similar").spec.algorithm.HasField("fingerprint")
 
 
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"algorithm": {"name": "tracing:method"}}, "algorithm.name: expected an algorithm that this coordinator may"),
+    ({"round": {"reducer": "tracing:reducer"}}, "round.reducer: expected a reducer that this coordinator may load"),
+    ({"algorithm": {"name": "fedcmm"}}, 'Did you mean "fedcm"?'),
+    ({"round": {"reducer": "medium"}}, 'Did you mean "median"?'),
+    ({"algorithm": {"name": METHOD, "parameters": {"agreement": 2}}}, "algorithm.parameters.agreement: expected"),
+    ({"algorithm": {"name": METHOD, "parameters": {"beta": 0.5}}}, f"unknown parameter of {METHOD}: 'beta'"),
+    (
+        {"algorithm": {"name": METHOD, "schedules": {"agreement": {"kind": "linear", "end": 1.0}}}},
+        "agreement is the same in all rounds",
+    ),
+    (
+        {"round": {"reducer": MEDIAN, "quorum": 3, "clients_per_round": 3, "reducer_parameters": {"blend": 2}}},
+        "round.reducer_parameters.blend: expected a value that the reducer takes",
+    ),
+    ({"round": {"reducer": MEDIAN}}, f'round.quorum: expected at least 3 with reducer = "{MEDIAN}", got 1'),
+    (
+        {"round": {"reducer": MEDIAN, "sampling": "bernoulli", "clients_per_round": None}},
+        'round.sampling: expected "fixed"',
+    ),
+    ({"round": {"reducer_parameters": {"blend": 0.1}}}, 'expected no reducer_parameters with reducer = "mean"'),
+    (
+        {"algorithm": {"name": "scaffold"}, "population": 3, "round": {"reducer": MEDIAN, "quorum": 3}
+         | {"clients_per_round": 3}},
+        "which needs a mean of all updates",
+    ),
+    (
+        {"algorithm": SIGN_MOMENTUM, "round": {"reducer": SIMILAR, "quorum": 3, "clients_per_round": 3}},
+        "its clients send other payloads, which nothing would check",
+    ),
+    (
+        {"algorithm": {"name": METHOD, "fingerprint": {"version": "9", "source": "sha256:00"}}},
+        "expected the algorithm's code that the run was made with, version '9' sha256:00, got version '1' sha256:",
+    ),
+)  # fmt: skip
+"""Sections of a run -> a part of the refusal."""
+
+
 def test_names_that_the_settings_do_not_list_are_refused(workspace: Workspace) -> None:
     """At the creation, with what may be named. Nothing is imported: a module that leaves a trace leaves none."""
     (workspace.folder / "tracing.py").write_text(
         f"from pathlib import Path\nPath({str(workspace.folder / 'trace')!r}).touch()\n"
     )
     server = Coordinator(workspace, settings=SERVER, path=[EXAMPLE, workspace.folder]).serve()
-    for sections, expected in (
-        ({"algorithm": {"name": "tracing:method"}}, "algorithm.name: expected an algorithm that this coordinator may"),
-        ({"round": {"reducer": "tracing:reducer"}}, "round.reducer: expected a reducer that this coordinator may load"),
-        ({"algorithm": {"name": "fedcmm"}}, 'Did you mean "fedcm"?'),
-        ({"round": {"reducer": "medium"}}, 'Did you mean "median"?'),
-        ({"algorithm": {"name": METHOD, "parameters": {"agreement": 2}}}, "algorithm.parameters.agreement: expected"),
-        ({"algorithm": {"name": METHOD, "parameters": {"beta": 0.5}}}, f"unknown parameter of {METHOD}: 'beta'"),
-        (
-            {"algorithm": {"name": METHOD, "schedules": {"agreement": {"kind": "linear", "end": 1.0}}}},
-            "agreement is the same in all rounds",
-        ),
-        (
-            {"round": {"reducer": MEDIAN, "quorum": 3, "clients_per_round": 3, "reducer_parameters": {"blend": 2}}},
-            "round.reducer_parameters.blend: expected a value that the reducer takes",
-        ),
-        ({"round": {"reducer": MEDIAN}}, f'round.quorum: expected at least 3 with reducer = "{MEDIAN}", got 1'),
-        (
-            {"round": {"reducer": MEDIAN, "sampling": "bernoulli", "clients_per_round": None}},
-            'round.sampling: expected "fixed"',
-        ),
-        ({"round": {"reducer_parameters": {"blend": 0.1}}}, 'expected no reducer_parameters with reducer = "mean"'),
-        (
-            {"algorithm": {"name": "scaffold"}, "population": 3, "round": {"reducer": MEDIAN, "quorum": 3}
-             | {"clients_per_round": 3}},
-            "which needs a mean of all updates",
-        ),
-        (
-            {"algorithm": SIGN_MOMENTUM, "round": {"reducer": SIMILAR, "quorum": 3, "clients_per_round": 3}},
-            "its clients send other payloads, which nothing would check",
-        ),
-        (
-            {"algorithm": {"name": METHOD, "fingerprint": {"version": "9", "source": "sha256:00"}}},
-            "expected the algorithm's code that the run was made with, version '9' sha256:00, got version '1' sha256:",
-        ),
-    ):  # fmt: skip
+    for sections, expected in REFUSED:
         with pytest.raises(OpsError) as refused:
             server.create("refused", **sections)
         assert expected in str(refused.value), str(refused.value)

@@ -13,6 +13,7 @@ from tasks.models import (
     PreActResNet18,
     ResNet18,
     celeba_cnn,
+    colour_cnn_small,
     digits_cnn,
     emnist_cnn,
     femnist_cnn,
@@ -29,6 +30,7 @@ COLOUR, CROP, GREY, FACE = (3, 32, 32), (3, 24, 24), (1, 28, 28), (3, 84, 84)
 MODELS = [
     pytest.param(digits_cnn, (1, 8, 8), 10, 21_546, id="digits"),
     pytest.param(grey_cnn, GREY, 10, 80_202, id="grey"),
+    pytest.param(colour_cnn_small, COLOUR, 10, 22_058, id="colour, small"),
     pytest.param(grey_cnn_small, GREY, 10, 18_378, id="grey, small"),
     pytest.param(lenet, COLOUR, 10, 797_962, id="lenet"),
     pytest.param(partial(lenet, 100), COLOUR, 100, 815_332, id="lenet, 100 classes"),

@@ -30,6 +30,23 @@ class EngineOptions:
     """The processes that share the clients; each does its share in this way. None: this process has no others."""
 
 
+    @property
+    def arithmetic(self) -> dict[str, str | int | None]:
+        """What decides the bits of updates, as JSON values: a run continues only with the same.
+
+        The bits of the engines for one client at a time are the same for any number of workers.
+        """
+        if self.batched is None:
+            return {"clients": "one at a time"}
+        batched = self.batched
+        return {
+            "clients": "in lockstep",
+            "device": str(batched.device),
+            "strategy": batched.strategy,
+            "group": batched.group,
+        }
+
+
 SEQUENTIAL = EngineOptions()
 
 

@@ -131,7 +131,7 @@ def test_workers_end_with_their_run(config: WriteConfig, tmp_path: Path, number:
     eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers) or None, "the workers end")
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_an_interrupt_leaves_what_is_done(config: WriteConfig, tmp_path: Path, processes: str) -> None:
     """Ctrl-C ends it with 130, and every seed that was under way has its rounds and its model on disk."""
     arguments = ["--seeds", "0,1", "--processes", processes, "--out", "out"]
@@ -211,12 +211,15 @@ def faulty(config: WriteConfig, where: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seeds", ["0", "0,1"])
-@pytest.mark.parametrize(("where", "code"), [("init", 2), ("model", 2), ("eval_data", 2), ("loss", 7), ("metrics", 1)])
+@pytest.mark.parametrize(
+    ("where", "code", "seeds"),
+    [
+        ("init", 2, "0"), ("model", 2, "0"), ("eval_data", 2, "0"), ("loss", 7, "0"), ("metrics", 1, "0"),
+        ("loss", 7, "0,1"), pytest.param("metrics", 1, "0,1", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_an_error_of_the_tasks_own_code(config: WriteConfig, where: str, code: int, seeds: str) -> None:
     """Its traceback begins in the task's module, appears once, and a line gives the reason; also from a process."""
-    if seeds == "0,1" and where not in {"loss", "metrics"}:
-        pytest.skip("the same path, and processes take seconds")
     result = fl(faulty(config, where), "--seeds", seeds, "--processes", 2)
     assert result.exit_code == code, result.output
     assert result.output.count("Traceback (most recent call last):") == 1

@@ -18,7 +18,7 @@ local = { learning_rate = 0.1 }
 stop = { rounds = 3 }
 splits = { even = { method = "iid" } }
 report = { target = 0.5, last = 2 }
-tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2 }
+tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }
 
 [[methods]]
 label = "FedAvg"

@@ -83,7 +83,7 @@ def test_what_is_left_is_counted(read: Read, folder: CellFolder, reached: Reache
 def test_without_tuning_the_first_setting_is_judged_at_once(read: Read, folder: CellFolder, reached: Reached) -> None:
     """The run's own rate, for both seeds of both methods."""
     table = read(
-        ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2 }", ""),
+        ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }", ""),
         ("tune = { alpha = [0.1, 0.3] }", ""),
     )
     cells = run(Plan(table, folder.load), folder, reached(0.5))
@@ -116,3 +116,55 @@ def test_a_cell_has_its_schedules(read: Read, folder: CellFolder) -> None:
     run = from_values(dict(first.settings["run"]))
     assert run.algorithm.schedules["eta_g"].milestones == (2,)
     assert "schedules" not in Plan(read(), folder.load).missing()[0].settings["run"]["algorithm"]
+
+
+JUDGED = ("rounds = 2, extend = 0", "rounds = 2, extend = 1, judge_seeds = [7, 8], near = 0.05")
+
+
+def accuracy(cell: Cell) -> float:
+    """The rate 0.1 is the best in short runs, 0.05 in long ones."""
+    rate = cell.settings["run"]["local"]["learning_rate"]
+    return {0.1: 0.6, 0.05: 0.58}.get(rate, 0.3) + (0.1 if cell.stage == "judging" and rate == 0.05 else 0.0)
+
+
+def test_judged_runs_have_all_rounds_and_withheld_data(read: Read, folder: CellFolder, reached: Reached) -> None:
+    """Three rates, one beyond the edge, two judged under two seeds, then the final runs of the chosen one."""
+    plan, done = Plan(read(JUDGED), folder.load, ["FedAvg"]), list[Cell]()
+    while missing := plan.missing():
+        folder.save(missing[0], reached(accuracy(missing[0])))
+        done.append(missing[0])
+    assert [cell.stage for cell in done] == ["tuning"] * 4 + ["judging"] * 4 + ["final"] * 2
+    judged = [cell for cell in done if cell.stage == "judging"]
+    assert {cell.settings["run"]["stop"]["rounds"] for cell in judged} == {3}
+    assert {cell.settings["simulation"]["validation_every"] for cell in judged} == {6}
+    assert sorted(cell.seed for cell in judged) == [7, 7, 8, 8]
+    assert done[-1].settings["run"]["local"]["learning_rate"] == 0.05
+
+
+def test_the_search_depends_on_the_files_alone(read: Read, folder: CellFolder, reached: Reached) -> None:
+    """A new plan after every cell, and cells finished in another order, lead to the same cells."""
+    done: list[set[str]] = []
+    for take in (0, -1):
+        (folder.path / str(take)).mkdir()
+        mine, digests = CellFolder(folder.path / str(take)), set[str]()
+        while missing := Plan(read(JUDGED), mine.load).missing():
+            mine.save(missing[take], reached(accuracy(missing[take])))
+            digests.add(missing[take].digest)
+        done.append(digests)
+    assert done[0] == done[1]
+
+
+def test_of_equally_urgent_cells_the_longest_is_first(read: Read, folder: CellFolder, reached: Reached) -> None:
+    """FedCM takes longer: its cells of the search come first, then its final cell of each seed."""
+    plan = Plan(read(), folder.load)
+    seconds = {"FedAvg": 1.0, "FedCM": 2.0}
+    done: list[Cell] = []
+    while missing := plan.missing(lambda cell: seconds[cell.label]):
+        folder.save(missing[0], reached(0.5))
+        done.append(missing[0])
+    assert [cell.label for cell in done] == ["FedCM"] * 6 + ["FedAvg"] * 3 + ["FedCM", "FedAvg"] * 2
+
+
+def test_what_is_left_of_a_judged_search_is_an_estimate(read: Read, folder: CellFolder) -> None:
+    """Of FedAvg: 3 short runs of 2 rounds, two settings under two seeds and two final runs of 3 rounds."""
+    assert Plan(read(JUDGED), folder.load, ["FedAvg"]).left() == (3 + 4 + 2, 3 * 2 + 6 * 3)

@@ -117,7 +117,8 @@ def test_the_facts_have_every_option_and_what_was_tried(plan: Plan) -> None:
     """Default options are included, such as the order of a local step; a run that diverged has no accuracy."""
     row = json.loads(data_files.summary_json(plan))["rows"][1]
     assert row["settings"]["run"]["algorithm"]["parameters"]["order"] == "paper"
-    assert {"learning_rate": 0.4, "parameters": {"alpha": 0.3}, "validation": None} in row["tried"]
+    diverged = {"learning_rate": 0.4, "parameters": {"alpha": 0.3}, "local": {}, "validation": None, "judged": []}
+    assert diverged in row["tried"]
 
 
 def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest(plan: Plan) -> None:
@@ -125,14 +126,50 @@ def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest(plan: Plan)
     marks = "before\n<!-- fl compare small: begin -->\nold\n<!-- fl compare small: end -->\nafter\n"
     once = report.insert_tables(marks, plan)
     assert once == report.insert_tables(once, plan)
-    assert (once.startswith("before\n"), once.endswith("\nafter\n"), "old" in once) == (True, True, False)
+    assert (once.startswith("before\n"), once.endswith("\nafter\n"), "\nold\n" in once) == (True, True, False)
     assert "| FedCM | 0.2 | alpha 0.3 | 80.00 ± 14.14 | **80.00 ± 14.14** |" in once
+
+
+def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> None:
+    """A column for a paper's numbers; a method without one has a dash."""
+    table = read(('name = "fedcm"', 'name = "fedcm"\npublished = { even = 0.8761 }'))
+    text = report.tables(Plan(table, lambda cell: reached(0.5)))
+    assert "| FedCM | 0.1 (edge) | alpha 0.1 | 87.61 | 50.00 ± 0.00 |" in text
+    assert "| FedAvg | 0.1 (edge) |  | - | 50.00 ± 0.00 |" in text
 
 
 def test_a_page_without_marks_is_refused(plan: Plan) -> None:
     """Nothing is written into a page that did not ask for it."""
     with pytest.raises(UsageError, match="expected the lines"):
         report.insert_tables("a page", plan)
+
+
+def test_the_tables_have_judged_settings_rates_beyond_the_grid_and_the_clipping(read: Read, reached: Reached) -> None:
+    """Rate 0.05 is beyond the grid; 0.1 has 60 % in its short run and 70 % in its long ones, and is chosen."""
+
+    def load(cell: Cell) -> CellResult:
+        rate = cell.settings["run"]["local"]["learning_rate"]
+        return reached({"tuning": 0.6 if rate == 0.1 else 0.5, "judging": 0.7, "final": 0.8}[cell.stage])
+
+    table = read(
+        ("rounds = 2, extend = 0", "rounds = 2, judge_seeds = [7, 8]"),
+        ("tune = { alpha = [0.1, 0.3] }", "local = { max_gradient_norm = 1 }"),
+    )
+    text = report.tables(Plan(table, load))
+    assert "| FedAvg |  | 50.0 | **60.0 (70.0)** | 50.0 | 50.0 |" in text
+    assert "| FedCM | 0.1 | max_gradient_norm 1 |" in text
+    assert "mean of the runs of 3 rounds with the seeds 7, 8" in text
+
+
+def test_an_edge_is_marked_only_after_the_last_extension(read: Read, reached: Reached) -> None:
+    """The lowest rate always wins: 0.1, then 0.05; with one extension allowed, 0.05 is the edge."""
+
+    def load(cell: Cell) -> CellResult:
+        return reached(1 - cell.settings["run"]["local"]["learning_rate"])
+
+    row = rows(Plan(read(("extend = 0", "extend = 1")), load))[0]
+    assert row.choice is not None
+    assert (row.choice.learning_rate, row.at_edge) == (0.05, True)
 
 
 @pytest.mark.parametrize("axis", ["rounds", "megabytes"])

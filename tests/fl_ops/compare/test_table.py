@@ -15,12 +15,28 @@ def test_every_method_meets_every_split(read: Read) -> None:
     assert pairs == [("FedAvg", "even"), ("FedCM", "even"), ("FedAvg", "odd"), ("FedCM", "odd")]
 
 
+def test_a_section_for_some_splits(read: Read) -> None:
+    """The same label has one setting on one split and another on the other one."""
+    table = read(
+        ('even = { method = "iid" }', 'even = { method = "iid" }, odd = { method = "dirichlet" }'),
+        ('label = "FedAvg"', 'label = "FedCM"\nsplits = ["odd"]'),
+        ('name = "fedcm"', 'name = "fedcm"\nsplits = ["even"]'),
+    )
+    pairs = [(each.method.label, each.method.name, each.split) for each in table.experiments()]
+    assert pairs == [("FedCM", "fedcm", "even"), ("FedCM", "fedavg", "odd")]
+
+
 def test_variants_are_all_combinations_and_the_first_values_come_first(read: Read) -> None:
     """Two lists of two values make four settings, each with the fixed parameters."""
     tune = 'parameters = { weights = "examples" }\ntune = { alpha = [0.1, 0.3], eta_g = [1.0, 0.5] }'
-    variants = read(("tune = { alpha = [0.1, 0.3] }", tune)).spec.methods[1].variants()
-    assert [(each["alpha"], each["eta_g"]) for each in variants] == [(0.1, 1.0), (0.1, 0.5), (0.3, 1.0), (0.3, 0.5)]
-    assert {each["weights"] for each in variants} == {"examples"}
+    variants = read(("tune = { alpha = [0.1, 0.3] }", tune)).spec.methods[1].variants(0.1)
+    assert [(each.parameters["alpha"], each.parameters["eta_g"]) for each in variants] == [
+        (0.1, 1.0),
+        (0.1, 0.5),
+        (0.3, 1.0),
+        (0.3, 0.5),
+    ]
+    assert {each.parameters["weights"] for each in variants} == {"examples"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +62,25 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
         ),
         ('name = "fedcm"', 'name = "fedcm"\nlabl = "x"', "methods.1.labl: unknown key, did you mean label?"),
         ("tuning = {", "tuned = {", "tuned"),
+        (
+            'name = "fedcm"',
+            'name = "fedcm"\nsplits = ["odd"]',
+            "methods.FedCM: expected splits of this table, even; got odd",
+        ),
+        ('name = "fedcm"', 'name = "fedcm"\npublished = { odd = 0.5 }', "expected splits of this table, even; got odd"),
+        ("extend = 0", "judge_seeds = [7]", "tuning.judge_seeds: expected two or more different seeds"),
+        ("extend = 0", "judge_seeds = [7, 2]", "none of the final ones [1, 2], got [7, 2]"),
+        (
+            "tune = { alpha = [0.1, 0.3] }",
+            "tune = { max_gradient_norm = [0, -1] }",
+            "methods.FedCM, values of [local]: max_gradient_norm: expected",
+        ),
+        (
+            "tune = { alpha = [0.1, 0.3] }",
+            "local = { max_gradient_nrm = 1 }",
+            "max_gradient_nrm: unknown key, did you mean max_gradient_norm?",
+        ),
+        ("tune = { alpha = [0.1, 0.3] }", "local = { learning_rate = 0.1 }", "use learning_rates for this method"),
     ],
 )
 def test_an_invalid_table_is_reported_by_its_key(read: Read, old: str, new: str, expected: str) -> None:
@@ -55,7 +90,28 @@ def test_an_invalid_table_is_reported_by_its_key(read: Read, old: str, new: str,
     assert expected in str(error.value)
 
 
+def test_clipping_and_decay_of_a_method_are_its_own(read: Read) -> None:
+    """Two tuned values of clipping and one fixed decay: runs of this method alone have them."""
+    section = "tune = { max_gradient_norm = [0, 1] }\nlocal = { learning_rate_decay = 0.5 }"
+    table = read(("tune = { alpha = [0.1, 0.3] }", section))
+    values = [table.local(each) for each in table.spec.methods[1].variants(0.3)]
+    assert [(one["max_gradient_norm"], one["learning_rate_decay"], one["learning_rate"]) for one in values] == [
+        (0.0, 0.5, 0.3),
+        (1.0, 0.5, 0.3),
+    ]
+    assert table.local(table.first_choice(table.spec.methods[0]))["learning_rate_decay"] == 1.0
+
+
+def test_a_method_without_a_search_may_have_its_own_rate(read: Read) -> None:
+    """The papers' tables are not tuned; a method's own rate replaces that of [local]."""
+    table = read(
+        ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }", ""),
+        ("tune = { alpha = [0.1, 0.3] }", "local = { learning_rate = 0.3 }"),
+    )
+    assert [table.first_choice(method).learning_rate for method in table.spec.methods] == [0.1, 0.3]
+
+
 def test_values_to_search_need_a_search(read: Read) -> None:
     """Without [tuning] there is no choice between them."""
     with pytest.raises(UsageError, match="needs a section \\[tuning\\]"):
-        read(("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2 }", ""))
+        read(("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }", ""))

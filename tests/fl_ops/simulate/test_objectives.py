@@ -37,8 +37,15 @@ def optimum(objective: str) -> torch.Tensor:
     return best
 
 
-@pytest.mark.parametrize("objective", ["uniform", "examples"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("scaffold", "examples"),
+        ("feddyn", "uniform"),
+        pytest.param("scaffold", "uniform", marks=pytest.mark.slow),
+        pytest.param("feddyn", "examples", marks=pytest.mark.slow),
+    ],
+)
 def test_unequal_clients_end_at_the_minimum_of_the_objective(method: str, objective: str) -> None:
     """The sum of the examples is given for both objectives; only the weighted one uses it."""
     parameters = {**METHODS[method], "objective": objective}

@@ -30,8 +30,8 @@ def test_states_on_disk_have_the_same_bits(
 ) -> None:
     """States that do not fit in the share of the free memory are on disk; the models are the same."""
     found = []
-    for share, place in ((scratch.STATE_SHARE, places[0]), (1e-15, places[1])):
-        monkeypatch.setattr(scratch, "STATE_SHARE", share)
+    for share, place in ((scratch.MEMORY_SHARE, places[0]), (1e-15, places[1])):
+        monkeypatch.setattr(scratch, "MEMORY_SHARE", share)
         with simulated(algorithm={"name": method}) as simulation:
             found.append([done.digest for done in simulation.rounds()])
             (folder,) = place.glob("fl-scratch-states-*")
@@ -45,10 +45,17 @@ def test_states_on_disk_have_the_same_bits(
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_leaves_no_file(simulated: Simulated, places: tuple[Path, Path], error: type[BaseException]) -> None:
     """Updates and states are removed after an error or Ctrl-C in the middle of a round."""
-    with pytest.raises(error), simulated(algorithm={"name": "scaffold"}) as simulation:
-        next(simulation.rounds())
-        assert list(places[0].glob("*/state/*")) != []
-        raise error
+
+    def stop(step: object) -> None:
+        if getattr(step, "round", 0) == 2 and getattr(step, "number", 0) == 2:
+            assert list(places[0].glob("*/state/*")) != []
+            assert list(places[0].glob("*/next/at-one/*")) != []
+            raise error
+
+    with simulated(algorithm={"name": "scaffold"}) as simulation:
+        simulation._notify = stop
+        with pytest.raises(error):
+            list(simulation.rounds())
     assert [*places[0].iterdir(), *places[1].iterdir()] == []
 
 

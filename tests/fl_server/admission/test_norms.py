@@ -184,3 +184,15 @@ async def test_a_run_that_is_extended_after_a_restart_keeps_its_limit(tmp_path: 
         await world.coordinator.actions.extend(run, 1, 0.0, "admin")
         assert run.context.norms.limit(run.config.round) == limit
         assert limit.limit > 0
+
+
+def test_a_history_that_was_put_back_gives_the_same_limits() -> None:
+    """The medians are those of the rounds; the value that was taken does not change with later rounds."""
+    first, other = history([1, 2, 3], [2, 3, 4], [3, 4, 5]), NormHistory()
+    taken = first.rounds
+    other.put_back(taken)
+    assert other.usual("delta") == first.usual("delta") == 3
+    for each in (first, other):
+        each.add(3, [{"delta": 90.0}] * 9)
+    assert other.usual("delta") == first.usual("delta") > 3
+    assert len(taken["delta"]) == 3

@@ -1,41 +1,23 @@
-"""Whole rounds in one process: messages to clients, operations, and refusals of a run."""
+"""Whole rounds in one process: cohorts, deadlines, outcomes, and runs that fail."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc import StatusCode
 
-from fl_server.aggregation.engine import Engine
-from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists, WrongState
+from fl_server.errors import InvalidInput, RunExists
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase
-from fl_server.rpc.statuses import code_of
 from fl_server.runs.run import Run
 from fl_server.store.checkpoints import INITIAL
-from fl_server.store.errors import StoreFull
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import REFUSAL_REASON_ABANDONED, REFUSAL_REASON_NOT_NEEDED, ExchangeKey, Receipt
-from tests.fl_server.devices import NO_CONTEXT, Device, stream, update_message, upload
+from protos.fl.v1.training_pb2 import REFUSAL_REASON_NOT_NEEDED, ExchangeKey
+from tests.fl_server.devices import NO_CONTEXT, Device, connect, deliver, stream, update_message, upload
 from tests.fl_server.harness import TASK, World, until
 
 ONE_ROUND = {"stop": {"rounds": 1}}
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A coordinator without clients."""
-    async with World(tmp_path) as world:
-        yield world
-
-
-async def connect(world: World, *names: str, works: bool = False) -> list[Device]:
-    """Connected devices; by default they work only when the test asks for it."""
-    return [await Device(name, works=works).connect(world) for name in names]
 
 
 async def drawn_and_others(world: World, devices: list[Device], run: Run) -> tuple[list[Device], list[Device]]:
@@ -43,11 +25,6 @@ async def drawn_and_others(world: World, devices: list[Device], run: Run) -> tup
     await until(lambda: run.state.phase is Phase.COLLECTING, "a cohort is drawn")
     cohort = [device for device in devices if device.name in run.state.drawn]
     return cohort, [device for device in devices if device not in cohort]
-
-
-async def deliver(world: World, device: Device, round_: int = 0) -> Receipt | None:
-    """The device does its work."""
-    return await device.contribute(world, await device.assigned(round_))
 
 
 async def test_each_drawn_client_gets_the_outcome(world: World) -> None:
@@ -152,141 +129,6 @@ async def test_no_client_is_left_to_draw(world: World) -> None:
     await world.completed()
 
 
-async def test_a_pause_finishes_the_round_and_draws_no_next_one(world: World) -> None:
-    """The open round is committed; the next one is drawn after a resume."""
-    devices = await connect(world, "a", "b")
-    run = await world.create()
-    await world.coordinator.actions.pause(run, "admin:eve")
-    for device in devices:
-        await deliver(world, device)
-    await until(lambda: run.log.rounds == 1, "the open round is committed")
-    await until(lambda: run.state.phase is Phase.SELECTING, "it is between two rounds")
-    assert (run.status, run.record.state, run.state.drawn) == ("paused", "paused", frozenset())
-    await world.coordinator.actions.resume(run, "admin:eve")
-    assert run.status == "running"
-    assert [entry.actor for entry in world.store.history("r")].count("admin:eve") == 2
-
-
-async def test_a_stop_abandons_the_open_round(world: World) -> None:
-    """Clients are informed, no file of the round remains, and a pending update gets the reason ABANDONED."""
-    devices = await connect(world, "a", "b")
-    run = await world.create()
-    await deliver(world, devices[0])
-    await devices[1].assigned()
-    await world.coordinator.actions.stop(run, "", "admin")
-    await world.ended()
-    await until(lambda: devices[1].pushed("cancel"), "the other is cancelled")
-    assert devices[1].pushed("cancel")[0].reason == REFUSAL_REASON_ABANDONED
-    assert run.state.ending == ("stopped", "an operator stopped it")
-    await until(lambda: not world.services.spool.sweep(), "the spool is empty")
-    assert world.store.updates("r", 0, 0) == []
-    (outcome,) = await world.coordinator.outcomes.decided([ExchangeKey(run_id="r", round=0)], "a")
-    assert (outcome.counted, outcome.reason) == (False, REFUSAL_REASON_ABANDONED)
-
-
-async def test_an_operation_from_the_wrong_state_is_refused(world: World) -> None:
-    """The error names the state and the allowed states."""
-    run = await world.create()
-    await until(lambda: run.status == "waiting", "it waits")
-    with pytest.raises(WrongState, match="run 'r' is waiting; resuming needs it to be paused"):
-        await world.coordinator.actions.resume(run, "admin")
-    await world.coordinator.actions.stop(run, "enough", "admin")
-    with pytest.raises(WrongState, match="run 'r' is stopped; stopping needs"):
-        await world.coordinator.actions.stop(run, "", "admin")
-    with pytest.raises(WrongState, match="extending needs"):
-        await world.coordinator.actions.extend(run, 1, 0.0, "admin")
-
-
-async def test_an_extension_adds_rounds(world: World) -> None:
-    """To an open run and to an ended one; both keep their models."""
-    devices = await connect(world, "a", "b", works=True)
-    run = await world.create(stop={"rounds": 1, "wall_time_s": 1000.0})
-    first = await world.completed()
-    await world.coordinator.actions.extend(run, 2, 0.0, "admin")
-    assert not run.ended
-    await until(lambda: run.ended, "it ends again")
-    digests = await world.completed()
-    assert (len(digests), digests[:1], run.record.reason) == (3, first, "3 rounds are done")
-    assert (run.config.stop.wall_time_s, run.config.horizon) == (1000.0, 1)
-    assert all(device.outcomes["r", 2, 0].counted for device in devices)
-
-
-@pytest.mark.parametrize("over", [False, True], ids=["running", "completed"])
-async def test_concurrent_extensions_add_up(world: World, over: bool) -> None:
-    """Each of them counts, and each has its row in the history."""
-    run = await world.create(stop={"rounds": 5, "wall_time_s": 1000.0})
-    if over:
-        run.post(ev.EndRequested("completed", "the test ended it"))
-        await until(lambda: run.ended and run.record.ended_at, "it is completed")
-    await asyncio.gather(*(world.coordinator.actions.extend(run, rounds, 10.0, "admin") for rounds in (1, 2, 4)))
-    (record,) = world.store.runs()
-    assert (run.config.stop.rounds, run.state.rounds, run.config.stop.wall_time_s) == (12, 12, 1030.0)
-    assert record.spec["stop"]["rounds"] == 12
-    assert [entry.detail for entry in world.store.history("r") if entry.event == "run_extended"] == [
-        "to 6 rounds", "to 8 rounds", "to 12 rounds",
-    ]  # fmt: skip
-
-
-async def test_an_extension_that_fails_takes_no_other_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two concurrent calls the first cannot be written: the second one counts, in memory and in the ledger."""
-    run = await world.create(stop={"rounds": 5})
-    await until(lambda: run.status == "waiting", "it waits")
-    failures = iter([StoreFull("no room")])
-
-    def fails_once(name: str) -> None:
-        write = getattr(world.store, name)
-
-        def method(*args: object) -> None:
-            for failure in failures:
-                raise failure
-            write(*args)
-
-        monkeypatch.setattr(world.store, name, method)
-
-    fails_once("update_run")
-    fails_once("add_history")
-    calls = (world.coordinator.actions.extend(run, rounds, 0.0, "admin") for rounds in (1, 2))
-    first, second = await asyncio.gather(*calls, return_exceptions=True)
-    assert (type(first), second) == (StoreFull, None)
-    (record,) = world.store.runs()
-    assert run.config.stop.rounds == run.state.rounds == record.spec["stop"]["rounds"]
-
-
-async def test_an_extension_that_cannot_be_written_has_no_effect(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator gets an error, and the next attempt adds its rounds exactly once."""
-    run = await world.create(stop={"rounds": 5, "wall_time_s": 1000.0})
-
-    def full(*_: object) -> None:
-        raise StoreFull("no room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.store, "update_run", full)
-        with pytest.raises(StoreFull):
-            await world.coordinator.actions.extend(run, 2, 100.0, "admin")
-    assert (run.config.stop.rounds, run.config.stop.wall_time_s, run.record.spec["stop"]["rounds"]) == (5, 1000.0, 5)
-    await world.coordinator.actions.extend(run, 2, 100.0, "admin")
-    assert (run.state.rounds, run.config.stop.wall_time_s) == (7, 1100.0)
-
-
-async def test_two_extensions_at_once_both_count(world: World) -> None:
-    """Of a run that has ended, so that its models are read again in between."""
-    await connect(world, "a", "b", works=True)
-    run = await world.create(**ONE_ROUND)
-    await world.completed()
-    await asyncio.gather(*(world.coordinator.actions.extend(run, rounds, 0.0, "admin") for rounds in (2, 3)))
-    assert (run.state.rounds, run.config.stop.rounds, run.record.spec["stop"]["rounds"]) == (6, 6, 6)
-    assert len(await world.completed()) == 6
-
-
-async def test_an_extension_needs_rounds(world: World) -> None:
-    """A run with all its rounds done cannot be extended by time alone."""
-    await connect(world, "a", "b", works=True)
-    run = await world.create(**ONE_ROUND)
-    await world.completed()
-    with pytest.raises(InvalidInput, match="rounds: expected rounds over 0: all 1 of the run are done, got 0"):
-        await world.coordinator.actions.extend(run, 0, 60.0, "admin")
-
-
 async def test_the_wall_time_ends_a_run(world: World) -> None:
     """The run completes, with the reason."""
     run = await world.create(stop={"rounds": 5, "wall_time_s": 0.001})
@@ -322,76 +164,6 @@ async def test_a_client_works_for_one_run_at_a_time(world: World) -> None:
     await deliver(world, a)
     await world.completed("one")
     await until(lambda: second.state.drawn, "the second draws it")
-
-
-async def test_run_ids_are_unique(world: World) -> None:
-    """A name in use is refused; runs without a name are numbered, also if they are created at the same time."""
-    await world.create(name="r")
-    with pytest.raises(RunExists, match="a run 'r' exists already"):
-        await world.create(name="r")
-    created = await asyncio.gather(*(world.create(name="") for _ in range(3)))
-    base = "tests.processes.tiny_task-tiny-fedcm"
-    assert [run.id for run in created] == [f"{base}-1", f"{base}-2", f"{base}-3"]
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"task": {"name": "digitz"}}, 'task: expected a task that this server can load, got .* Did you mean "digits"'),
-        (
-            {"algorithm": {"name": "fedcn"}},
-            r'expected a built-in .*, got "fedcn". Did you mean "fedcm"',
-        ),
-        (
-            {"algorithm": {"name": "fedcm", "parameters": {"alpha": 2}}},
-            r"^algorithm\.parameters\.alpha: expected .* parameter 'alpha': expected .*; got 2",
-        ),
-        (
-            {"algorithm": {"name": "fedcm", "parameters": {"alfa": 1}}},
-            r"^algorithm\.parameters\.alfa: expected .* Did you mean 'alpha'",
-        ),
-        (
-            {"algorithm": {"name": "fedrobust", "parameters": {"eta_2": 9.0}}},
-            r"^algorithm\.parameters: expected .* eta_2 < 1",
-        ),
-        (
-            {"task": {"name": TASK, "options": {"model": "complex_numbers"}}},
-            r"^task: expected .* tensor '0\.weight': expected a dtype of .*, got torch\.complex64",
-        ),
-        (
-            {"task": {"name": TASK, "options": {"model": "all_frozen"}}},
-            "^task: expected .* a model with trainable parameters, got none",
-        ),
-        ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected a safetensors file"),
-        ({"initial_model": "/" + "x" * 300}, "initial_model: expected a safetensors file"),
-    ],
-)
-async def test_an_invalid_run_is_refused_at_its_creation(world: World, sections: dict[str, Any], message: str) -> None:
-    """The error names the wrong setting; nothing is stored."""
-    with pytest.raises(InvalidInput, match=message):
-        await world.create(**sections)
-    assert (world.coordinator.runs(), world.store.runs()) == ([], [])
-
-
-async def test_a_fault_is_not_blamed_on_a_field(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ValueError of the coordinator's own code is an internal error: its caller can correct nothing."""
-
-    def broken(*_: Any) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(Engine, "outgoing", broken)
-    with pytest.raises(ValueError, match="^a bug$") as caught:
-        await world.create()
-    assert code_of(caught.value) is StatusCode.INTERNAL
-    assert (world.coordinator.runs(), world.store.runs()) == ([], [])
-
-
-async def test_unknown_runs_and_resources_are_refused(world: World) -> None:
-    """The errors name the next step."""
-    with pytest.raises(NoSuchRun, match="no run 'x'; `fl run list` shows"):
-        world.coordinator.run("x")
-    with pytest.raises(NoSuchResource, match="its round is over; wait for a new assignment"):
-        world.coordinator.resource(bytes(32))
 
 
 class OtherVersion(Device):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fl_server.harness import TASK
-from tests.fl_server.runs.test_restarts import run_with_kill
+from tests.fl_server.killed_runs import run_with_kill
 
 
 @pytest.mark.parametrize("method", ["fedcm", "fedadam"])

@@ -7,17 +7,22 @@ import pytest
 
 from fl_server.store.database.opening import open_ledger, open_sqlite
 from fl_server.store.protocol import Store
+from tests.fl_server.harness import ledger_file
 from tests.fl_server.store.records import a_client, a_run, why
 
 BACKENDS: Mapping[str, Callable[[pytest.FixtureRequest, Path], Store]] = {
-    "sqlite-file": lambda request, folder: open_sqlite(folder / "ledger.sqlite"),
+    "sqlite-file": lambda request, folder: open_sqlite(ledger_file(folder)),
     "sqlite-memory": lambda request, folder: open_sqlite(":memory:"),
     "postgres": lambda request, folder: open_ledger(request.getfixturevalue("postgres").new_ledger(), folder),
 }
 """A new backend is added here."""
 
 
-@pytest.fixture(params=BACKENDS)
+# The code for both SQLite ledgers is the same, and only tests use one in memory.
+REPEATED = {"sqlite-memory": pytest.mark.slow}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=REPEATED.get(name, ())) for name in BACKENDS])
 def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A new ledger of each backend."""
     store = BACKENDS[request.param](request, tmp_path)

@@ -1,7 +1,8 @@
-"""Records to write into a ledger. Tests give only the values that matter to them."""
+"""Records to write into a ledger, and short reads of one. Tests give only the values that matter to them."""
 
 from typing import Any
 
+from fl_server.store.protocol import Store
 from fl_server.store.records import (
     AttemptRecord,
     ClientRecord,
@@ -62,3 +63,14 @@ def a_client(client_id: str = "a", **changes: Any) -> ClientRecord:
 def a_refusal_record(client_id: str = "a", **changes: Any) -> RefusalRecord:
     """Two refusals in a row: too few for a quarantine."""
     return RefusalRecord(client_id, **{"refusals": 2, "until": 0.0, "reason": "noise", **changes})
+
+
+def events(store: Store, subject: str = "") -> list[str]:
+    """The events of the history, oldest first."""
+    return [entry.event for entry in store.history(subject)]
+
+
+def counters(store: Store, client_id: str = "a") -> tuple[int, int]:
+    """A client's numbers of counted and refused updates."""
+    client = next(each for each in store.clients() if each.client_id == client_id)
+    return client.updates_counted, client.updates_refused

@@ -53,7 +53,7 @@ def ending(simulation: Simulation) -> tuple[str, str]:
     return simulation.ending
 
 
-def times(rounds: list[RoundResult]) -> list[float]:
+def times(rounds: list[RoundResult]) -> list[Any]:
     """The simulated seconds of each round."""
     return [pytest.approx(done.simulated_s) for done in rounds]
 
@@ -73,7 +73,7 @@ def test_a_whole_cohort_gives_the_same_models(simulated: Simulated, algorithm: s
     without, timed = found
     assert [one.simulated_s for one in without] == [None] * 3
     assert all(one.simulated_s > 0 for one in timed if one.simulated_s is not None)
-    same = {"seconds": 0.0, "simulated_s": None, "simulated_total_s": None}
+    same: dict[str, Any] = {"seconds": 0.0, "simulated_s": None, "simulated_total_s": None}
     assert [replace(one, **same) for one in without] == [replace(one, **same) for one in timed]
 
 
@@ -103,7 +103,8 @@ def test_a_deadline_closes_a_round_with_a_quorum(run: Run, four: dict[str, Any])
 def test_a_deadline_without_a_quorum_begins_another_attempt(run: Run, four: dict[str, Any]) -> None:
     """With a quorum of three the second attempt, until second 24, gets the third client."""
     first = run(four, round={"clients_per_round": 4, "quorum": 3, "deadline_s": 12}, stop={"rounds": 1})[0]
-    assert (first.accepted, first.attempts, first.simulated_s) == (("c1", "c2", "c3"), 2, pytest.approx(24))
+    assert (first.accepted, first.attempts) == (("c1", "c2", "c3"), 2)
+    assert first.simulated_s == pytest.approx(24)
 
 
 def test_the_drop_out_rate_of_a_run(run: Run) -> None:
@@ -155,7 +156,8 @@ def test_a_client_that_leaves_is_replaced(run: Run, intervals: Callable[[str], d
     """c0 leaves after 1 s and nobody else is there; c1 and c2 come at second 20, and one of them replaces it."""
     system = intervals("c0,0,1\nc1,20,1000\nc2,20,1000\nc3,0,1000\n")
     first = run(system, round={"quorum": 2}, stop={"rounds": 1})[0]
-    assert (first.dropped, first.attempts, first.simulated_s) == (1, 2, pytest.approx(23))
+    assert (first.dropped, first.attempts) == (1, 2)
+    assert first.simulated_s == pytest.approx(23)
     assert set(first.accepted) < {"c1", "c2", "c3"}
 
 

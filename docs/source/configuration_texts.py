@@ -1,0 +1,181 @@
+"""The text of docs/configuration.md that neither the settings models nor the contract have."""
+
+from __future__ import annotations
+
+from fl_ops.admin.settings import DEFAULT_SERVER
+from tasks.partitioning.spec import OPTIONS as HOW_TO_DEAL
+
+_LOG = '"json": one object a line; "pretty": for people; "auto": pretty on a terminal, JSON elsewhere.'
+SERVER = {
+    "insecure": "Use plain text, on this machine only; in place of `[tls]`.",
+    "log": _LOG,
+}
+CLIENT = {
+    "insecure": "Use plain text, with a coordinator on this machine; in place of `[tls]`.",
+    "log": _LOG,
+}
+CLIENT_VALUES = {
+    "client_id": "text, 1 to 64 of A-Z a-z 0-9 . _ -, the first neither dot nor dash",
+    "device": '"auto", "cpu", "cuda" or "cuda:1"',
+}
+RUN_DEFAULTS = {
+    ("RunSpec", "name"): "from task and algorithm",
+    ("LocalSpec", "epochs"): "`1`, without `steps`",
+    ("RoundSpec", "min_clients"): '`clients_per_round`; `1` with "bernoulli"',
+    ("RoundSpec", "quorum"): 'half of `clients_per_round`, rounded up; `1` with "bernoulli"',
+}
+"""Defaults that depend on other keys, by message and field."""
+METHOD = {
+    "alpha": "fedcm: share of the local gradient in a step, 1 is FedAvg. feddyn: strength of the proximal term.",
+    "beta": (
+        "Momentum of the server (fedavgm, slowmo); share of the direction in a step (mimelite, mime), or its weight "
+        "(qg); share of the local gradient (mofedsam)."
+    ),
+    "beta0": "Momentum of the server in the first round; it falls to 0 by the last.",
+    "beta1": "Decay of the server's first moment.",
+    "beta2": "Decay of the server's second moment.",
+    "bias_correction": "Whether the moments are corrected for their start at zero.",
+    "damp": "Whether gradients have the share 1 - beta.",
+    "eps": "Keeps the division by the second moment finite.",
+    "eps_inside": "Whether eps is inside the root.",
+    "eta_2": "Rate of the ascent; 0 is FedAvg.",
+    "eta_g": "Learning rate of the server.",
+    "gamma": "Share of the local momentum that is kept from step to step; 0 is FedAvg.",
+    "gradient": '"plain"; "sam": at the point of steepest ascent within `rho`, with any method.',
+    "L": (
+        'Form of the map of the inputs: "diagonal", one factor for each channel; "matrix" over a whole input, d x d '
+        'numbers for an input of d; "channel_matrix", a matrix over the channels.'
+    ),
+    "lam": "Penalty for a change of the inputs.",
+    "momentum_units": '"gradient": the server\'s memory is scaled with the learning rate when that decays.',
+    "mu": "fedprox: strength of the proximal term, 0 is FedAvg. qg: share of the direction that the server keeps.",
+    "normaliser": '"fednova": each delta is divided by its own number of steps, with any method.',
+    "objective": '"uniform": the mean over clients is minimised; "examples": the mean over their examples.',
+    "option": "Source of the client's variate: I, a pass over its data, or II, its delta.",
+    "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors.',
+    "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
+    "sam_scope": 'Scope of SAM\'s norm: the "model", or each "tensor".',
+    "server_optimizer": (
+        "Optimizer of the server model: sgd, momentum, nesterov, slowmo, demon, adagrad, yogi, adam or demon_adam. Its "
+        "own parameters have the prefix `server_`: `server_beta`, `server_tau`."
+    ),
+    "tau": "Keeps the division by the second moment finite.",
+    "v0": "Second moment at the start; none: the square of `tau`, and 0 with `bias_correction`.",
+    "v_from": 'Source of the second moment: the mean "delta", or the "momentum".',
+    "variant": "Form of the momentum step.",
+    "weights": '"examples": by a client\'s number of training examples; "uniform": equal weights.',
+}
+OPTIONS = {
+    "data_root": "Folder in torchvision's layout.",
+    "download": "Download missing files.",
+    "model": "The trained model.",
+    "client_eval_fraction": "Part of each shard that is held out from training, for evaluation on the device.",
+}
+PARTITION = {
+    "method": (
+        ", ".join(f'"{name}"' for name in HOW_TO_DEAL),
+        "Method of the partition; [partitions](tasks.md#partitions) describes each, with the keys below that it reads.",
+    ),
+    "clients": ("whole number, 1 or more", "Number of clients."),
+    "seed": ("whole number, 0 or more", "The same seed gives the same partition."),
+    "alpha": (
+        "number, over 0",
+        "Concentration of a Dirichlet: 0.1 gives a client few classes, 100 almost equal shares.",
+    ),
+    "prior_scaled": ("true or false", "Whether `alpha` is divided among the classes by their frequency."),
+    "rotate": ("true or false", "Clients take one example each in turn, instead of being filled one after another."),
+    "classes": ("whole number, 1 or more", "Number of classes that each client draws."),
+    "min_examples": ("whole number, 0 or more", "Fewest examples of a client."),
+    "stratified": ("true or false", "Each client gets the same number of each class."),
+    "sigma": ("number, 0 or more", "Spread of the sizes, lognormal; 0 gives equal sizes."),
+}
+FL = {
+    "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
+    "ca": ("path", "Certificate of the authority that signed the coordinator's."),
+    "cert": ("path", "Your certificate."),
+    "key": ("path", "Its private key."),
+    "token_file": (
+        "path",
+        (
+            "A file with a token (OIDC), in place of `cert` and `key`; it is read before each call. `server` is then "
+            "the coordinator's `token_listen`."
+        ),
+    ),
+    "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
+    "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
+}
+
+INTRO = """# Configuration
+
+`python -m docs.source.configuration` generates this page from the code that reads the files; a test compares them.
+
+Every file is TOML.
+An unknown key is refused, with a suggestion.
+A wrong value is refused, with the expected and the actual value.
+Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
+The default "none" means that a missing key has a meaning that no value has."""
+
+SERVER_INTRO = """## The coordinator: server.toml
+
+`fl-server --config server.toml`
+
+A second `--config` names a file with keys that replace those of the first: a file with a password, or the settings of
+one site.
+
+The file has either `[tls]` or `insecure = true`.
+Plain text on an address that others can reach is refused, except with `insecure_remote = true` in addition.
+With `tls.client_ca`, clients and operators need certificates that it signed.
+The name in a certificate then identifies its holder.
+Without it, the coordinator starts only with `tls.no_client_certificates = true`, and `admin_listen` must be a loopback
+address."""
+
+CLIENT_INTRO = """## A daemon: client.toml
+
+`fl-client --config client.toml`
+
+A second `--config` names a file with keys that replace those of the first: the first has the common settings of all
+devices, the second the settings of one device.
+
+The file has either `[tls]`, or `insecure = true` and a `client_id`.
+Plain text to a coordinator on another machine needs `insecure_remote = true` in addition.
+The state directory belongs to one device.
+Identity and shard are written there on the first start and never change."""
+
+SHARD_INTRO = """At most one of `partition`, `file`, `indices`, `folder` and `query`; without any of them, all data.
+[Data](data.md#which-examples-a-device-has) describes them.
+Each device computes the partition from a seed, by these keys:"""
+
+POLICY_INTRO = """## The site's policy: policy.toml
+
+The file that `policy` of client.toml names. [policy.md](policy.md) explains it.
+A key that is absent allows everything; an empty list allows nothing. `-` means no limit."""
+
+RUN_INTRO = """## A run: the file of `fl run create`
+
+The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, with the same names.
+Top-level keys must be above the first section."""
+
+METHODS_INTRO = """The methods, and their parameters with defaults.
+The column "needs" has further requirements: the run's `population`, a state on each client, or two exchanges with the
+clients in a round."""
+
+SCHEDULES_INTRO = """How the parameter NAME changes from round to round; each round's clients get its value.
+`parameters` has the value of round 0.
+A schedule can change:"""
+
+COMPARE_INTRO = """## A comparison: the table of `fl compare`
+
+The file has the keys of a run without `algorithm` and `seed`, `[simulation]` as in the file of `fl simulate` without
+`partition` and `validation_every`, and:"""
+
+FL_INTRO = """## The operator's command: fl.toml
+
+`~/.config/impetus/fl.toml`, or `impetus/fl.toml` under `XDG_CONFIG_HOME`.
+A command-line flag has priority over the environment, and the environment over the file.
+The source with the highest priority that sets a certificate, a token or plain text decides between them.
+
+`FL_TOKEN` has a token itself, in place of `FL_TOKEN_FILE`. There is no option and no key for it: other users of a
+machine can see a command line, and a settings file is not for secrets.
+
+`FL_TLS_MIN_VERSION=1.2` allows TLS 1.2, for a proxy in front of the coordinator that has no newer version.
+Otherwise TLS 1.3 is required."""

@@ -1,0 +1,94 @@
+"""Lines about a comparison in progress: cells and rounds done, the time left, and the best method so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fl_ops.compare.cells import Cell, CellResult, RoundRow, rounds_of
+from fl_ops.compare.costs import Costs
+from fl_ops.compare.plan import Plan
+from fl_ops.render.units import duration, percent
+
+_EVERY_S = 60.0
+"""Seconds between two lines about running cells."""
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A cell in a worker. accuracy: the latest; None before the first evaluation."""
+
+    cell: Cell
+    rounds: int
+    accuracy: float | None
+
+    def __str__(self) -> str:
+        cell, reached = self.cell, f", {percent(self.accuracy, 1)}" if self.accuracy is not None else ""
+        return f"{_name(cell)}: {self.rounds} of {rounds_of(cell)} rounds{reached}"
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.label}, {cell.stage}, seed {cell.seed}, rate {cell.settings['run']['local']['learning_rate']:g}"
+
+
+class Progress:
+    """A `Watch` that writes a line for each finished cell, and one a minute about those that run."""
+
+    def __init__(self, plan: Plan, costs: Costs, processes: int, write: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._processes = processes
+        self._write = write
+        self._done = plan.done()
+        self._best = (0.0, "")
+        self._running: dict[str, _Running] = {}
+        self._wrote = time.monotonic()
+        self.finished = 0
+        """Number of cells that were finished in this call."""
+
+    def round_done(self, cell: Cell, row: RoundRow) -> None:
+        """See Watch."""
+        before = self._running.get(cell.digest)
+        accuracy = row.accuracy if row.accuracy is not None or before is None else before.accuracy
+        self._running[cell.digest] = _Running(cell, row.round + 1, accuracy)
+        if time.monotonic() - self._wrote >= _EVERY_S:
+            self._line(f"running: {self.running()}")
+
+    def cell_done(self, cell: Cell, result: CellResult) -> None:
+        """See Watch."""
+        self._running.pop(cell.digest, None)
+        self._done += 1  # plan.done() may already count a cell whose worker has written its file and not reported it
+        self.finished += 1
+        accuracy = max(result.accuracies, default=0.0)
+        if cell.stage == "final":
+            self._best = max(self._best, (accuracy, cell.label))
+        ended = f"diverged in round {result.diverged}" if result.diverged is not None else percent(accuracy, 1)
+        leader = f"; best on the test set {self._best[1]} {percent(self._best[0], 1)}" if self._best[1] else ""
+        self._line(f"{_name(cell)}: {ended} in {duration(result.seconds)}{leader}")
+
+    def left(self) -> str:
+        """The expected rest: cells, rounds and time."""
+        cells, rounds = self._plan.left()
+        needs = self.time_left()
+        return f"about {cells} cells with {rounds} rounds" + (
+            f", {needs} with --processes {self._processes}" if needs else ""
+        )
+
+    def time_left(self) -> str:
+        """The expected time of the rest; empty if no round tells."""
+        each = [(one.left()[1], one.experiment.method.label) for one in self._plan.experiments]
+        each += [(-one.rounds, one.cell.label) for one in self._running.values()]
+        rest = sum(rounds * self._costs.of_round(label) for rounds, label in each)
+        return duration(rest / self._processes) if rest > 0 else ""
+
+    def running(self) -> str:
+        """How far each running cell has come; empty before the first round."""
+        return "; ".join(map(str, self._running.values()))
+
+    def _line(self, text: str) -> None:
+        self._wrote = time.monotonic()
+        total = self._plan.done() + self._plan.left()[0]
+        needs = self.time_left()
+        time_left = f", {needs} left" if needs else ""
+        self._write(f"{time.strftime('%H:%M:%S')}  {self._done} of about {total} cells{time_left}  {text}")

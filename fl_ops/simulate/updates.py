@@ -1,0 +1,85 @@
+"""The results of clients' work in a simulation, and the admission of updates by the coordinator's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import algorithms as fl
+from fl_ops.simulate.engines.engine import Failed, Trained
+from fl_server.admission.culprits import Measured
+from fl_server.admission.epochs import Epochs, epochs_of
+from fl_server.admission.expected_work import RegisteredData
+from fl_server.admission.gate import UpdateRefused
+from fl_server.admission.round_gate import Collecting, build_gate
+from fl_server.aggregation.engine import Engine
+from protos.codec import digest_bytes
+from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.fl.v1.training_pb2 import RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One client's admitted update in the spool."""
+
+    info: fl.UpdateInfo
+    digest: bytes
+    training_loss: float | None
+    """None if the exchange does not train."""
+    path: Path
+    norms: Mapping[str, float]
+    """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
+    epochs: Epochs
+    """What the client measured in each local epoch."""
+
+    @property
+    def client(self) -> str:
+        """Its client's id."""
+        return self.info.client_id
+
+    @property
+    def measured(self) -> Measured:
+        """The norms of its vectors."""
+        return Measured(self.info.client_id, self.norms, self.info.clip_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class NotDelivered:
+    """A client whose work failed, or whose update was refused."""
+
+    client: str
+    why: str
+    not_finite: bool
+    """Whether the reason is a value that is not finite."""
+    refused: bool = False
+    """Whether the update was refused."""
+    sent: bool = False
+    """Whether the refused update was refused for its bytes. A wrong header is refused before they are sent."""
+    trace: str = ""
+    """The traceback of the task's own code, if that code raised an error."""
+
+    @classmethod
+    def of(cls, failed: Failed) -> NotDelivered:
+        """From an engine's report."""
+        not_finite = failed.reason == FailureReason.FAILURE_REASON_NOT_FINITE
+        return cls(failed.client, failed.why, not_finite, trace=failed.trace)
+
+
+def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:
+    """Check an update with the coordinator's admission gate."""
+    header, path = trained.header, trained.path
+    gate = build_gate(engine, collecting, RegisteredData(trained.examples, trained.own_batches))
+    sent = False
+    try:
+        gate.check_header(header)
+        sent = True
+        digest = digest_bytes(header.digest)
+        norms = gate.check_file(path, digest)
+        clip_factor = gate.clip_factor(next(iter(norms.values())))
+    except UpdateRefused as refusal:
+        not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
+        return NotDelivered(trained.client, str(refusal), not_finite, refused=True, sent=sent)
+    info = fl.UpdateInfo(trained.client, header.num_examples, header.num_steps, clip_factor)
+    loss = header.training_loss if header.HasField("training_loss") else None
+    return Contribution(info, digest, loss, path, norms, epochs_of(header))

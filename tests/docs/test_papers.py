@@ -1,0 +1,100 @@
+"""docs/papers.md and its files: the settings are those of the papers, and every name is a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from algorithms.registry import METHODS
+from fl_ops.compare.plan import Plan
+from fl_ops.compare.report import insert_tables
+from fl_ops.compare.table import Table, read_table
+from tasks import load_task
+
+DOCS = Path(__file__).parents[2] / "docs"
+FILES = {path.stem: path for path in (DOCS / "papers").glob("*.toml")}
+FULL = {
+    "fedcm-cifar-10-100-clients": (100, 0.1, 50, 4000),
+    "fedcm-cifar-10-500-clients": (500, 0.02, 50, 4000),
+    "fl-simulator-cifar-10-100-clients": (100, 0.1, 50, 1000),
+    "fl-simulator-cifar-10-200-clients": (200, 0.05, 25, 1000),
+}
+"""File -> (clients, probability of a client in a round, batch, rounds)."""
+
+COMPARED = {
+    "fedavg",
+    "fedadam",
+    "scaffold",
+    "feddyn",
+    "fedprox",
+    "fedcm",
+    "fedsam",
+    "mofedsam",
+    "feddemon",
+    "slowmo",
+    "mimelite",
+}
+
+
+def names(table: Table) -> set[str]:
+    """The methods of a table."""
+    return {method.name for method in table.spec.methods}
+
+
+def test_the_page_has_every_file() -> None:
+    """There are four files of papers, the reduced one and no other."""
+    assert FILES.keys() == {*FULL, "reduced-cifar-10"}
+    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    assert all(f"(papers/{name}.toml)" in page for name in FILES)
+
+
+@pytest.mark.parametrize("name", sorted([*FILES, "fashion-mnist"]))
+def test_a_file_names_real_methods_and_a_real_task_and_model(name: str) -> None:
+    """It is read as by `fl compare`; the task is made with its options, which does not read its data."""
+    table = read_table(FILES.get(name, DOCS / "results" / f"{name}.toml"))
+    assert names(table) <= METHODS.keys()
+    assert names(table) == COMPARED or name == "fashion-mnist"
+    task = load_task(table.run.task.name, table.run.task.options)
+    assert sum(value.numel() for value in task.model().parameters()) > 0
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_paper_setting_is_that_of_the_paper(name: str) -> None:
+    """Clients, Bernoulli sampling, batch, epochs, rate and its decay, weight decay, model and rounds; no search."""
+    table, run = read_table(FILES[name]), read_table(FILES[name]).run
+    assert (table.spec.simulation.clients, run.round.rate, run.local.batch_size, run.stop.rounds) == FULL[name]
+    assert (run.round.sampling, run.task.options["model"], table.spec.tuning) == ("bernoulli", "resnet18-gn", None)
+    assert (run.local.epochs, run.local.learning_rate, run.local.weight_decay) == (5, 0.1, 1e-3)
+    for method in table.spec.methods:
+        decay = table.local(table.first_choice(method))["learning_rate_decay"]
+        assert decay == (0.9995 if method.name == "feddyn" else 0.998)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "split", "published"),
+    [
+        ("fedcm-cifar-10-100-clients", "FedCM", "Dirichlet 0.6", 0.8761),
+        ("fedcm-cifar-10-500-clients", "FedAvg", "IID", 0.7472),
+        ("fl-simulator-cifar-10-100-clients", "MoFedSAM", "Dirichlet 0.1", 0.8158),
+        ("fl-simulator-cifar-10-200-clients", "SCAFFOLD", "Dirichlet 0.3", 0.8204),
+    ],
+)
+def test_published_numbers_are_those_of_the_tables(name: str, label: str, split: str, published: float) -> None:
+    """One number of each table; a method that a table does not have has none."""
+    methods = read_table(FILES[name]).spec.methods
+    assert [one.published[split] for one in methods if one.label == label and split in one.published] == [published]
+    assert all(not one.published for one in methods if one.label == "SlowMo")
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_page_has_the_table_of_the_file(name: str) -> None:
+    """A file that changed without its page shows here: until runs fill the page, it has the table without runs."""
+    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    table = read_table(FILES[name])
+    begin, end = (f"<!-- fl compare {name}: {word} -->" for word in ("begin", "end"))
+    shown = page.split(begin)[1].split(end)[0]
+    for row in insert_tables(begin + end, Plan(table, lambda cell: None)).splitlines():
+        if row.startswith("| "):
+            label = row.split("|")[1].strip()
+            assert f"| {label} " in shown

@@ -1,0 +1,84 @@
+"""Creation of runs: their ids, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from grpc import StatusCode
+
+from fl_server.aggregation.engine import Engine
+from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists
+from fl_server.rpc.statuses import code_of
+from tests.fl_server.harness import TASK, World
+
+
+async def test_run_ids_are_unique(world: World) -> None:
+    """A name in use is refused; runs without a name are numbered, also if they are created at the same time."""
+    await world.create(name="r")
+    with pytest.raises(RunExists, match="a run 'r' exists already"):
+        await world.create(name="r")
+    created = await asyncio.gather(*(world.create(name="") for _ in range(3)))
+    base = "tests.processes.tiny_task-tiny-fedcm"
+    assert [run.id for run in created] == [f"{base}-1", f"{base}-2", f"{base}-3"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"task": {"name": "digitz"}}, 'task: expected a task that this server can load, got .* Did you mean "digits"'),
+        (
+            {"algorithm": {"name": "fedcn"}},
+            r'expected a built-in .*, got "fedcn". Did you mean "fedcm"',
+        ),
+        (
+            {"algorithm": {"name": "fedcm", "parameters": {"alpha": 2}}},
+            r"^algorithm\.parameters\.alpha: expected .* parameter 'alpha': expected .*; got 2",
+        ),
+        (
+            {"algorithm": {"name": "fedcm", "parameters": {"alfa": 1}}},
+            r"^algorithm\.parameters\.alfa: expected .* Did you mean 'alpha'",
+        ),
+        (
+            {"algorithm": {"name": "fedrobust", "parameters": {"eta_2": 9.0}}},
+            r"^algorithm\.parameters: expected .* eta_2 < 1",
+        ),
+        (
+            {"task": {"name": TASK, "options": {"model": "complex_numbers"}}},
+            r"^task: expected .* tensor '0\.weight': expected a dtype of .*, got torch\.complex64",
+        ),
+        (
+            {"task": {"name": TASK, "options": {"model": "all_frozen"}}},
+            "^task: expected .* a model with trainable parameters, got none",
+        ),
+        ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected a safetensors file"),
+        ({"initial_model": "/" + "x" * 300}, "initial_model: expected a safetensors file"),
+    ],
+)
+async def test_an_invalid_run_is_refused_at_its_creation(world: World, sections: dict[str, Any], message: str) -> None:
+    """The error names the wrong setting; nothing is stored."""
+    with pytest.raises(InvalidInput, match=message):
+        await world.create(**sections)
+    assert (world.coordinator.runs(), world.store.runs()) == ([], [])
+
+
+async def test_a_fault_is_not_blamed_on_a_field(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ValueError of the coordinator's own code is an internal error: its caller can correct nothing."""
+
+    def broken(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Engine, "outgoing", broken)
+    with pytest.raises(ValueError, match="^a bug$") as caught:
+        await world.create()
+    assert code_of(caught.value) is StatusCode.INTERNAL
+    assert (world.coordinator.runs(), world.store.runs()) == ([], [])
+
+
+async def test_unknown_runs_and_resources_are_refused(world: World) -> None:
+    """The errors name the next step."""
+    with pytest.raises(NoSuchRun, match="no run 'x'; `fl run list` shows"):
+        world.coordinator.run("x")
+    with pytest.raises(NoSuchResource, match="its round is over; wait for a new assignment"):
+        world.coordinator.resource(bytes(32))
