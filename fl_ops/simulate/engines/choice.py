@@ -29,7 +29,6 @@ class EngineOptions:
     ranks: Ranks | None = None
     """The processes that share the clients; each does its share in this way. None: this process has no others."""
 
-
     @property
     def arithmetic(self) -> dict[str, str | int | None]:
         """What decides the bits of updates, as JSON values: a run continues only with the same.
