@@ -9,7 +9,7 @@ import torch
 
 import algorithms as fl
 from fl_ops.simulate.clients import PreparedRun, prepare
-from fl_ops.simulate.federation import one_thread
+from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.sampling import training_seed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fl_ops.simulate import scratch
 from fl_ops.simulate.simulation import Simulation
 from fl_server.admission.round_gate import build_gate
 from tasks import Examples
@@ -35,11 +37,16 @@ def test_a_seed_decides_everything(simulated: Simulated) -> None:
     assert (first == digests(simulated, seed=5), first == digests(simulated, seed=6)) == (True, False)
 
 
-def test_the_folder_of_updates_stays_locked(simulated: Simulated) -> None:
-    """After a round only its lock is left in it: without it, the folder of a killed process would never be removed."""
+def test_the_folder_of_updates_stays_locked(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a round its lock is left in it: without it, the folder of a killed process would never be removed."""
+    monkeypatch.setattr(scratch, "MEMORY_DISK", tmp_path)
     with simulated() as simulation:
-        next(iter(simulation.rounds()))
-        assert [path.name for path in simulation.federation._spool.path.iterdir()] == [".in-use"]
+        next(simulation.rounds())
+        [updates] = tmp_path.glob("*updates*")
+        assert (updates / ".in-use").exists()
+        assert not list((updates / "updates").iterdir())
 
 
 def test_updates_are_admitted_with_one_thread(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_a_continued_run_has_the_bits_of_one_without_a_stop(simulated: Simulated
 @pytest.mark.parametrize("name", ["fedcm", "scaffold"])
 def test_an_ended_run_continues_with_nothing(simulated: Simulated, tmp_path: Path, name: str) -> None:
     """Its results, its model and the reason of its end are there; its client states are not kept."""
-    sections = {"algorithm": {"name": name}}
+    sections: dict[str, Any] = {"algorithm": {"name": name}}
     with opened(simulated, tmp_path / "saved", **sections) as (first, save):
         expected = play(first, save)
     assert list((tmp_path / "saved" / "states").iterdir()) == []
@@ -212,7 +212,7 @@ def test_another_program_is_refused(simulated: Simulated, tmp_path: Path, monkey
 )
 def test_a_damaged_save_is_refused(simulated: Simulated, tmp_path: Path, file: str, message: str) -> None:
     """One changed byte in a state, in the results or in the model is found before the run continues."""
-    sections = {"algorithm": {"name": "scaffold"}}
+    sections: dict[str, Any] = {"algorithm": {"name": "scaffold"}}
     with opened(simulated, tmp_path / "saved", **sections) as (simulation, save):
         play(simulation, save, 2)
     path = next((tmp_path / "saved").glob(file))
@@ -234,7 +234,7 @@ def test_a_save_that_does_not_finish_leaves_the_one_before(
     simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """The process ends before or after the checkpoint's rename, when the states and results of round 3 are written."""
-    sections = {"algorithm": {"name": "scaffold"}}
+    sections: dict[str, Any] = {"algorithm": {"name": "scaffold"}}
     with simulated(**table(sections)) as whole:
         expected = [replace(one, seconds=0.0) for one in whole.rounds()]
     with opened(simulated, tmp_path / "saved", **sections) as (simulation, save):
