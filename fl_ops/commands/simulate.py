@@ -17,8 +17,8 @@ from fl_ops.errors import Exit, UsageError
 from fl_ops.render import output
 
 if TYPE_CHECKING:
+    from fl_ops.simulate.output.results import SeedResult
     from fl_ops.simulate.replay import ReplayRequest
-    from fl_ops.simulate.results import SeedResult
     from fl_ops.simulate.seeds import Job
 
 
@@ -152,7 +152,7 @@ def _replay(context: Context, request: ReplayRequest) -> None:
 
 
 def _simulate(context: Context, jobs: list[Job], processes: int, *, profile: bool) -> None:
-    from fl_ops.simulate import console
+    from fl_ops.simulate.output import console
 
     screen = _console(context)
     results = console.simulate(jobs, processes, screen)
@@ -168,8 +168,8 @@ def _simulate(context: Context, jobs: list[Job], processes: int, *, profile: boo
 
 def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
     """Draw the plot of all seeds, where matplotlib is installed."""
-    from fl_ops.simulate import plot
-    from fl_ops.simulate.console import print_line
+    from fl_ops.simulate.output import plot
+    from fl_ops.simulate.output.console import print_line
 
     if find_spec("matplotlib") is None:
         print_line(screen, f"{plot.PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")

@@ -20,10 +20,10 @@ from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed
+from fl_ops.simulate.files.scratch import folder_of_states, folder_of_updates
+from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
-from fl_ops.simulate.scratch import folder_of_states, folder_of_updates
-from fl_ops.simulate.states import ClientStates
 from fl_ops.simulate.traffic import Names, TrafficCounter
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit

@@ -20,9 +20,9 @@ from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
+from fl_ops.simulate.output.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.ranks.serving import check_programs, serve
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
-from fl_ops.simulate.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.saving.save import SAVE_EVERY_S, RunSave
 from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fl_ops.simulate.results import SeedResult
+from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import algorithms as fl
-from fl_ops.simulate.results import SeedResult
+from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_client.settings.config import ClientConfig
-from fl_ops.simulate.results import SeedResult
+from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 from tasks.built_in.shakespeare import Shakespeare

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.simulate.results import SeedResult
+from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import SimulationSection, parse_simulation
 from fl_ops.simulate.system.section import SystemSection

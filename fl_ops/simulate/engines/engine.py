@@ -11,7 +11,7 @@ from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation
-from fl_ops.simulate.states import ClientStates
+from fl_ops.simulate.files.states import ClientStates
 from fl_ops.user_code import traceback_of
 from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader

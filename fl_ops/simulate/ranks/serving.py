@@ -14,10 +14,10 @@ import torch
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
-from fl_ops.simulate.states import ClientStates
 from fl_server.aggregation.methods import optimizer_spec
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks import fingerprint

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fl_common.atomic_files import fsync_path
-from fl_ops.simulate.states import ClientStates
+from fl_ops.simulate.files.states import ClientStates
 
 
 class StateFiles:

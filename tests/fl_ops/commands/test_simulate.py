@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from fl_ops.commands.cli import app
-from fl_ops.simulate import console
+from fl_ops.simulate.output import console
 from fl_ops.simulate.reports import Step
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import read_simulation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_ops.simulate import scratch
+from fl_ops.simulate.files import scratch
 from fl_ops.simulate.simulation import Simulation
 from fl_server.admission.round_gate import build_gate
 from tasks import Examples

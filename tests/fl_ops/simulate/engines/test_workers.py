@@ -132,7 +132,7 @@ def test_a_model_that_cannot_be_made_is_reported_before_a_process_is_started(sim
 
 def test_nothing_is_left(simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of updates, states and bundles and all processes are gone after a run that was left in mid-round."""
-    monkeypatch.setattr("fl_ops.simulate.scratch.MEMORY_DISK", tmp_path)
+    monkeypatch.setattr("fl_ops.simulate.files.scratch.MEMORY_DISK", tmp_path)
     before = children()
     with simulated(engine=EngineOptions(2), algorithm={"name": "scaffold"}, population=4) as simulation:
         next(simulation.rounds())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.simulate import scratch
-from fl_ops.simulate.scratch import ScratchFolder
+from fl_ops.simulate.files import scratch
+from fl_ops.simulate.files.scratch import ScratchFolder
 from tests.fl_ops.simulate.conftest import Simulated
 
 

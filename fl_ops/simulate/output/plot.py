@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fl_ops.simulate.results import SeedResult
+from fl_ops.simulate.output.results import SeedResult
 
 PLOT = "metric-by-round.png"
 _COLOUR, _PALE, _INK = "#0b6e99", "#9cc4d6", "#333333"

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
-from fl_ops.simulate.progress import progress_lines
+from fl_ops.simulate.output.progress import progress_lines
+from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.reports import Note, RoundResult, Step
-from fl_ops.simulate.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate_all
 from fl_server.rounds.stop_rules import best_round
 
