@@ -66,7 +66,8 @@ class Parts(Mapping[str, Tensor]):
     def size_of(self, client: str) -> int:
         """Number of a client's indices."""
         first, end = self._ranges[client]
-        return end - first
+        size: int = end - first
+        return size
 
     @property
     def num_indices(self) -> int:

@@ -250,5 +250,5 @@ def test_progress_within_a_round(config: WriteConfig) -> None:
     screen, log = io.StringIO(), io.StringIO()
     console.simulate(jobs, 1, Console(file=screen, force_terminal=True, width=80, legacy_windows=False))
     console.simulate(jobs, 1, Console(file=log, width=80))
-    assert "seed 4  round 1: client 1 of 2" in screen.getvalue()
+    assert "seed 4  round 1 of 2: client 1 of 2" in screen.getvalue()
     assert ["round" in line for line in log.getvalue().splitlines()] == [True, True, True]

@@ -57,7 +57,7 @@ def test_updates_are_admitted_with_one_thread(simulated: Simulated, monkeypatch:
         used.append(torch.get_num_threads())
         return build_gate(*arguments)
 
-    monkeypatch.setattr("fl_ops.simulate.federation.build_gate", recorded)
+    monkeypatch.setattr("fl_ops.simulate.updates.build_gate", recorded)
     torch.set_num_threads(2)
     try:
         digests(simulated)

@@ -136,7 +136,7 @@ def test_nothing_is_left(simulated: Simulated, tmp_path: Path, monkeypatch: pyte
     before = children()
     with simulated(engine=EngineOptions(2), algorithm={"name": "scaffold"}, population=4) as simulation:
         next(simulation.rounds())
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(list(tmp_path.iterdir())) == 2
         assert len(children() - before) == 2
     assert list(tmp_path.iterdir()) == []
     assert children() == before
