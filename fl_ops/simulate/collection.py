@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cache
 
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.system.simulated_time import SimulatedTime
@@ -23,10 +24,17 @@ class Collection:
         self._place: RoundPosition | None = None
         self._working: Iterator[Result] = iter(())
         self._results: dict[str, Result] = {}
+        self._tickets: tuple[int, Callable[[str], int]] = (-1, len)
 
     def next_client(self, state: RoundState) -> str:
         """The outstanding client that arrives next, without simulated time."""
-        return min(state.outstanding, key=tickets("arrival", self._federation.config.seed, state.round))
+        return min(state.outstanding, key=self._arrival(state.round))
+
+    def _arrival(self, round_: int) -> Callable[[str], int]:
+        """The random order of a round."""
+        if round_ != self._tickets[0]:
+            self._tickets = (round_, cache(tickets("arrival", self._federation.config.seed, round_)))
+        return self._tickets[1]
 
     def result(self, state: RoundState, client: str) -> Result:
         """The result of an outstanding client. If it has not begun, all clients that are needed begin now."""
@@ -53,4 +61,4 @@ class Collection:
         missing = state.working if state.policy.close == "cohort" else max(1, state.goal - len(state.admitted))
         if self._time is not None:
             return [first, *self._time.deliveries(missing - 1)]
-        return sorted(state.outstanding, key=tickets("arrival", self._federation.config.seed, state.round))[:missing]
+        return sorted(state.outstanding, key=self._arrival(state.round))[:missing]

@@ -21,6 +21,7 @@ from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engin
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed
 from fl_ops.simulate.files.scratch import folder_of_states, folder_of_updates
+from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
@@ -75,7 +76,6 @@ class Federation:
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
         self._scratch = folder_of_updates(self._update_bytes())
-        (spool := self._scratch.path / "updates").mkdir()
         self._state_folder = folder_of_states(self._state_bytes())
         self.states = ClientStates(self._state_folder.path)
         self._context = EngineContext(
@@ -83,7 +83,8 @@ class Federation:
             task,
             optimizer_spec(config.local).name,
             self.states,
-            spool,
+            Spool(self._scratch.path),
+            self._scratch.path,
             partial(examples_of, clients),
         )
         self._engine = make_engine(options, self._context)
@@ -176,8 +177,7 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        for path in self._context.spool.glob("[0-9]*-*"):  # not the folder's lock
-            path.unlink()
+        self._context.spool.empty()
         self._contributions.clear()
         self.states.drop_pending()
         self._sums = {}

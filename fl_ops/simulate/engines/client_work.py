@@ -70,9 +70,7 @@ class ClientWork:
     def deliver(self, assigned: Assigned, trained: TrainingResult) -> Trained:
         """Write a client's update and its next state."""
         client, trainer = assigned.client, assigned.trainer
-        path = self._context.update_path(assigned.assignment.key.exchange, client)
-        with path.open("wb") as file:
-            file.writelines(trained.update.pieces)
+        path = self._context.spool.write(assigned.assignment.key.exchange, client, trained.update.pieces)
         if trained.next_state is not None:
             self._context.states.put_next(client, trained.next_state)
         return Trained(client, trained.update.header, path, trainer.examples, trainer.own_batches)

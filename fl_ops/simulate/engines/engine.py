@@ -11,6 +11,7 @@ from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation
+from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.user_code import traceback_of
 from protos.fl.v1.coordinator_pb2 import FailureReason
@@ -70,14 +71,12 @@ class EngineContext:
     optimizer: str
     """Name of the local optimizer; its class may be one of another package."""
     states: ClientStates
-    spool: Path
-    """Folder of the updates."""
+    spool: Spool
+    """The updates."""
+    folder: Path
+    """For other files of the engine, until the run ends."""
     size_of: Callable[[str], int]
     """Number of a client's training examples, without a copy of its data."""
-
-    def update_path(self, exchange: int, client: str) -> Path:
-        """The file of a client's update in an exchange."""
-        return self.spool / f"{exchange}-{client}"
 
 
 class LocalEngine(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.training.trainer import Evaluation
@@ -74,13 +73,13 @@ def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: Eng
     head: Head
     buffers: list[Buffer] = []
     if isinstance(result, Trained):
-        head = {"examples": result.examples, "own_batches": result.own_batches, "path": result.path.name}
+        head = {"examples": result.examples, "own_batches": result.own_batches}
         buffers = [
             result.header.SerializeToString(),
             result.path.read_bytes(),
             *context.states.taken_next(result.client),
         ]
-        result.path.unlink()
+        context.spool.remove(result.path)
     elif isinstance(result, Evaluated):
         found = result.found
         head = {"examples": found.examples, "metrics": found.metrics, "without": found.without_personal}
@@ -106,12 +105,10 @@ def received_result(message: Message, context: EngineContext) -> Trained | Evalu
     match head["result"]:
         case "Trained":
             header, update, at_one, at_zero = message.buffers
-            path = context.spool / Path(head["path"]).name
-            path.write_bytes(update)
             context.states.store_next(head["client"], at_one, at_zero)
-            return Trained(
-                head["client"], UpdateHeader.FromString(bytes(header)), path, head["examples"], head["own_batches"]
-            )
+            update_header = UpdateHeader.FromString(bytes(header))
+            path = context.spool.write(update_header.key.exchange, head["client"], [update])
+            return Trained(head["client"], update_header, path, head["examples"], head["own_batches"])
         case "Evaluated":
             return Evaluated(head["client"], Evaluation(head["examples"], head["metrics"], head["without"]))
         case _:

@@ -14,6 +14,7 @@ import torch
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
@@ -50,13 +51,13 @@ def check_programs(ranks: Ranks, prepared: PreparedRun) -> None:
 def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], LocalEngine]) -> None:
     """Do what rank 0 orders until the run ends. Raises TaskError if the model cannot be made here."""
     with TemporaryDirectory(prefix="fl-rank-") as folder:
-        (spool := Path(folder) / "updates").mkdir()
         context = EngineContext(
             prepared.clients,
             prepared.clients.task,
             optimizer_spec(prepared.config.local).name,
             ClientStates(Path(folder) / "states"),
-            spool,
+            Spool(Path(folder)),
+            Path(folder),
             partial(examples_of, prepared.clients),
         )
         engine = make(context)
