@@ -87,7 +87,7 @@ class Forked:
 def _run(program: Program) -> None:
     """Run the program in the child."""
     # The program may start processes, as it may when it has an interpreter of its own.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     for path, stream in ((program.out, 1), (program.err, 2)):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(descriptor, stream)
