@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from google.protobuf.json_format import Error as JsonError
@@ -11,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from torch import Tensor
 
 import algorithms
-from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
+from algorithms.base import Algorithm, ClientUpdate, Exchange, Payload, Tensors
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.parameters import AlgorithmError
@@ -98,46 +99,72 @@ def check_size(assignment: training_pb2.Assignment, exchange: Exchange, model: L
 
 def check_finite(update: ClientUpdate) -> None:
     """Raises WorkFailed if the loss or a value of a payload is NaN or infinite."""
-    if update.loss is not None and not math.isfinite(update.loss):
-        raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
-    for number, values in enumerate(update.epochs):
-        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
-            came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
+    check_finite_metrics(update)
     for name, tensor in _all_tensors(update):
         # A finite sum proves finite values. Each element is checked only if the sum is not finite.
         if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {name}")
 
 
+def check_finite_metrics(update: ClientUpdate) -> None:
+    """Raises WorkFailed if the loss or a metric of an epoch is NaN or infinite."""
+    if update.loss is not None and not math.isfinite(update.loss):
+        raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
+    for number, values in enumerate(update.epochs):
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
+
+
 def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int, seconds: float) -> Update:
-    """Pack the payloads in order. The delta of a model has the final values of its buffers too.
+    """Pack the payloads in order.
 
     examples: n_i; seconds: of training.
     """
-    payloads: list[training_pb2.Payload] = []
-    pieces: list[Buffer] = []
+    parts = laid_out(computed)
+    pieces: list[Buffer] = [piece for part in parts for piece in pieces_of(part.tensors, part.layout)]
+    header = header_of(assignment, computed, parts, digest_of(*pieces))
+    header.num_examples, header.training_seconds = examples, seconds
+    return Update(work_digest(assignment), header, tuple(pieces))
+
+
+class PlacedPayload(NamedTuple):
+    """A payload of an update, with the layout of its bytes."""
+
+    payload: Payload
+    tensors: Tensors
+    layout: Layout
+
+
+def laid_out(computed: ClientUpdate) -> list[PlacedPayload]:
+    """The payloads in order. The delta of a model has the final values of its buffers too."""
+    placed = []
     for payload, tensors in computed.payloads.items():
-        laid_out = {**tensors, **computed.buffers} if payload == "delta" else tensors
-        layout = Layout.of(laid_out, tensors.keys())
-        payloads.append(
-            training_pb2.Payload(kind=payload_kind(payload), manifest=layout.to_manifest(), name=payload_name(payload))
-        )
-        pieces += pieces_of(laid_out, layout)
-    header = training_pb2.UpdateHeader(
+        whole = {**tensors, **computed.buffers} if payload == "delta" else tensors
+        placed.append(PlacedPayload(payload, whole, Layout.of(whole, tensors.keys())))
+    return placed
+
+
+def header_of(
+    assignment: training_pb2.Assignment, computed: ClientUpdate, parts: Sequence[PlacedPayload], digest: bytes
+) -> training_pb2.UpdateHeader:
+    """The header of an update with these payloads, without the client's number of examples and its time."""
+    return training_pb2.UpdateHeader(
         key=assignment.key,
         attempt=assignment.attempt,
-        payloads=payloads,
-        size_bytes=sum(payload.manifest.size_bytes for payload in payloads),
-        digest=digest_message(digest_of(*pieces)),
-        num_examples=examples,
+        payloads=[
+            training_pb2.Payload(
+                kind=payload_kind(part.payload), manifest=part.layout.to_manifest(), name=payload_name(part.payload)
+            )
+            for part in parts
+        ],
+        size_bytes=sum(part.layout.size_bytes for part in parts),
+        digest=digest_message(digest),
         num_steps=computed.steps,
         training_loss=computed.loss,
-        training_seconds=seconds,
         state_epoch=assignment.state_epoch,
         epochs=[training_pb2.EpochMetrics(values=values) for values in computed.epochs],
     )
-    return Update(work_digest(assignment), header, tuple(pieces))
 
 
 def _all_tensors(update: ClientUpdate) -> Iterator[tuple[str, Tensor]]:

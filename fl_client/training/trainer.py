@@ -198,11 +198,20 @@ class Trainer:
     ) -> TrainingResult:
         """The update of computed payloads. seconds: of training. Raises WorkFailed for a value that is not finite."""
         payloads.check_finite(computed)
-        update = payloads.pack_update(assignment, computed, computed.examples or len(self._local.train), seconds)
+        update = payloads.pack_update(assignment, computed, self.examples_of(computed), seconds)
+        return TrainingResult(update, self.next_state(ready, computed))
+
+    def examples_of(self, computed: ClientUpdate) -> int:
+        """n_i of computed payloads."""
+        return computed.examples or len(self._local.train)
+
+    @staticmethod
+    def next_state(ready: PreparedWork, computed: ClientUpdate) -> NextState | None:
+        """The client state to keep if these payloads count; None where the method has none in this exchange."""
         algorithm = ready.work.algorithm
         keeps_state = algorithm.keeps_client_state and algorithm.exchanges[ready.work.exchange].trains
         next_state = NextState.of(algorithm, ready.work.context, computed) if keeps_state else None
-        return TrainingResult(update, own.added(next_state, computed.personal))
+        return own.added(next_state, computed.personal)
 
     def evaluate(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None

@@ -150,7 +150,7 @@ class Federation:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
         done = self._accepted(exchange, accepted)
         with self.profile.part("aggregation"), one_thread():
-            sums = self.engine.reduce(self.snapshot, exchange, [one.info for one in done], [one.path for one in done])
+            sums = self.engine.reduce(self.snapshot, exchange, [one.info for one in done], [one.update for one in done])
         self._sums |= sums
         self._reduced += [(exchange, one.info.client_id) for one in done]
         self._prepare_bundles(exchange + 1)
@@ -158,9 +158,9 @@ class Federation:
     def step(self, accepted: Iterable[str]) -> None:
         """Compute the next model from the last exchange. Raises Diverged."""
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
-        infos, paths = [one.info for one in done], [one.path for one in done]
+        infos, updates = [one.info for one in done], [one.update for one in done]
         with self.profile.part("aggregation"), one_thread():
-            self._stepped, _ = self.engine.server_update(self.snapshot, infos, paths, self._sums)
+            self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
 
     def commit(self, accepted: Iterable[str]) -> list[Contribution]:
         """Commit the model that `step` computed and the accepted clients' next states. Returns the accepted updates."""

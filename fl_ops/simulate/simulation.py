@@ -297,6 +297,7 @@ class Simulation:
             **self._simulated_seconds(),
         )
         self._finished.append(result)
+        self._counted = []  # the updates may be in a device's memory, which the next round needs
 
     def _simulated_seconds(self) -> dict[str, float]:
         """Those fields of a round's result."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
@@ -13,6 +12,7 @@ from fl_server.admission.epochs import Epochs, epochs_of
 from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.gate import UpdateRefused
 from fl_server.admission.round_gate import Collecting, build_gate
+from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.engine import Engine
 from protos.codec import digest_bytes
 from protos.fl.v1.coordinator_pb2 import FailureReason
@@ -21,13 +21,14 @@ from protos.fl.v1.training_pb2 import RefusalReason
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One client's admitted update in the spool."""
+    """One client's admitted update."""
 
     info: fl.UpdateInfo
     digest: bytes
     training_loss: float | None
     """None if the exchange does not train."""
-    path: Path
+    update: Source
+    """Where its bytes are: in the spool, or in memory."""
     norms: Mapping[str, float]
     """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
     epochs: Epochs
@@ -68,18 +69,18 @@ class NotDelivered:
 
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:
     """Check an update with the coordinator's admission gate."""
-    header, path = trained.header, trained.path
+    header, held = trained.header, trained.held
     gate = build_gate(engine, collecting, RegisteredData(trained.examples, trained.own_batches))
     sent = False
     try:
         gate.check_header(header)
         sent = True
         digest = digest_bytes(header.digest)
-        norms = gate.check_file(path, digest)
+        norms = gate.check_file(trained.path, digest) if held is None else gate.check_values(held, held.squares)
         clip_factor = gate.clip_factor(next(iter(norms.values())))
     except UpdateRefused as refusal:
         not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
         return NotDelivered(trained.client, str(refusal), not_finite, refused=True, sent=sent)
     info = fl.UpdateInfo(trained.client, header.num_examples, header.num_steps, clip_factor)
     loss = header.training_loss if header.HasField("training_loss") else None
-    return Contribution(info, digest, loss, path, norms, epochs_of(header))
+    return Contribution(info, digest, loss, held or trained.path, norms, epochs_of(header))

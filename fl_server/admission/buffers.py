@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 import algorithms as fl
 from fl_server.admission.norms import NO_LIMIT, RelativeNorm
-from fl_server.store.spool.update_file import UpdateFile
+from fl_server.aggregation.blocks import Source, read_block
 from protos.codec import Entry
 
 VARIANCES = frozenset({"running_var", "moving_var", "running_variance", "moving_variance"})
@@ -45,27 +44,26 @@ class BufferRules:
     most: int = 0
     """Largest growth of an integer: the number of examples seen in the local steps."""
 
-    def check(self, path: Path, entries: Sequence[Entry]) -> float | None:
+    def check(self, update: Source, entries: Sequence[Entry]) -> float | None:
         """The L2 distance of the floating buffers from those sent; None without any. Raises BadBuffer.
 
         Args:
-            path: of a whole update on disk, of which every value is finite.
-            entries: of its delta, with offsets in the file.
+            update: a whole update, of which every value is finite.
+            entries: of its delta, with offsets in the update.
         """
         if all(entry.trainable for entry in entries):
             return None
         squares, before, floating = 0.0, 0.0, False
-        with UpdateFile(path) as file:
-            for entry, start, values in _blocks(file, entries):
-                _check_variance(entry, values)
-                if (sent := self._sent(entry, start, len(values))) is None:
-                    continue
-                if values.is_floating_point():
-                    floating, wide = True, sent.double()
-                    squares += float(torch.sum((values.double() - wide) ** 2))
-                    before += float(torch.sum(wide**2))
-                elif self.bounded and values.dtype != torch.bool:
-                    self._check_integers(entry, values, sent)
+        for entry, start, values in _blocks(update, entries):
+            _check_variance(entry, values)
+            if (sent := self._sent(entry, start, len(values))) is None:
+                continue
+            if values.is_floating_point():
+                floating, wide = True, sent.double()
+                squares += float(torch.sum((values.double() - wide) ** 2))
+                before += float(torch.sum(wide**2))
+            elif self.bounded and values.dtype != torch.bool:
+                self._check_integers(entry, values, sent)
         if not floating:
             return None
         self._check_distance(math.sqrt(squares), math.sqrt(before))
@@ -103,11 +101,9 @@ def _check_variance(entry: Entry, values: torch.Tensor) -> None:
         raise BadBuffer(f"buffer {entry.name!r}: expected a variance of 0 or more, got {float(values.min()):g}")
 
 
-def _blocks(file: UpdateFile, entries: Sequence[Entry]) -> Iterator[tuple[Entry, int, torch.Tensor]]:
-    """(entry, number of the first value, values) of the buffers, in pieces."""
+def _blocks(update: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, int, torch.Tensor]]:
+    """(entry, number of the first value, values) of the buffers, in pieces on the CPU."""
     for entry in entries:
         for start in range(0, 0 if entry.trainable else entry.numel, _BLOCK):
             count = min(_BLOCK, entry.numel - start)
-            data = memoryview(bytearray(count * entry.dtype.itemsize))
-            file.read_into(entry.offset + start * entry.dtype.itemsize, data)
-            yield entry, start, torch.frombuffer(data, dtype=entry.dtype)
+            yield entry, start, read_block(update, entry, start, count).cpu()

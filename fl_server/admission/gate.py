@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from fl_server.admission.digest_and_norms import digest_and_norms
 from fl_server.admission.epochs import wrong_epochs
 from fl_server.admission.expected_work import ExpectedWork
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
+from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
@@ -128,19 +129,28 @@ class AdmissionGate:
         came, squares = digest_and_norms(path, self.shape.entries)
         if came != digest:
             raise WrongDigest(digest, came)
+        return self.check_values(path, squares)
+
+    def check_values(self, update: Source, squares: Sequence[float]) -> dict[str, float]:
+        """As `check_file`, of an update whose bytes are known to be the sent ones.
+
+        squares: for each tensor the sum of the squares of its values, as of `digest_and_norms`. Raises UpdateRefused.
+        """
         of_tensor = iter(squares)
         norms: dict[str, float] = {shape.payload: self._norm(shape, of_tensor) for shape in self.shape.payloads}
         if self.shape.trains:
             self._check_norm(norms["delta"])
-            norms |= self._check_buffers(path)
+            norms |= self._check_buffers(update)
         self._check_others(norms)
         return norms
 
-    def _check_buffers(self, path: Path) -> dict[str, float]:
+    def _check_buffers(self, update: Source) -> dict[str, float]:
         try:
-            distance = self.buffers.check(path, self.shape.layout_of("delta").entries)
+            distance = self.buffers.check(update, self.shape.layout_of("delta").entries)
         except BadBuffer as error:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_NORM, str(error)) from error
+        except LayoutError as error:  # a byte that is no bool, which the reducer could not read
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
         return {} if distance is None else {BUFFERS: distance}
 
     def _check_others(self, norms: Mapping[str, float]) -> None:

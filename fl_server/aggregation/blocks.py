@@ -1,6 +1,7 @@
-"""Reads updates from the spool block by block, so that memory does not grow with the cohort.
+"""Reads updates block by block, so that memory does not grow with the cohort.
 
-Every block of every update is read once with pread: a mapped file would count as resident memory.
+An update is a file of the spool, or in the memory of a device (a simulation there). Every block of a file is read once
+with pread: a mapped file would count as resident memory.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -18,21 +20,52 @@ BLOCK_BYTES = 512 << 10
 """Bytes of one update in a block: larger blocks do not fit a CPU's cache, and smaller ones cost more calls."""
 
 
-def by_block(
-    paths: Sequence[Path],
+CPU = torch.device("cpu")
+
+
+class HeldUpdate(Protocol):
+    """A whole update in the memory of a device, with the layout of a file."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+    def read(self, entry: Entry, start: int, count: int) -> torch.Tensor:
+        """`count` elements of a tensor from element `start` on, flat, on the device. They are not to be changed."""
+        ...
+
+
+Source = Path | HeldUpdate
+"""One update."""
+
+
+def device_of(sources: Sequence[Source]) -> torch.device:
+    """Where updates are summed: on the device that has all of them, else on the CPU."""
+    devices = {CPU if isinstance(source, Path) else source.device for source in sources}
+    return devices.pop() if len(devices) == 1 else CPU
+
+
+def by_block(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
+    sources: Sequence[Source],
     entry: Entry,
     reduce: Callable[[Iterator[torch.Tensor]], list[torch.Tensor]],
     entries: int = 0,
+    device: torch.device = CPU,
 ) -> list[torch.Tensor]:
     """Apply `reduce` to each block of a tensor over all updates; returns as many whole tensors as it returns blocks.
 
-    An empty tensor has one empty block. entries: of a block; 0: BLOCK_BYTES of them.
+    An empty tensor has one empty block. The whole tensors are on the CPU.
+
+    entries: of a block; 0: BLOCK_BYTES of them, and on another device than a CPU all.
+    device: of the blocks.
     """
-    per_block = entries or max(1, BLOCK_BYTES // entry.dtype.itemsize)
+    usual = max(1, BLOCK_BYTES // entry.dtype.itemsize) if device.type == "cpu" else max(1, entry.numel)
+    per_block = entries or usual
     wholes: list[torch.Tensor] = []
     for start in range(0, max(entry.numel, 1), per_block):
         count = min(per_block, entry.numel - start)
-        pieces = reduce(_read(path, entry, start, count) for path in paths)
+        pieces = reduce(read_block(source, entry, start, count).to(device) for source in sources)
         wholes = wholes or [torch.empty(entry.numel, dtype=piece.dtype) for piece in pieces]
         for whole, piece in zip(wholes, pieces, strict=True):
             whole[start : start + count] = piece
@@ -64,8 +97,15 @@ def joined(entries: Sequence[Entry]) -> Entry:
     return Entry(first.name, first.dtype, (count,), first.offset, first.trainable)
 
 
+def read_block(source: Source, entry: Entry, start: int, count: int) -> torch.Tensor:
+    """`count` elements of a tensor from element `start` on, flat. They are not to be changed.
+
+    Files are opened for each block: a cohort may be large. Raises StoreError, LayoutError: a file is gone or too short.
+    """
+    return _read(source, entry, start, count) if isinstance(source, Path) else source.read(entry, start, count)
+
+
 def _read(path: Path, entry: Entry, start: int, count: int) -> torch.Tensor:
-    """`count` elements of a tensor from element `start` on, flat. Opened for each block: a cohort may be large."""
     with disk_errors(f"read the update {path}"):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -20,6 +19,7 @@ from algorithms import tree
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
+from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
@@ -178,13 +178,13 @@ class Engine:
         return sent
 
     def reduce(
-        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], paths: Sequence[Path]
+        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
     ) -> dict[str, fl.Tensors]:
         """The method's sums over an exchange's accepted updates, with the run's reducer in place of the mean.
 
-        cohort and paths are in the order of client id bytes. Raises Diverged.
+        cohort and sources are in the order of client id bytes. Raises Diverged.
         """
-        updates = AcceptedUpdates(self._capped(cohort), paths, self.shape(exchange))
+        updates = AcceptedUpdates(self._capped(cohort), sources, self.shape(exchange))
         sums = self._reduction(snapshot, exchange, updates).sums()
         for symbol, tensors in sums.items():
             _check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
@@ -202,7 +202,7 @@ class Engine:
         self,
         snapshot: Snapshot,
         cohort: Sequence[fl.UpdateInfo],
-        paths: Sequence[Path],
+        sources: Sequence[Source],
         earlier_sums: Mapping[str, fl.Tensors] = _NONE,
     ) -> tuple[Snapshot, ServerUpdateStats]:
         """Reduce the last exchange and apply the server half; returns the next snapshot. Raises Diverged.
@@ -210,7 +210,7 @@ class Engine:
         earlier_sums: of the round's earlier exchanges.
         """
         last = len(self.algorithm.exchanges) - 1
-        accepted = AcceptedUpdates(self._capped(cohort), paths, self.shape(last))
+        accepted = AcceptedUpdates(self._capped(cohort), sources, self.shape(last))
         weights = self.algorithm.weights(accepted.cohort)
         selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}

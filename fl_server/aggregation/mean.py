@@ -1,19 +1,19 @@
 """The plain mean: weighted sums of updates, and the average of their buffers.
 
 Each payload is read once for all sums over it, in the order of client ids. Cutting tensors into blocks changes no bit
-(`algorithms.aggregate`).
+(`algorithms.aggregate`). Updates in the memory of a device are summed there: each operation rounds one number, so the
+bits are those of the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
 import algorithms as fl
-from fl_server.aggregation.blocks import by_block, joined, neighbours
+from fl_server.aggregation.blocks import Source, by_block, device_of, joined, neighbours
 from fl_server.aggregation.shapes import AcceptedUpdates
 from protos.codec import Entry, Layout
 
@@ -24,24 +24,25 @@ def sum_payloads(updates: AcceptedUpdates, wanted: Mapping[str, fl.WeightedSum])
     for payload in {row.payload: None for row in wanted.values()}:
         names = [name for name, row in wanted.items() if row.payload == payload]
         rows = [wanted[name].coefficients for name in names]
-        totals.update(zip(names, sum_updates(updates.paths, updates.shape.layout_of(payload), rows), strict=True))
+        totals.update(zip(names, sum_updates(updates.sources, updates.shape.layout_of(payload), rows), strict=True))
     return totals
 
 
-def sum_updates(paths: Sequence[Path], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:
+def sum_updates(sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:
     """For each row the weighted sum of the trainable tensors of the updates; in float32 for a lower precision.
 
     Args:
-        paths: one file an update, all of this layout, in the order of client id bytes.
-        layout: of each file.
-        rows: coefficients, one for each path.
+        sources: the updates, all of this layout, in the order of client id bytes.
+        layout: of each update.
+        rows: coefficients, one for each update.
 
     Raises:
         OSError, LayoutError: a file is gone or too short.
     """
     sums: list[fl.Tensors] = [{} for _ in rows]
+    device = device_of(sources)
     for together in neighbours([entry for entry in layout.entries if entry.trainable]):
-        wholes = by_block(paths, joined(together), lambda blocks: fl.weighted_sums(blocks, rows))
+        wholes = by_block(sources, joined(together), lambda blocks: fl.weighted_sums(blocks, rows), device=device)
         for total, whole in zip(sums, wholes, strict=True):
             total.update(_apart(whole, together))
     return sums
@@ -55,7 +56,7 @@ def _apart(whole: torch.Tensor, entries: Sequence[Entry]) -> fl.Tensors:
     return {entry.name: piece.view(entry.shape).clone() for entry, piece in zip(entries, pieces, strict=True)}
 
 
-def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[float]) -> fl.Tensors:
+def average_buffers(sources: Sequence[Source], layout: Layout, weights: Sequence[float]) -> fl.Tensors:
     """The buffers after a round: floating ones averaged plainly, integers at their maximum."""
 
     def mean(blocks: Iterator[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -65,8 +66,10 @@ def average_buffers(paths: Sequence[Path], layout: Layout, weights: Sequence[flo
         return [fl.maximum(blocks)]
 
     averaged: fl.Tensors = {}
+    device = device_of(sources)
     for entry in layout.entries:
         if not entry.trainable:
             floating = partial(mean, dtype=entry.dtype)
-            [averaged[entry.name]] = by_block(paths, entry, floating if entry.dtype.is_floating_point else largest)
+            reduce = floating if entry.dtype.is_floating_point else largest
+            [averaged[entry.name]] = by_block(sources, entry, reduce, device=device)
     return averaged

@@ -51,11 +51,13 @@ def select_updates(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     if section.reducer == "mean" or not robust.selects(section):
         return updates
     selected = robust.select(section, updates, weights)
-    return replace(updates, cohort=[updates.cohort[i] for i in selected], paths=[updates.paths[i] for i in selected])
+    return replace(
+        updates, cohort=[updates.cohort[i] for i in selected], sources=[updates.sources[i] for i in selected]
+    )
 
 
 def reduce_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> fl.Tensors:
     """The model's buffers after a round, with the run's reducer in place of the mean and of the maximum."""
     if section.reducer == "mean":
-        return mean.average_buffers(updates.paths, updates.shape.layout_of("delta"), weights)
+        return mean.average_buffers(updates.sources, updates.shape.layout_of("delta"), weights)
     return robust.centre_buffers(section, updates, weights)

@@ -1,4 +1,4 @@
-"""Robust reducers over the spool: median, trimmed mean, multi-Krum and those from outside, block by block.
+"""Robust reducers over the updates: median, trimmed mean, multi-Krum and those from outside, block by block.
 
 Memory is one block times the cohort for median and trimmed mean; multi-Krum adds the distances of all pairs. Every
 entry of a centre is computed by itself, so cutting tensors into blocks changes no bit of it. `algorithms.robust`
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -26,7 +25,7 @@ from algorithms.robust import (
     trimmed_maximum,
     trimmed_mean,
 )
-from fl_server.aggregation.blocks import by_block
+from fl_server.aggregation.blocks import Source, by_block
 from fl_server.aggregation.outside import as_weights, geometry_of, outside_reducer
 from fl_server.aggregation.shapes import AcceptedUpdates
 from fl_server.round_config import RoundSection
@@ -80,7 +79,7 @@ def _distances(updates: AcceptedUpdates, *, with_zero: bool = False) -> torch.Te
 
     for entry in updates.shape.layout_of("delta").entries:
         if entry.trainable:
-            by_block(updates.paths, entry, measure, BLOCK_ENTRIES)
+            by_block(updates.sources, entry, measure, BLOCK_ENTRIES)
     return distances
 
 
@@ -95,7 +94,7 @@ def centre_payloads(
             name: contribution_scales(row.coefficients, weights) for name, row in sums.items() if row.payload == payload
         }
         layout = updates.shape.layout_of(payload)
-        centres |= zip(scales, centre_updates(updates.paths, layout, list(scales.values()), reduce), strict=True)
+        centres |= zip(scales, centre_updates(updates.sources, layout, list(scales.values()), reduce), strict=True)
     return {name: centres[name] for name in sums}
 
 
@@ -105,7 +104,7 @@ def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     A selection is made by deltas, and a selected update may still lie in its buffers: their median over all is used.
     Counters, of which a mean takes the maximum, have the median of a reducer from outside too.
     """
-    cut = _cut(section, len(updates.paths))
+    cut = _cut(section, len(updates.sources))
     reduce = partial(trimmed_mean, cut=cut) if selects(section) else _reduce(section, weights)
 
     def centre(blocks: Blocks) -> list[torch.Tensor]:
@@ -117,7 +116,7 @@ def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     centres: fl.Tensors = {}
     for entry in updates.shape.layout_of("delta").entries:
         if not entry.trainable:
-            [centres[entry.name]] = by_block(updates.paths, entry, centre, BLOCK_ENTRIES)
+            [centres[entry.name]] = by_block(updates.sources, entry, centre, BLOCK_ENTRIES)
     return centres
 
 
@@ -135,14 +134,14 @@ def _cut(section: RoundSection, count: int) -> int:
 
 
 def centre_updates(
-    paths: Sequence[Path], layout: Layout, scales: Sequence[Sequence[float]], reduce: Reduce
+    sources: Sequence[Source], layout: Layout, scales: Sequence[Sequence[float]], reduce: Reduce
 ) -> list[fl.Tensors]:
     """For each row of scales the scaled updates' trainable tensors, reduced and rounded once, as a mean is.
 
     Args:
-        paths: one file an update, all of this layout.
-        layout: of each file.
-        scales: rows of one factor for each path.
+        sources: the updates, all of this layout.
+        layout: of each update.
+        scales: rows of one factor for each update.
         reduce: of the values of a block.
 
     Raises:
@@ -158,6 +157,6 @@ def centre_updates(
             values = stacked(blocks)
             return [reduce(values * factor).to(master_dtype(dtype)) for factor in factors]
 
-        for result, whole in zip(centres, by_block(paths, entry, centre, BLOCK_ENTRIES), strict=True):
+        for result, whole in zip(centres, by_block(sources, entry, centre, BLOCK_ENTRIES), strict=True):
             result[entry.name] = whole
     return centres

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 
 import algorithms as fl
+from fl_server.aggregation.blocks import Source
 from protos.codec import Entry, Layout
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
@@ -107,7 +107,7 @@ class AcceptedUpdates:
     """The accepted updates of an exchange, in the order of client id bytes."""
 
     cohort: Sequence[fl.UpdateInfo]
-    paths: Sequence[Path]
+    sources: Sequence[Source]
     shape: UpdateShape
 
     def only(self, names: Collection[str]) -> AcceptedUpdates:

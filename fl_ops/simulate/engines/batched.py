@@ -1,9 +1,9 @@
 """The batched engine: many clients in lockstep as one model with a leading client dimension, on a CPU or a GPU.
 
 Clients with the same exchange form groups, those with the most examples first. A group's updates are those of the
-sequential engine up to the rounding of sums (algorithms.batched), and go the same way: a file of the spool, the
-coordinator's admission. If the work of a group fails, its clients work one after the other, so that an error is
-reported of the client that has it.
+sequential engine up to the rounding of sums (algorithms.batched), and go the same way: the coordinator's admission and
+sums. They stay in the device's memory for that; those that do not fit become files of the spool. If the work of a
+group fails, its clients work one after the other, so that an error is reported of the client that has it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from algorithms.batched.strategies import Name
 from algorithms.batched.streams import RandomStream
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
+from fl_client.training.payloads import check_finite, check_finite_metrics, header_of, laid_out
 from fl_client.training.trainer import PreparedWork
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks.batches import seed_everything
 
@@ -47,6 +49,8 @@ class BatchedOptions:
     """None: the fastest one, measured with the first group."""
     group: int = 0
     """Clients of a group. 0: as many as memory allows, at most MOST_CLIENTS."""
+    holds_updates: bool = True
+    """Updates stay in the device's memory until they are summed there. False: they become files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ class BatchedEngine:
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
         self._group = options.group
-        self._alone = 0
+        self._alone = self._in_files = 0
+        self._memory = DeviceMemory(options.device) if options.holds_updates else None
 
     @property
     def report(self) -> str:
@@ -77,7 +82,10 @@ class BatchedEngine:
         if self._choice is None:
             return ""
         alone = f"; one after the other, after an error in their group: {self._alone} clients" if self._alone else ""
-        return f"lockstep in groups of at most {self._group} clients: {self._choice}{alone}"
+        device = self._options.device
+        files = f"; written to files, as {device} has no room for them: {self._in_files} updates"
+        files = files if self._in_files and self._memory is not None else ""
+        return f"lockstep in groups of at most {self._group} clients: {self._choice}{alone}{files}"
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -132,8 +140,8 @@ class BatchedEngine:
                 yield self._work.train(common, each.assigned.client, seed, self._bundles)
             return
         seconds = (time.monotonic() - started) / len(ready)
-        for each, update in zip(ready, updates, strict=True):
-            yield self._delivered(each, update, seconds)
+        with one_thread():
+            yield from [*self._delivered_together(ready, updates, seconds)]
 
     def _smaller(self, common: Assignment, group: Sequence[tuple[str, int]]) -> Iterator[Trained | Failed]:
         """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
@@ -144,13 +152,29 @@ class BatchedEngine:
         yield from self._train_group(common, group[: self._group])
         yield from self._train_group(common, group[self._group :])
 
-    def _delivered(self, ready: _Ready, update: ClientUpdate, seconds: float) -> Trained | Failed:
-        assigned = ready.assigned
-        try:
-            trained = assigned.trainer.finish(assigned.assignment, ready.work, update, seconds)
-        except WorkFailed as error:
-            return Failed.of(assigned.client, error)
-        return self._work.deliver(assigned, trained)
+    def _delivered_together(
+        self, ready: Sequence[_Ready], updates: Sequence[ClientUpdate], seconds: float
+    ) -> Iterator[Trained | Failed]:
+        """The results of a group. Updates stay in the device's memory if they fit, else they become files."""
+        parts = [laid_out(update) for update in updates]
+        held = None if self._memory is None else self._memory.hold(parts)
+        if held is None:
+            self._in_files += len(ready)
+        for position, (each, update) in enumerate(zip(ready, updates, strict=True)):
+            assigned, work = each.assigned, each.work
+            try:
+                if held is None:
+                    trained = assigned.trainer.finish(assigned.assignment, work, update, seconds)
+                    yield self._work.deliver(assigned, trained)
+                    continue
+                (check_finite_metrics if held[position].finite else check_finite)(update)
+            except WorkFailed as error:
+                yield Failed.of(assigned.client, error)
+                continue
+            header = header_of(assigned.assignment, update, parts[position], NO_DIGEST)
+            header.num_examples, header.training_seconds = assigned.trainer.examples_of(update), seconds
+            next_state = assigned.trainer.next_state(work, update)
+            yield self._work.deliver_held(assigned, header, next_state, held[position])
 
     def _answers(self, common: Assignment, ready: Sequence[_Ready]) -> list[ClientUpdate]:
         model, device = ready[0].work.model, self._options.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -105,7 +105,9 @@ def make_engine(options: EngineOptions, context: EngineContext) -> LocalEngine:
     """The engine. Raises TaskError if the task's model cannot be made."""
     engine: LocalEngine
     if options.batched is not None:
-        engine = BatchedEngine(context, options.batched)
+        # Ranks send updates as files.
+        alone = options.batched if options.ranks is None else replace(options.batched, holds_updates=False)
+        engine = BatchedEngine(context, alone)
     else:
         engine = SequentialEngine(context) if options.workers == 1 else WorkersEngine(context, options.workers)
     if options.ranks is not None and options.ranks.rank == 0:

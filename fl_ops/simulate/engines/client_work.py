@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from algorithms.base import Memory
 from extensions.optimizers import load_optimizers
 from fl_client.errors import WorkFailed
+from fl_client.storage.client_state_store import NextState
 from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import PreparedWork, Trainer, TrainingResult
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
+from fl_ops.simulate.engines.held import HeldInMemory
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 from tasks import Task
 
 CPU = torch.device("cpu")
@@ -69,11 +73,27 @@ class ClientWork:
 
     def deliver(self, assigned: Assigned, trained: TrainingResult) -> Trained:
         """Write a client's update and its next state."""
+        path = self._context.spool.write(assigned.assignment.key.exchange, assigned.client, trained.update.pieces)
+        return self._result(assigned, trained.update.header, trained.next_state, path)
+
+    def deliver_held(
+        self, assigned: Assigned, header: UpdateHeader, next_state: NextState | None, held: HeldInMemory
+    ) -> Trained:
+        """The result of a client whose update is in memory. Its next state is written."""
+        return self._result(assigned, header, next_state, Path(os.devnull), held)
+
+    def _result(
+        self,
+        assigned: Assigned,
+        header: UpdateHeader,
+        next_state: NextState | None,
+        path: Path,
+        held: HeldInMemory | None = None,
+    ) -> Trained:
         client, trainer = assigned.client, assigned.trainer
-        path = self._context.spool.write(assigned.assignment.key.exchange, client, trained.update.pieces)
-        if trained.next_state is not None:
-            self._context.states.put_next(client, trained.next_state)
-        return Trained(client, trained.update.header, path, trainer.examples, trainer.own_batches)
+        if next_state is not None:
+            self._context.states.put_next(client, next_state)
+        return Trained(client, header, path, trainer.examples, trainer.own_batches, held)
 
     def evaluate(self, common: EvaluationAssignment, client: str, bundles: Bundles) -> Evaluated | Failed:
         """Evaluate the model, with the client's personal values if it has them."""

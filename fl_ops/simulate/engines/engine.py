@@ -11,6 +11,7 @@ from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation
+from fl_ops.simulate.engines.held import HeldInMemory
 from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.user_code import traceback_of
@@ -28,11 +29,13 @@ class Trained:
     client: str
     header: UpdateHeader
     path: Path
-    """The bytes of the payloads."""
+    """The bytes of the payloads, in a file of the spool."""
     examples: int
     """Number of the client's training examples."""
     own_batches: int
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+    held: HeldInMemory | None = None
+    """The update, if it is in memory. There is no file then."""
 
 
 @dataclass(frozen=True, slots=True)

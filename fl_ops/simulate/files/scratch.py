@@ -49,8 +49,13 @@ def folder_of_states(size: int) -> ScratchFolder:
     return ScratchFolder("states", in_memory=_fits(size))
 
 
+def free_memory() -> int:
+    """Bytes of files that memory has room for; 0 where it holds no files."""
+    return shutil.disk_usage(MEMORY_DISK).free if MEMORY_DISK.is_dir() else 0
+
+
 def _fits(size: int) -> bool:
-    return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * shutil.disk_usage(MEMORY_DISK).free
+    return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * free_memory()
 
 
 def _remove_abandoned(parent: Path) -> None:

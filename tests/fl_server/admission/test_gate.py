@@ -12,7 +12,7 @@ import torch
 
 from fl_server.admission import digest_and_norms as module
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.fl.v1 import training_pb2 as pb
 
@@ -180,3 +180,15 @@ def test_another_named_payload_is_refused(received: pb.UpdateHeader, message: st
     """The refusal has the names, cut to the length of a valid one."""
     with pytest.raises(UpdateRefused, match=re.escape(message) + "$"):
         gate(shape=NAMED).check_header(received)
+
+
+def test_a_byte_that_is_no_bool_is_refused(tmp_path: Path) -> None:
+    """The reducer could not read it, so the update would end every attempt of its round."""
+    layout = Layout.of({"w": torch.zeros(2), "flag": torch.tensor([True])}, trainable=("w",))
+    data = bytearray(pack({"w": torch.ones(2), "flag": torch.tensor([True])}, layout))
+    data[-1] = 2
+    (tmp_path / "x").write_bytes(data)
+    shape = UpdateShape((PayloadShape("delta", layout, 0),))
+    with pytest.raises(UpdateRefused, match="'flag': expected bytes 0 and 1 for bool, got 2") as refused:
+        gate(shape=shape).check_file(tmp_path / "x", digest_of(data))
+    assert refused.value.reason == pb.REFUSAL_REASON_LAYOUT
