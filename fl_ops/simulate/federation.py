@@ -61,7 +61,7 @@ class Federation:
     ) -> None:
         self.config = config
         self.clients = clients
-        self.engine = Engine(config, task)
+        self.engine = Engine(config, task, options.device)
         self.snapshot: Snapshot = self.engine.first()
         self.state_epoch = 0
         self.traffic = TrafficCounter()

@@ -19,10 +19,11 @@ from algorithms import tree
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
-from fl_server.aggregation.blocks import Source
+from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
+from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
@@ -40,9 +41,6 @@ from protos.fl.v1.tensor_pb2 import (
 )
 from protos.frozen import frozen_text
 from tasks import Task, TaskError
-from tasks.data.forms import Data, as_data
-from tasks.errors import task_code
-from tasks.evaluation import evaluate
 from tasks.own_loop import own_loop
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
@@ -68,11 +66,11 @@ class Snapshot:
 class Engine:
     """One run's task and algorithm."""
 
-    def __init__(self, config: RunConfig, task: Task) -> None:
+    def __init__(self, config: RunConfig, task: Task, device: torch.device = CPU) -> None:
+        """device: for evaluations. Updates are summed where they are, and the rest is done on the CPU."""
         self.config = config
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
-        self._task = task
         self.own_loop = own_loop(task) is not None
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
@@ -98,7 +96,7 @@ class Engine:
         """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
         self.local_frozen = self._model.local_frozen
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
-        self.held_out: Data | None = None
+        self._evaluation = ServerEvaluation(task, device)
         self._evaluating = threading.Lock()
 
     @property
@@ -271,13 +269,9 @@ class Engine:
 
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time."""
-        with self._evaluating:
-            if self.held_out is None:
-                with task_code("the task's eval_data()"):
-                    self.held_out = as_data(self._task.eval_data())
-            with self._filled(snapshot) as model:
-                metrics = evaluate(self._task, model, self.held_out, self.config.evaluation.batch_size)
-                del model  # with it goes its memory, when the block ends
+        with self._evaluating, self._filled(snapshot) as model:
+            metrics = self._evaluation.metrics(model, self.config.evaluation.batch_size)
+            del model  # with it goes its memory, when the block ends
         return metrics
 
 

@@ -11,6 +11,7 @@ import torch
 from algorithms.batched.strategies import Name
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engines.batched import BatchedEngine, BatchedOptions
+from fl_ops.simulate.engines.client_work import CPU
 from fl_ops.simulate.engines.distributed import DistributedEngine
 from fl_ops.simulate.engines.engine import EngineContext, LocalEngine
 from fl_ops.simulate.engines.sequential import SequentialEngine
@@ -28,6 +29,11 @@ class EngineOptions:
     """This process trains many clients in lockstep. Not with several workers."""
     ranks: Ranks | None = None
     """The processes that share the clients; each does its share in this way. None: this process has no others."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server's model is evaluated: on the device that clients train on."""
+        return CPU if self.batched is None else self.batched.device
 
     @property
     def arithmetic(self) -> dict[str, str | int | None]:

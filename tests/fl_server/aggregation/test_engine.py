@@ -274,3 +274,14 @@ def test_an_evaluation_is_of_the_snapshot() -> None:
     before = run.evaluate(first)
     assert run.evaluate(zeros)["loss"] == pytest.approx(1.0986123)
     assert run.evaluate(first) == before
+
+
+def test_an_evaluation_on_another_device_leaves_the_model() -> None:
+    """Metrics, and the module's use after it, are as without. A numbered CPU stands for the other device."""
+    run = engine()
+    elsewhere = Engine(run.config, load_task(run.config.task.name, run.config.task.options), torch.device("cpu", 0))
+    for tested in (run, elsewhere):
+        snapshot = tested.first()
+        metrics = [tested.evaluate(snapshot) for _ in range(2)]
+        assert metrics == [run.evaluate(run.first())] * 2
+        same(tested.whole_model(snapshot), run.whole_model(run.first()))
