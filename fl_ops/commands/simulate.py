@@ -58,6 +58,12 @@ def simulate(
         int | None,
         typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
     ] = None,
+    autocast: Annotated[
+        Literal["bfloat16"] | None,
+        typer.Option(
+            help="Precision of the engine batched for products in training, by torch.autocast. Default: the model's."
+        ),
+    ] = None,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
     ] = False,
@@ -102,7 +108,7 @@ def simulate(
     from fl_ops.simulate.replay import ReplayRequest
 
     keep_freed_memory()
-    wanted = EngineRequest(engine, workers, device, strategy, group)
+    wanted = EngineRequest(engine, workers, device, strategy, group, autocast)
     if replay is not None:
         place = _ledger(state_dir, ledger, seeds, out)
         _replay(context, ReplayRequest(replay, place, config, client_configs, wanted.options(replays=True)))

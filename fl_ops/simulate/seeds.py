@@ -82,7 +82,10 @@ def simulate(job: Job, on_report: OnReport) -> None:
             devices=prepared.devices,
         )
     with simulation, ExitStack() as stack:
-        result = SeedResult(job.seed, settings_of(job.config, prepared, simulation))
+        settings = settings_of(job.config, prepared, simulation)
+        if job.engine.batched is not None:  # all other engines have the same bits
+            settings["engine"] = job.engine.arithmetic
+        result = SeedResult(job.seed, settings)
         rounds = stack.enter_context(closing(_rounds(simulation, _opened(job, result, simulation, stack), result)))
         if result.rounds:
             on_report((job.seed, Note(f"continues after {len(result.rounds)} rounds")))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -49,6 +50,8 @@ class BatchedOptions:
     """None: the fastest one, measured with the first group."""
     group: int = 0
     """Clients of a group. 0: as many as memory allows, at most MOST_CLIENTS."""
+    autocast: Literal["bfloat16"] | None = None
+    """The precision of products in forward and backward passes, by torch.autocast. None: that of the parameters."""
     holds_updates: bool = True
     """Updates stay in the device's memory until they are summed there. False: they become files."""
 
@@ -69,7 +72,7 @@ class BatchedEngine:
         if options.device.type != "cpu":
             context = replace(context, clients=_OnDevice(context.clients, options.device))
         self._context, self._options = context, options
-        self._work = ClientWork(context, options.device)
+        self._work = ClientWork(context, options.device, options.autocast or "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
         self._group = options.group

@@ -49,6 +49,7 @@ class EngineOptions:
             "device": str(batched.device),
             "strategy": batched.strategy,
             "group": batched.group,
+            **({"autocast": batched.autocast} if batched.autocast else {}),
         }
 
 
@@ -64,6 +65,7 @@ class EngineRequest:
     device: str | None = None
     strategy: Name | None = None
     group: int | None = None
+    autocast: Literal["bfloat16"] | None = None
 
     def options(self, runs: int = 1, *, replays: bool = False) -> EngineOptions:
         """The engine of each of so many parallel runs. Raises UsageError for options that do not go together.
@@ -73,7 +75,12 @@ class EngineRequest:
         engine = self.engine or ("batched" if self.device not in (None, "cpu") else "workers")
         if engine == "batched":
             return self._batched(replays=replays)
-        given = {"--device": self.device, "--strategy": self.strategy, "--group": self.group}
+        given = {
+            "--device": self.device,
+            "--strategy": self.strategy,
+            "--group": self.group,
+            "--autocast": self.autocast,
+        }
         if found := [option for option, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(found)}: expected --engine batched, which has this option")
         if engine == "sequential":
@@ -87,7 +94,8 @@ class EngineRequest:
             raise UsageError("--replay: expected --engine workers or sequential, whose bits are those of a coordinator")
         if self.workers not in (None, 1):
             raise UsageError(f"--workers {self.workers}: the engine batched trains in one process; leave out --workers")
-        return EngineOptions(batched=BatchedOptions(_device(self.device or "cpu"), self.strategy, self.group or 0))
+        device = _device(self.device or "cpu")
+        return EngineOptions(batched=BatchedOptions(device, self.strategy, self.group or 0, self.autocast))
 
 
 def _device(text: str) -> torch.device:

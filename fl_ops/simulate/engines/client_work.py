@@ -13,6 +13,8 @@ import torch
 from algorithms.base import Memory
 from extensions.optimizers import load_optimizers
 from fl_client.errors import WorkFailed
+from fl_client.settings.config import Precision
+from fl_client.settings.device import Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import PreparedWork, Trainer, TrainingResult
@@ -42,12 +44,14 @@ class Assigned:
 class ClientWork:
     """Does the work of one client after the other with one model."""
 
-    def __init__(self, context: EngineContext, device: torch.device = CPU) -> None:
-        """device: of the model, and of the clients' data."""
+    def __init__(self, context: EngineContext, device: torch.device = CPU, precision: Precision = "float32") -> None:
+        """device: of the model, and of the clients' data. precision: of its passes, as a daemon's setting."""
         self._context = context
         # The run's file is of this machine's user, so the class that it names may be imported.
         self._optimizers = load_optimizers([context.optimizer])
-        self._model = LocalModel(lambda: _new_model(context.task), lambda module: module.to(device))
+        # In one memory format on all devices: images with a client dimension have no other.
+        compute = Compute(precision, memory_format="contiguous")
+        self._model = LocalModel(lambda: _new_model(context.task), lambda module: compute.prepared(module, device))
         self._model.module()  # an error of the task's code is found now
 
     def train(self, common: Assignment, client: str, seed: int, bundles: Bundles) -> Trained | Failed:

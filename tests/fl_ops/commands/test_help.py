@@ -84,6 +84,7 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl", "simulate"), "device"): BatchedOptions().device.type == "cpu",
     (("fl", "simulate"), "strategy"): BatchedOptions().strategy is None,
     (("fl", "simulate"), "group"): BatchedOptions().group == 0,
+    (("fl", "simulate"), "autocast"): BatchedOptions().autocast is None,
     (("fl", "demo"), "algorithm"): DemoSettings.algorithms == ("fedcm", "fedavg"),
     (("fl-client", "init"), "ca"): True,  # test_init.py
     (("fl-client", "init"), "cert"): True,
