@@ -64,6 +64,9 @@ def simulate(
             help="Precision of the engine batched for products in training, by torch.autocast. Default: the model's."
         ),
     ] = None,
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="With --device cuda: record passes of the engine batched as graphs.")
+    ] = False,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
     ] = False,
@@ -108,7 +111,7 @@ def simulate(
     from fl_ops.simulate.replay import ReplayRequest
 
     keep_freed_memory()
-    wanted = EngineRequest(engine, workers, device, strategy, group, autocast)
+    wanted = EngineRequest(engine, workers, device, strategy, group, autocast, cuda_graph)
     if replay is not None:
         place = _ledger(state_dir, ledger, seeds, out)
         _replay(context, ReplayRequest(replay, place, config, client_configs, wanted.options(replays=True)))

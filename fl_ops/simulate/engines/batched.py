@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from algorithms.base import ClientUpdate
+from algorithms.batched.captured import Captured
 from algorithms.batched.choice import Choice, choose
 from algorithms.batched.client import answer_together
 from algorithms.batched.local import Member
@@ -52,6 +53,8 @@ class BatchedOptions:
     """Clients of a group. 0: as many as memory allows, at most MOST_CLIENTS."""
     autocast: Literal["bfloat16"] | None = None
     """The precision of products in forward and backward passes, by torch.autocast. None: that of the parameters."""
+    captures: bool = False
+    """On CUDA, passes are recorded as graphs where that is possible."""
     holds_updates: bool = True
     """Updates stay in the device's memory until they are summed there. False: they become files."""
 
@@ -75,6 +78,7 @@ class BatchedEngine:
         self._work = ClientWork(context, options.device, options.autocast or "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
+        self._captured: Captured | None = None
         self._group = options.group
         self._alone = self._in_files = 0
         self._memory = DeviceMemory(options.device) if options.holds_updates else None
@@ -88,7 +92,8 @@ class BatchedEngine:
         device = self._options.device
         files = f"; written to files, as {device} has no room for them: {self._in_files} updates"
         files = files if self._in_files and self._memory is not None else ""
-        return f"lockstep in groups of at most {self._group} clients: {self._choice}{alone}{files}"
+        graphs = "" if self._captured is None else f"; {self._captured}"
+        return f"lockstep in groups of at most {self._group} clients: {self._choice}{graphs}{alone}{files}"
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -183,11 +188,13 @@ class BatchedEngine:
         model, device = ready[0].work.model, self._options.device
         if self._choice is None:
             self._choice = self._chosen(common, ready)
+            if self._options.captures and self._choice.name != "one_by_one":
+                self._captured = Captured(self._choice.strategy)
         members = []
         for each in ready:
             seed_everything(each.assigned.assignment.training.seed)
             members.append(Member(each.work.data, each.work.work, RandomStream(device)))
-        return answer_together(model, members, self._choice.strategy)
+        return answer_together(model, members, self._captured or self._choice.strategy)
 
     def _chosen(self, common: Assignment, ready: Sequence[_Ready]) -> Choice:
         """The strategy, measured with the clients' first batches."""

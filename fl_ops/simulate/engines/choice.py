@@ -50,6 +50,7 @@ class EngineOptions:
             "strategy": batched.strategy,
             "group": batched.group,
             **({"autocast": batched.autocast} if batched.autocast else {}),
+            **({"passes": "recorded"} if batched.captures else {}),
         }
 
 
@@ -66,6 +67,7 @@ class EngineRequest:
     strategy: Name | None = None
     group: int | None = None
     autocast: Literal["bfloat16"] | None = None
+    cuda_graph: bool = False
 
     def options(self, runs: int = 1, *, replays: bool = False) -> EngineOptions:
         """The engine of each of so many parallel runs. Raises UsageError for options that do not go together.
@@ -80,6 +82,7 @@ class EngineRequest:
             "--strategy": self.strategy,
             "--group": self.group,
             "--autocast": self.autocast,
+            "--cuda-graph": self.cuda_graph or None,
         }
         if found := [option for option, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(found)}: expected --engine batched, which has this option")
@@ -95,7 +98,11 @@ class EngineRequest:
         if self.workers not in (None, 1):
             raise UsageError(f"--workers {self.workers}: the engine batched trains in one process; leave out --workers")
         device = _device(self.device or "cpu")
-        return EngineOptions(batched=BatchedOptions(device, self.strategy, self.group or 0, self.autocast))
+        if self.cuda_graph and device.type != "cuda":
+            raise UsageError(f"--cuda-graph: expected --device cuda, got {device}")
+        return EngineOptions(
+            batched=BatchedOptions(device, self.strategy, self.group or 0, self.autocast, self.cuda_graph)
+        )
 
 
 def _device(text: str) -> torch.device:

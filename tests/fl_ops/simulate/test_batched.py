@@ -146,6 +146,8 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     ("request_", "message"),
     [
         (EngineRequest("sequential", device="cpu"), "--device: expected --engine batched"),
+        (EngineRequest("batched", cuda_graph=True), "--cuda-graph: expected --device cuda, got cpu"),
+        (EngineRequest("sequential", cuda_graph=True), "--cuda-graph: expected --engine batched"),
         (EngineRequest("workers", autocast="bfloat16"), "--autocast: expected --engine batched"),
         (EngineRequest("workers", group=3), "--group: expected --engine batched"),
         (EngineRequest("batched", workers=2), "leave out --workers"),

@@ -17,6 +17,7 @@ from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import EngineOptions
 from fl_ops.simulate.engines.held import DeviceMemory, HeldInMemory, sums_of_squares
 from fl_server.admission.digest_and_norms import digest_and_norms
+from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.mean import average_buffers, sum_updates
 from fl_server.aggregation.shapes import UpdateShape
 from protos.codec import pieces_of
@@ -68,7 +69,8 @@ def test_sums_have_the_bits_of_sums_over_files(tmp_path: Path, payload: str) -> 
     paths, in_memory, shape = both(tmp_path)
     layout, rows = shape.layout_of(payload), [[0.1, 0.2, 0.3, 0.25, 0.15], [1.0, -2.0, 0.5, 0.0, 3.0]]
     expected, buffers = sum_updates(paths, layout, rows), average_buffers(paths, layout, rows[0])
-    for sources in (in_memory, [*in_memory[:2], *paths[2:]]):
+    cases: list[list[Source]] = [[*in_memory], [*in_memory[:2], *paths[2:]]]
+    for sources in cases:
         for one, other in zip(sum_updates(sources, layout, rows), expected, strict=True):
             same(one, other)
         same(average_buffers(sources, layout, rows[0]), buffers)
