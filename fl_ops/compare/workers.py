@@ -26,7 +26,7 @@ from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import EngineOptions
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
@@ -59,9 +59,12 @@ class Means:
 
 @dataclass(frozen=True)
 class RunCell:
-    """Simulates cells. data_location: options of the task for the location of its data; they change no number."""
+    """Simulates cells."""
 
     data_location: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task for the location of its data; they change no number."""
+    engine: EngineOptions = SEQUENTIAL
+    """How clients train. Workers inside a cell are added only to the sequential engine."""
 
     def __call__(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
         """Run a cell from its saved state, if there is one. A run that diverges is a result, too, with its rounds.
@@ -88,7 +91,7 @@ class RunCell:
             prepared.clients,
             task=prepared.server_task,
             devices=prepared.devices,
-            engine=EngineOptions(means.workers),
+            engine=EngineOptions(means.workers) if self.engine == SEQUENTIAL else self.engine,
         )
         with simulation, _saving(simulation, cell, means.saved) as (earlier, going):
             rounds = [_row(done) for done in earlier]

@@ -17,6 +17,7 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     """Write the plot as PNG. Returns False, without a file, if nothing was evaluated."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     run = results[0].settings["run"]
     metric = str(run["stop"]["metric"])
@@ -34,7 +35,7 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     means = [fmean(curve[at] for curve in curves) for at in shared]
     axes.plot(shared, means, color=_COLOUR, linewidth=1.8, marker=_marker(shared), markersize=4)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("Rounds done", color=_INK)
     axes.set_ylabel(metric, color=_INK)
     seeds = f"mean and each of {len(curves)} seeds" if len(curves) > 1 else f"seed {results[0].seed}"
