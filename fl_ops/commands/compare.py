@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import Context, command
+from fl_ops.commands.options import CellEngine, Context, Device, command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
@@ -33,13 +33,8 @@ def compare(
         typer.Option(metavar="DIR", help="Folder for the results; by default fl-compare/ and the table's name."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one thread.")] = 1,
-    engine: Annotated[
-        Literal["sequential", "batched"],
-        typer.Option(help="How the clients of a run train: one after the other, or many in lockstep."),
-    ] = "sequential",
-    device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda|cuda:1", help="Device of the engine batched. Default: cpu.")
-    ] = None,
+    engine: CellEngine = "sequential",
+    device: Device = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="A label of the table; repeat it for several.")
     ] = None,
@@ -66,8 +61,9 @@ def compare(
     from fl_ops.compare.cells import CellFolder
     from fl_ops.compare.costs import Costs
     from fl_ops.compare.plan import Plan
+    from fl_ops.compare.run_cell import RunCell
     from fl_ops.compare.table import read_table
-    from fl_ops.compare.workers import Job, RunCell, Work
+    from fl_ops.compare.workers import Job, Work
     from fl_ops.simulate.engines.choice import EngineRequest
 
     check_plotting("fl compare")
