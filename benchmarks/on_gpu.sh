@@ -73,10 +73,6 @@ import fl_ops.simulate.simulation  # a missing package ends the script here, wit
 CHECK
 cat "$RESULTS/environment.txt"
 
-# Without --device, `fl compare` would spend the GPU's time on the CPU.
-has() { "$PYTHON" -m fl_ops compare --help 2>/dev/null | grep -q -- "$1"; }
-ON=()
-has --device && ON=(--engine batched --device "$DEVICE")
 FEW=$((ROUNDS < 20 ? ROUNDS : 20))
 local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --device "$DEVICE" --model "$1" --precision "$2" --pairs "$PAIRS"; }
 
@@ -91,7 +87,7 @@ step lockstep 240 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE"
 step simulation-workers 180 "${simulation[@]}" --only workers --rounds "$FEW" # on this machine's processors
 
 # The time that is left goes to the papers' tables, in equal shares of what is left at each.
-if [ "$IMPETUS_DATA" != random ] && has --minutes && { has --device || [ "$DEVICE" = cpu ]; }; then
+if [ "$IMPETUS_DATA" != random ]; then
     tables=(docs/papers/*.toml)
     for index in "${!tables[@]}"; do
         [ -e "${tables[$index]}" ] || continue
@@ -100,7 +96,7 @@ if [ "$IMPETUS_DATA" != random ] && has --minutes && { has --device || [ "$DEVIC
         [ "$share" -ge "$LEAST_S" ] || break
         minutes=$(awk "BEGIN { print ($share - 15) / 60 }")
         step "paper-$name" "$share" "$PYTHON" -m fl_ops compare "${tables[$index]}" --minutes "$minutes" \
-            --out "$RESULTS/papers/$name" --data-root "$IMPETUS_DATA" ${ON[@]+"${ON[@]}"}
+            --out "$RESULTS/papers/$name" --data-root "$IMPETUS_DATA" --engine batched --device "$DEVICE"
     done
 fi
 exit $FAILED

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import Context, command
+from fl_ops.commands.options import CellEngine, Context, Device, command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
@@ -32,6 +33,8 @@ def compare(
         typer.Option(metavar="DIR", help="Folder for the results; by default fl-compare/ and the table's name."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one thread.")] = 1,
+    engine: CellEngine = "sequential",
+    device: Device = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="A label of the table; repeat it for several.")
     ] = None,
@@ -58,11 +61,15 @@ def compare(
     from fl_ops.compare.cells import CellFolder
     from fl_ops.compare.costs import Costs
     from fl_ops.compare.plan import Plan
+    from fl_ops.compare.run_cell import RunCell
     from fl_ops.compare.table import read_table
-    from fl_ops.compare.workers import Job, RunCell, Work
+    from fl_ops.compare.workers import Job, Work
+    from fl_ops.simulate.engines.choice import EngineRequest
 
     check_plotting("fl compare")
-    comparison = read_table(table)
+    options = EngineRequest(engine, 1, device).options()
+    # With the coordinator's arithmetic the engine is no setting of a cell.
+    comparison = replace(read_table(table), engine=options.arithmetic if options.batched else {})
     out = out or Path("fl-compare") / table.stem
     folder = CellFolder(cells or out / CELLS)
     for path in (out, folder.path):
@@ -72,7 +79,8 @@ def compare(
         _page_with_tables(page, plan)  # report a page that cannot be filled now, not after hours
     unfinished = ""
     if run:
-        job = Job(RunCell({} if data_root is None else {"data_root": str(data_root.resolve())}), folder)
+        location = {} if data_root is None else {"data_root": str(data_root.resolve())}
+        job = Job(RunCell(location, options), folder)
         seconds = None if minutes is None else 60 * minutes
         unfinished = _run(Work(plan, job, processes, seconds, Costs(plan.results())))
     facts = _write_results(plan, out, page)

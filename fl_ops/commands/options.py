@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +18,37 @@ from fl_ops.admin.client import AdminClient
 from fl_ops.errors import Exit, OpsError, Refused, UsageError
 from fl_ops.render import output
 from fl_ops.user_code import traceback_of
+
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that train a run's clients. Default: the processors here, divided by runs."),
+]
+Engine = Annotated[
+    Literal["workers", "sequential", "batched"] | None,
+    typer.Option(
+        help="How clients train: in worker processes, one after the other, or many in lockstep as one model. "
+        "Default: workers, and batched with --device cuda."
+    ),
+]
+CellEngine = Annotated[
+    Literal["sequential", "batched"],
+    typer.Option(help="How the clients of a run train: one after the other, or many in lockstep as one model."),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="cpu|cuda|cuda:1", help="Device of the engine batched. Default: cpu.")
+]
+Strategy = Annotated[
+    Literal["grouped", "unfolded", "one_by_one"] | None,
+    typer.Option(help="How the engine batched computes gradients. Default: the fastest one, measured at the start."),
+]
+Group = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
+]
+Distributed = Annotated[
+    bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
+]
+"""How simulated clients train: options of `fl simulate` and `fl compare`."""
 
 _PANEL = "Connection (also by environment variables, or in ~/.config/impetus/fl.toml)"
 

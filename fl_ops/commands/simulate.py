@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from fl_ops.commands.options import Context, command
+from fl_ops.commands.options import (
+    Context,
+    Device,
+    Distributed,
+    Engine,
+    Group,
+    Strategy,
+    Workers,
+    command,
+)
 from fl_ops.errors import Exit, UsageError
 from fl_ops.render import output
 
@@ -32,32 +41,11 @@ def simulate(
         str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs, of different seeds.")] = 1,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Processes that train a run's clients. Default: this machine's processors, divided by runs."
-        ),
-    ] = None,
-    engine: Annotated[
-        Literal["workers", "sequential", "batched"] | None,
-        typer.Option(
-            help="How clients train: in worker processes, one after the other, or many in lockstep as one model. "
-            "Default: workers, and batched with --device cuda."
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda|cuda:1", help="Device of the engine batched. Default: cpu.")
-    ] = None,
-    strategy: Annotated[
-        Literal["grouped", "unfolded", "one_by_one"] | None,
-        typer.Option(
-            help="How the engine batched computes gradients. Default: the fastest one, measured at the start."
-        ),
-    ] = None,
-    group: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
-    ] = None,
+    workers: Workers = None,
+    engine: Engine = None,
+    device: Device = None,
+    strategy: Strategy = None,
+    group: Group = None,
     autocast: Annotated[
         Literal["bfloat16"] | None,
         typer.Option(
@@ -67,9 +55,7 @@ def simulate(
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph", help="With --device cuda: record passes of the engine batched as graphs.")
     ] = False,
-    distributed: Annotated[
-        bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
-    ] = False,
+    distributed: Distributed = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
     ] = None,

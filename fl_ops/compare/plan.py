@@ -38,7 +38,9 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
     if tuned and stage == "tuning":
         run["stop"]["rounds"] = tuned.rounds
     simulation = table.simulation(experiment.split, tuned.validation_every if tuned else 0)
-    settings = {"run": run, "simulation": simulation.model_dump(mode="json")}
+    settings: dict[str, Any] = {"run": run, "simulation": simulation.model_dump(mode="json")}
+    if table.engine:
+        settings["engine"] = dict(table.engine)
     return Cell(experiment.method.label, experiment.split, stage, seed, settings)
 
 

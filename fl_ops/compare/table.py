@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -129,6 +129,8 @@ class Table:
     name: str
     run: RunConfig
     spec: TableSection
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """The arithmetic of an engine whose bits are not the coordinator's; it is a setting of every cell."""
 
     def experiments(self) -> Iterator[Experiment]:
         """Every method on every split, split by split."""

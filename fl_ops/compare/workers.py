@@ -5,143 +5,31 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
+from fl_ops.compare.run_cell import Means, OnRound
 from fl_ops.errors import Refused
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import EngineOptions
-from fl_ops.simulate.reports import RoundResult
-from fl_ops.simulate.saving.save import RunSave
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
 from fl_ops.worker_process import become_worker
-from fl_server.run_spec import from_values
 
 _POLL_S = 0.5
 """Longest time until the rounds of running cells are reported."""
 
 _GRACE_S = 20.0
 """Time for a process that is given up to save its run. One that needs longer goes back to its last save."""
-
-OnRound = Callable[[RoundRow], None]
-"""Called in a worker for every round that is done."""
-
-
-class _NotContinuedError(Exception):
-    """The saved state of a cell is damaged, or another version of the program made it: the cell begins again."""
-
-
-@dataclass(frozen=True)
-class Means:
-    """What a cell may use. workers: processes that train the clients of a round; the models do not depend on them."""
-
-    workers: int = 1
-    saved: Path | None = None
-    """The folder for the run's state, from which a later call continues the same bits. None: it is not saved."""
-
-
-@dataclass(frozen=True)
-class RunCell:
-    """Simulates cells. data_location: options of the task for the location of its data; they change no number."""
-
-    data_location: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
-        """Run a cell from its saved state, if there is one. A run that diverges is a result, too, with its rounds.
-
-        Raises:
-            Refused: the run failed for another reason.
-            TaskError, AlgorithmError: the run cannot be started.
-        """
-        try:
-            return self._run(cell, on_round, means)
-        except _NotContinuedError:
-            if means.saved:
-                shutil.rmtree(means.saved)
-            return self._run(cell, on_round, means)
-
-    def _run(self, cell: Cell, on_round: OnRound, means: Means) -> CellResult:
-        run = from_values(dict(cell.settings["run"]))
-        task = run.task.model_copy(update={"options": {**run.task.options, **self.data_location}})
-        section = SimulationSection.model_validate(cell.settings["simulation"])
-        prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), cell.seed)
-        began = time.monotonic()
-        simulation = Simulation(
-            prepared.config,
-            prepared.clients,
-            task=prepared.server_task,
-            devices=prepared.devices,
-            engine=EngineOptions(means.workers),
-        )
-        with simulation, _saving(simulation, cell, means.saved) as (earlier, going):
-            rounds = [_row(done) for done in earlier]
-            before = sum(row.seconds for row in rounds)
-            for done in going:
-                rounds.append(_row(done))
-                on_round(rounds[-1])
-            status, reason = simulation.ending or ("completed", "")
-        if status == "failed" and not simulation.diverged:
-            raise Refused(f"{cell.label}, {cell.stage} with seed {cell.seed}: {reason}")
-        diverged = len(rounds) if simulation.diverged else None
-        return CellResult(tuple(rounds), before + time.monotonic() - began, diverged, reason)
-
-
-@contextmanager
-def _saving(
-    simulation: Simulation, cell: Cell, folder: Path | None
-) -> Iterator[tuple[list[RoundResult], Iterator[RoundResult]]]:
-    """(rounds of the saved state, the other rounds, saved at times). Without a folder nothing is saved."""
-    if folder is None:
-        yield [], simulation.rounds()
-        return
-    try:
-        save = RunSave(folder, {"cell": cell.digest})
-    except Refused:  # another comparison runs the same cell
-        yield [], simulation.rounds()
-        return
-    with save:
-        try:
-            earlier = save.restore(simulation)
-        except Refused as error:
-            raise _NotContinuedError from error
-        with closing(_others(save, simulation, earlier)) as rounds:
-            yield earlier, rounds
-
-
-def _others(save: RunSave, simulation: Simulation, earlier: list[RoundResult]) -> Generator[RoundResult]:
-    yield from save.rounds(simulation, earlier)
-
-
-def _row(done: RoundResult) -> RoundRow:
-    return RoundRow(
-        round=done.round,
-        accepted=len(done.accepted),
-        training_loss=done.training_loss,
-        accuracy=done.metrics.get("accuracy"),
-        loss=done.metrics.get("loss"),
-        bytes_down=done.bytes_down,
-        bytes_up=done.bytes_up,
-        seconds=round(done.seconds, 4),
-        model=done.digest,
-        simulated_total_s=done.simulated_total_s,
-    )
 
 
 @dataclass(frozen=True)

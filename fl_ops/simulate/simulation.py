@@ -10,25 +10,22 @@ from typing import Self
 import torch
 
 from fl_client.training.data import LocalTask
-from fl_ops.simulate.clients import has_held_out
 from fl_ops.simulate.collection import Collection
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
-from fl_ops.simulate.engines.client_work import one_thread
+from fl_ops.simulate.evaluations import Evaluations
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
-from fl_ops.simulate.updates import Contribution, NotDelivered
+from fl_ops.simulate.updates import Contribution
 from fl_server.admission.epochs import mean_epochs
 from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
 from fl_server.rounds import events as ev
-from fl_server.rounds.client_metrics import has_evaluation, summary
 from fl_server.rounds.machine import advance
-from fl_server.rounds.sampling import by_id, draw_evaluators
+from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
-from fl_server.rounds.stop_rules import Evaluation, StopPolicy, stop_reason
 from fl_server.run_config import RunConfig
 from tasks import Task
 
@@ -73,7 +70,7 @@ class Simulation:
         algorithm = self.federation.engine.algorithm
         population = self.config.population if algorithm.needs_population else 0
         self._state = RoundState(self.config.policy(len(algorithm.exchanges), population), self.config.stop.rounds)
-        self._evaluations: list[Evaluation] = []
+        self._evaluations = Evaluations(self.federation, self._members, self._time)
         self._finished: list[RoundResult] = []
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
@@ -81,7 +78,7 @@ class Simulation:
         self._engine_report = ""
         self._roster_changed = False
         self._earlier_s = 0.0
-        self._began = self._round_began = time.monotonic()
+        self._started = self._began = self._round_began = time.monotonic()
         self._round_began_at = 0.0
         self.point: RunPoint | None = None
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
@@ -118,8 +115,8 @@ class Simulation:
 
     def rounds(self) -> Iterator[RoundResult]:
         """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
-        self._round_began = time.monotonic()
-        self._began = self._round_began - self._earlier_s
+        self._started = self._round_began = time.monotonic()
+        self._began = self._started - self._earlier_s
         self._update_roster()
         while self._state.phase is not Phase.ENDED:
             self._apply(self._time_limit_reached() or self._do_phase())
@@ -145,9 +142,7 @@ class Simulation:
             self._time.continue_from(point.clock)
             self._round_began_at = point.clock.now
         self.failures, self._values_not_finite = [*point.failures], point.values_not_finite
-        for each in earlier:
-            if has_evaluation(each.metrics, self.config.stop.metric):
-                self._evaluations.append((each.round, each.metrics))
+        self._evaluations.continue_from(earlier)
         self.point = point
 
     def _point(self) -> RunPoint:
@@ -157,8 +152,8 @@ class Simulation:
         return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds, clock)
 
     def profile(self) -> dict[str, float]:
-        """Seconds by what they were used for, so far."""
-        return self.federation.profile.seconds(time.monotonic() - self._began)
+        """Seconds of this process by what they were used for, so far."""
+        return self.federation.profile.seconds(time.monotonic() - self._started)
 
     def _apply(self, event: ev.Event) -> None:
         self._state, commands = advance(self._state, event)
@@ -193,7 +188,7 @@ class Simulation:
                 self._commit(accepted)
                 return ev.ModelCommitted()
             case Phase.EVALUATING:
-                reason = self._stop_reason()
+                reason = self._evaluations.stop_reason()
                 return ev.EndRequested("completed", reason) if reason else ev.Evaluated(min(state.awaited))
             case _:
                 again = None if self._time is None else self._time.wait(state, self._usable())
@@ -274,12 +269,8 @@ class Simulation:
         snapshot, closed = self.federation.snapshot, self._closed
         if announce.evaluate or announce.ask_clients:
             self._notify(Step(snapshot.round, "evaluation"))
-        metrics = {
-            **(self._evaluate(snapshot) if announce.evaluate else {}),
-            **(self._evaluate_on_clients(snapshot) if announce.ask_clients else {}),
-        }
-        if has_evaluation(metrics, self.config.stop.metric):
-            self._evaluations.append((snapshot.round, metrics))
+        metrics = self._evaluations.measure(announce, awaited="clients" in self._state.awaited)
+        self._roster_changed = self._roster_changed or (self._time is not None and announce.ask_clients)
         losses = [one.training_loss for one in self._counted if one.training_loss is not None]
         down, up = self.federation.traffic.take()
         result = RoundResult(
@@ -305,27 +296,6 @@ class Simulation:
             return {}
         before, self._round_began_at = self._round_began_at, self._time.now
         return {"simulated_s": self._time.now - before, "simulated_total_s": self._time.now}
-
-    def _evaluate(self, snapshot: Snapshot) -> Mapping[str, float]:
-        with self.federation.profile.part("evaluation"), one_thread():
-            return self.federation.engine.evaluate(snapshot)
-
-    def _evaluate_on_clients(self, snapshot: Snapshot) -> Mapping[str, float]:
-        """Metrics over the clients that have held-out data; a client that fails is skipped."""
-        pool = [client for client in self._members if has_held_out(self.federation.clients, client)]
-        present = pool if self._time is None else self._time.eligible(pool)
-        drawn = draw_evaluators(present, self.config.evaluation.clients, self.config.seed, snapshot.round)
-        if self._time is not None:
-            awaited = "clients" in self._state.awaited
-            drawn = tuple(self._time.evaluate(snapshot.round, drawn, awaited=awaited))
-            self._roster_changed = True
-        found = dict(self.federation.evaluate(drawn))
-        measured = (found[client] for client in drawn)
-        return summary([each for each in measured if not isinstance(each, NotDelivered)])
-
-    def _stop_reason(self) -> str | None:
-        stop = self.config.stop
-        return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), self._evaluations)
 
     def _time_limit_reached(self) -> ev.Event | None:
         limit = self.config.stop.wall_time_s

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from statistics import fmean
 
 from fl_ops.simulate.output.results import SeedResult
 
 PLOT = "metric-by-round.png"
+_FEW = 20
 _COLOUR, _PALE, _INK = "#0b6e99", "#9cc4d6", "#333333"
 
 
@@ -16,6 +17,7 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     """Write the plot as PNG. Returns False, without a file, if nothing was evaluated."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     run = results[0].settings["run"]
     metric = str(run["stop"]["metric"])
@@ -29,9 +31,11 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for curve in curves:
-        axes.plot(list(curve), list(curve.values()), color=_PALE, linewidth=1.0)
+        axes.plot(list(curve), list(curve.values()), color=_PALE, linewidth=1.0, marker=_marker(curve), markersize=3)
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    axes.plot(shared, [fmean(curve[at] for curve in curves) for at in shared], color=_COLOUR, linewidth=1.8)
+    means = [fmean(curve[at] for curve in curves) for at in shared]
+    axes.plot(shared, means, color=_COLOUR, linewidth=1.8, marker=_marker(shared), markersize=4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("Rounds done", color=_INK)
     axes.set_ylabel(metric, color=_INK)
     seeds = f"mean and each of {len(curves)} seeds" if len(curves) > 1 else f"seed {results[0].seed}"
@@ -40,3 +44,8 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
     return True
+
+
+def _marker(points: Sized) -> str:
+    """Few points are drawn, too: one alone has no line."""
+    return "o" if len(points) <= _FEW else ""

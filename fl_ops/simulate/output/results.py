@@ -35,7 +35,7 @@ class SeedResult:
     status: str = "running"
     reason: str = ""
     profile: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by what they were used for; empty until the run ends."""
+    """Seconds of this process by what they were used for; empty until the run ends."""
 
     @property
     def evaluated(self) -> list[RoundResult]:

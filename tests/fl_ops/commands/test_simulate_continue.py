@@ -70,6 +70,7 @@ def results(folder: Path) -> tuple[Any, list[dict[str, str]], bytes]:
     rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
     for each in [*facts["rounds"], *rows]:
         del each["seconds"]
+    del facts["profile"]
     return facts, rows, (folder / "model.safetensors").read_bytes()
 
 

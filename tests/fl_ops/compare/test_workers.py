@@ -19,8 +19,10 @@ from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.progress import Progress
-from fl_ops.compare.workers import Job, Means, OnRound, RunCell, Work, run_all, shares
+from fl_ops.compare.run_cell import Means, OnRound, RunCell
+from fl_ops.compare.workers import Job, Work, run_all, shares
 from fl_ops.errors import Exit, Refused
+from fl_ops.simulate.engines.choice import EngineRequest
 from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
 
@@ -204,6 +206,17 @@ def test_a_cell_has_the_same_models_with_two_workers(read: Read) -> None:
     cell = Plan(read(), nothing_done, ["FedCM"]).missing()[0]
     one, two = (RunCell()(cell, ignore, Means(workers)) for workers in (1, 2))
     assert untimed(one) == untimed(two)
+
+
+def test_a_cell_in_lockstep_is_another_cell(read: Read) -> None:
+    """Its file has another name, its settings name engine and device, and its accuracies are about the same."""
+    options = EngineRequest("batched", device="cpu", strategy="grouped").options()
+    plain, table = read(), replace(read(), engine=options.arithmetic)
+    [one, *_], [other, *_] = (Plan(each, nothing_done, ["FedCM"]).missing() for each in (plain, table))
+    assert one.digest != other.digest
+    assert other.settings["engine"] == {"clients": "in lockstep", "device": "cpu", "strategy": "grouped", "group": 0}
+    expected = RunCell()(one, ignore, Means()).accuracies
+    assert RunCell(engine=options)(other, ignore, Means()).accuracies == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

@@ -95,7 +95,7 @@ def test_cifar10_has_a_choice_of_models(model: str, stem: tuple[int, ...]) -> No
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cifar10", {"model": "vgg"}, 'one of cnn, cnn-24, resnet18-gn, .*, got "vgg"'),
+        ("cifar10", {"model": "vgg"}, 'one of cnn, cnn-small, cnn-24, resnet18-gn, .*, got "vgg"'),
         ("fashion-mnist", {"model": "resnet18-gn"}, 'one of cnn, cnn-small, got "resnet18-gn"'),
         ("cifar10", {"download": "yes"}, "download to be true or false, got 'yes'"),
         ("cifar10", {"client_eval_fraction": 1.5}, "from 0 to below 1, got 1.5"),

@@ -57,7 +57,7 @@ def table(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(simulated: Simulated, folder: Path, every_s: float = 0.0, **sections: Any) -> Iterator[tuple[Any, RunSave]]:
+def opened(simulated: Simulated, folder: Path, every_s: Any = 0.0, **sections: Any) -> Iterator[tuple[Any, RunSave]]:
     """A simulation and its save."""
     with simulated(**table(sections)) as simulation, RunSave(folder, SETTINGS, every_s) as save:
         yield simulation, save

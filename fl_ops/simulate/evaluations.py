@@ -1,0 +1,67 @@
+"""The evaluations of a simulated run: on the server's data, on clients, and the stop rules that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fl_ops.simulate.clients import has_held_out
+from fl_ops.simulate.engines.client_work import one_thread
+from fl_ops.simulate.federation import Federation
+from fl_ops.simulate.reports import RoundResult
+from fl_ops.simulate.system.simulated_time import SimulatedTime
+from fl_ops.simulate.updates import NotDelivered
+from fl_server.rounds import events as ev
+from fl_server.rounds.client_metrics import has_evaluation, summary
+from fl_server.rounds.sampling import draw_evaluators
+from fl_server.rounds.stop_rules import Evaluation, StopPolicy, stop_reason
+
+
+class Evaluations:
+    """The metrics of a run's models."""
+
+    def __init__(self, federation: Federation, members: Sequence[str], time: SimulatedTime | None) -> None:
+        """members: all clients; time: who of them is there."""
+        self._federation, self._members, self._time = federation, members, time
+        self._done: list[Evaluation] = []
+
+    def continue_from(self, earlier: Iterable[RoundResult]) -> None:
+        """Count the evaluations of an earlier process."""
+        for each in earlier:
+            self._add(each.round, each.metrics)
+
+    def measure(self, announce: ev.Announce, *, awaited: bool) -> Mapping[str, float]:
+        """Metrics of the latest model, by name; empty if nothing is due. Raises TaskError.
+
+        awaited: the next round waits for the clients' metrics.
+        """
+        metrics = {
+            **(self._on_server() if announce.evaluate else {}),
+            **(self._on_clients(awaited=awaited) if announce.ask_clients else {}),
+        }
+        self._add(self._federation.snapshot.round, metrics)
+        return metrics
+
+    def stop_reason(self) -> str | None:
+        """Why the run ends now by its metric. None: it goes on."""
+        stop = self._federation.config.stop
+        return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), self._done)
+
+    def _add(self, round_: int, metrics: Mapping[str, float]) -> None:
+        if has_evaluation(metrics, self._federation.config.stop.metric):
+            self._done.append((round_, metrics))
+
+    def _on_server(self) -> Mapping[str, float]:
+        with self._federation.profile.part("evaluation"), one_thread():
+            return self._federation.engine.evaluate(self._federation.snapshot)
+
+    def _on_clients(self, *, awaited: bool) -> Mapping[str, float]:
+        """Metrics over the clients that have held-out data; a client that fails is skipped."""
+        config, round_ = self._federation.config, self._federation.snapshot.round
+        pool = [client for client in self._members if has_held_out(self._federation.clients, client)]
+        present = pool if self._time is None else self._time.eligible(pool)
+        drawn: Sequence[str] = draw_evaluators(present, config.evaluation.clients, config.seed, round_)
+        if self._time is not None:
+            drawn = self._time.evaluate(round_, drawn, awaited=awaited)
+        found = dict(self._federation.evaluate(drawn))
+        measured = (found[client] for client in drawn)
+        return summary([each for each in measured if not isinstance(each, NotDelivered)])
