@@ -49,6 +49,11 @@ def folder_of_states(size: int) -> ScratchFolder:
     return ScratchFolder("states", in_memory=_fits(size))
 
 
+def folder_of_a_rank() -> ScratchFolder:
+    """A folder for a rank's updates and client states."""
+    return ScratchFolder("rank", in_memory=False)
+
+
 def _fits(size: int) -> bool:
     return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * shutil.disk_usage(MEMORY_DISK).free
 
