@@ -23,7 +23,7 @@ class DistributedEngine:
     def __init__(self, context: EngineContext, own: LocalEngine, ranks: Ranks) -> None:
         """own: for this rank's share."""
         self._context, self._own, self._ranks = context, own, ranks
-        self._answers = messages.Answers(ranks, 0, context)
+        self._answers = messages.Answers(ranks, [], context)
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -59,8 +59,10 @@ class DistributedEngine:
     def close(self) -> None:
         """See `LocalEngine.close`. The other ranks end with their run."""
         self._own.close()
-        with suppress(Refused, TaskError):  # a rank that has ended, or an error there after the one that ends this run
+        try:
             self._answers.discard()
+        except (Refused, TaskError):
+            return  # a rank has ended, or its work has: the others end when this process does
         for rank in self._ranks.others:
             with suppress(Refused):
                 self._ranks.send(rank, {"do": messages.END})
@@ -81,6 +83,6 @@ class DistributedEngine:
         self._answers.discard()
         for rank, order in zip(self._ranks.others, orders, strict=True):
             order.send(self._ranks, rank, self._context)
-        self._answers = answers = messages.Answers(self._ranks, len(orders), self._context)
+        self._answers = answers = messages.Answers(self._ranks, self._ranks.others, self._context)
         yield from own
         yield from answers.results()

@@ -54,6 +54,11 @@ def free_memory() -> int:
     return shutil.disk_usage(MEMORY_DISK).free if MEMORY_DISK.is_dir() else 0
 
 
+def folder_of_a_rank() -> ScratchFolder:
+    """A folder for a rank's updates and client states."""
+    return ScratchFolder("rank", in_memory=False)
+
+
 def _fits(size: int) -> bool:
     return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * free_memory()
 

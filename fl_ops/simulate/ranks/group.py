@@ -32,7 +32,6 @@ Head = Mapping[str, Any]
 class Message:
     """What one rank sent to another."""
 
-    source: int
     head: Head
     buffers: Sequence[bytearray]
 
@@ -61,17 +60,17 @@ class Ranks:
                 if len(each):
                     dist.send(_tensor(each), to)
 
-    def receive(self, source: int | None = None) -> Message:
-        """The next message of a rank, or of any rank. Raises Refused if a rank has ended."""
+    def receive(self, source: int) -> Message:
+        """The next message of a rank. Raises Refused if that rank has ended."""
         with _lost_ranks():
             counts = torch.empty(2, dtype=torch.int64)
-            sender = dist.recv(counts, source)
+            dist.recv(counts, source)
             head, buffers = (int(each) for each in counts)
-            text = _received(head, sender)
+            text = _received(head, source)
             sizes = torch.empty(buffers, dtype=torch.int64)
             if buffers:
-                dist.recv(sizes, sender)
-            return Message(sender, json.loads(text), [_received(int(size), sender) for size in sizes])
+                dist.recv(sizes, source)
+            return Message(json.loads(text), [_received(int(size), source) for size in sizes])
 
     def broadcast(self, data: Buffer | None, size: int) -> bytearray:
         """Give all ranks the buffer of rank 0, of `size` bytes. Other ranks give None."""

@@ -118,34 +118,30 @@ def received_result(message: Message, context: EngineContext) -> Trained | Evalu
 class Answers:
     """The results of the ranks that have an order. Each rank sends all of its results, then that it is done."""
 
-    def __init__(self, ranks: Ranks, asked: int, context: EngineContext) -> None:
-        """asked: number of ranks with an order."""
-        self._ranks, self._left, self._context = ranks, asked, context
+    def __init__(self, ranks: Ranks, asked: Sequence[int], context: EngineContext) -> None:
+        """asked: the ranks with an order."""
+        self._ranks, self._left, self._context = ranks, [*asked], context
 
     def results(self) -> Iterator[Trained | Evaluated | Failed]:
-        """The results, in the order in which they come. Raises the error that ended the work of a rank."""
-        while self._left:
-            message = self._ranks.receive()
-            if self._is_last(message):
-                continue
+        """The results, rank by rank. Raises the error that ended the work of a rank."""
+        while (message := self._next()) is not None:
             yield received_result(message, self._context)
 
     def discard(self) -> None:
         """Read what is left, so that the next message is an answer to the next order."""
-        while self._left:
-            self._is_last(self._ranks.receive())
+        while self._next() is not None:
+            pass
 
-    def _is_last(self, message: Message) -> bool:
-        """Whether it is a rank's last message for its order. Raises the error that ended the work there."""
-        head = message.head
-        if head["result"] == "done":
-            self._left -= 1
-            return True
-        if head["result"] == "error":
-            self._left -= 1
-            raise (
-                TaskError(head["text"])
-                if head["in_task"]
-                else Refused(f"the work of rank {message.source} ended with {head['text']}")
-            )
-        return False
+    def _next(self) -> Message | None:
+        """The next result, or None if all have come. Raises the error that ended the work of a rank."""
+        # One rank after the other: a wait for a message of any rank would not notice that one has ended.
+        while self._left:
+            message = self._ranks.receive(self._left[0])
+            head = message.head
+            if head["result"] not in ("done", "error"):
+                return message
+            rank = self._left.pop(0)
+            if head["result"] == "error":
+                error = TaskError(head["text"]) if head["in_task"] else None
+                raise error or Refused(f"the work of rank {rank} ended with {head['text']}")
+        return None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.files.scratch import folder_of_a_rank
 from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.ranks import messages
@@ -39,36 +40,39 @@ def check_programs(ranks: Ranks, prepared: PreparedRun) -> None:
         ranks.send(0, {"program": program_of(prepared)})
         return
     here = program_of(prepared)
-    for _ in ranks.others:
-        message = ranks.receive()
-        if message.head["program"] != here:
+    for rank in ranks.others:
+        if ranks.receive(rank).head["program"] != here:
             raise UsageError(
-                f"--distributed: expected the same file, data, task and torch on all ranks, and rank {message.source} "
-                "has others than rank 0"
+                f"--distributed: expected the same file, data, task and torch on all ranks, and rank {rank} has others "
+                "than rank 0"
             )
 
 
 def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], LocalEngine]) -> None:
     """Do what rank 0 orders until the run ends. Raises TaskError if the model cannot be made here."""
-    with TemporaryDirectory(prefix="fl-rank-") as folder:
+    # A wait for a message cannot be interrupted, so the signals of torchrun end the process at once. The next
+    # simulation of the same user removes the folder then.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    with ExitStack() as stack:
+        scratch = folder_of_a_rank()
+        stack.callback(scratch.cleanup)
         context = EngineContext(
             prepared.clients,
             prepared.clients.task,
             optimizer_spec(prepared.config.local).name,
-            ClientStates(Path(folder) / "states"),
-            Spool(Path(folder)),
-            Path(folder),
+            ClientStates(scratch.path / "states"),
+            Spool(scratch.path),
+            scratch.path,
             partial(examples_of, prepared.clients),
         )
         engine = make(context)
-        try:
-            while (message := ranks.receive(0)).head["do"] != messages.END:
-                if message.head["do"] == messages.BEGIN:
-                    engine.begin(messages.receive_bundles(ranks, message))
-                else:
-                    _answer(ranks, engine, Order.received(message, context), context)
-        finally:
-            engine.close()
+        stack.callback(engine.close)
+        while (message := ranks.receive(0)).head["do"] != messages.END:
+            if message.head["do"] == messages.BEGIN:
+                engine.begin(messages.receive_bundles(ranks, message))
+            else:
+                _answer(ranks, engine, Order.received(message, context), context)
 
 
 def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineContext) -> None:

@@ -58,14 +58,14 @@ def _no_process_is_left() -> Iterator[None]:
 def started(
     folder: Path, *arguments: str, ranks: int, variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """`fl simulate` of the file run.toml in a folder, with torchrun for several ranks."""
+    """`fl simulate` of the file run.toml in a folder, by torchrun if there are ranks."""
     environment = {
         **os.environ,
         **(variables or {}),
         "PYTHONPATH": f"{TASKS}{os.pathsep}{ROOT}",
         "OMP_NUM_THREADS": "1",
     }
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     command = [sys.executable, *launcher, "-m", "fl_ops", "simulate", "run.toml", "--json", *arguments]
     process = subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -85,17 +85,19 @@ def rounds(folder: Path, *arguments: str, ranks: int) -> list[tuple[Any, ...]]:
     return [tuple(done[key] for key in keys) for seed in seeds for done in seed["rounds"]]
 
 
+MORE = [("scaffold", 4, "1"), *((name, 4, "1") for name in ("fedcm", "mime", "feddyn")), ("fedcm", 1, "1")]
+
+
 @pytest.mark.parametrize(
-    "method", ["scaffold", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcm", "mime", "feddyn"))]
+    ("method", "ranks", "workers"),
+    [("scaffold", 2, "2"), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
 )
-def test_the_number_of_ranks_changes_no_bit(tmp_path: Path, method: str) -> None:
-    """One process, and one, two and four ranks: two seeds, client states, clipping, evaluation on clients."""
+def test_the_number_of_ranks_changes_no_bit(tmp_path: Path, method: str, ranks: int, workers: str) -> None:
+    """One process, and several ranks: two seeds, client states, clipping, evaluation on clients."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", method))
-    expected = rounds(tmp_path, "--seeds", "0,1", "--workers", "1", ranks=1)
+    expected = rounds(tmp_path, "--seeds", "0,1", "--workers", "1", ranks=0)
     assert len({done[0] for done in expected}) == 6
-    for ranks, workers in ((2, "1"), (4, "1"), (2, "2")):
-        came = rounds(tmp_path, "--seeds", "0,1", "--distributed", "--workers", workers, ranks=ranks)
-        assert came == expected
+    assert rounds(tmp_path, "--seeds", "0,1", "--distributed", "--workers", workers, ranks=ranks) == expected
 
 
 def test_ranks_with_different_files_are_refused(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_ranks_with_different_files_are_refused(tmp_path: Path) -> None:
     (other / "run.toml").write_text(RUN.replace("METHOD", "fedavg").replace("0.2", "0.1"))
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
     processes = [
-        started(place, "--distributed", "--workers", "1", ranks=1, variables={**address, "RANK": str(rank)})
+        started(place, "--distributed", "--workers", "1", ranks=0, variables={**address, "RANK": str(rank)})
         for rank, place in enumerate((tmp_path, other))
     ]
     (_, first), (_, second) = [process.communicate(timeout=60) for process in processes]
@@ -118,7 +120,7 @@ def test_ranks_with_different_files_are_refused(tmp_path: Path) -> None:
 def test_without_torchrun_it_names_the_command(tmp_path: Path) -> None:
     """A process that torchrun did not start exits with 2 and an example."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))
-    process = started(tmp_path, "--distributed", ranks=1)
+    process = started(tmp_path, "--distributed", ranks=0)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "without RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT" in errors
