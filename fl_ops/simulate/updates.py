@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
@@ -69,18 +70,21 @@ class NotDelivered:
 
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:
     """Check an update with the coordinator's admission gate."""
-    header, held = trained.header, trained.held
+    header, update = trained.header, trained.update
     gate = build_gate(engine, collecting, RegisteredData(trained.examples, trained.own_batches))
     sent = False
     try:
         gate.check_header(header)
         sent = True
         digest = digest_bytes(header.digest)
-        norms = gate.check_file(trained.path, digest) if held is None else gate.check_values(held, held.squares)
+        if isinstance(update, Path):
+            norms = gate.check_file(update, digest)
+        else:
+            norms = gate.check_values(update, update.squares)
         clip_factor = gate.clip_factor(next(iter(norms.values())))
     except UpdateRefused as refusal:
         not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
         return NotDelivered(trained.client, str(refusal), not_finite, refused=True, sent=sent)
     info = fl.UpdateInfo(trained.client, header.num_examples, header.num_steps, clip_factor)
     loss = header.training_loss if header.HasField("training_loss") else None
-    return Contribution(info, digest, loss, held or trained.path, norms, epochs_of(header))
+    return Contribution(info, digest, loss, update, norms, epochs_of(header))

@@ -182,7 +182,7 @@ class BatchedEngine:
             header = header_of(assigned.assignment, update, parts[position], NO_DIGEST)
             header.num_examples, header.training_seconds = assigned.trainer.examples_of(update), seconds
             next_state = assigned.trainer.next_state(work, update)
-            yield self._work.deliver_held(assigned, header, next_state, held[position])
+            yield self._work.result(assigned, header, next_state, held[position])
 
     def _answers(self, common: Assignment, ready: Sequence[_Ready]) -> list[ClientUpdate]:
         model, device = ready[0].work.model, self._options.device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,26 +77,16 @@ class ClientWork:
     def deliver(self, assigned: Assigned, trained: TrainingResult) -> Trained:
         """Write a client's update and its next state."""
         path = self._context.spool.write(assigned.assignment.key.exchange, assigned.client, trained.update.pieces)
-        return self._result(assigned, trained.update.header, trained.next_state, path)
+        return self.result(assigned, trained.update.header, trained.next_state, path)
 
-    def deliver_held(
-        self, assigned: Assigned, header: UpdateHeader, next_state: NextState | None, held: HeldInMemory
+    def result(
+        self, assigned: Assigned, header: UpdateHeader, next_state: NextState | None, update: Path | HeldInMemory
     ) -> Trained:
-        """The result of a client whose update is in memory. Its next state is written."""
-        return self._result(assigned, header, next_state, Path(os.devnull), held)
-
-    def _result(
-        self,
-        assigned: Assigned,
-        header: UpdateHeader,
-        next_state: NextState | None,
-        path: Path,
-        held: HeldInMemory | None = None,
-    ) -> Trained:
+        """The result of a client whose update is in a file or in memory. Its next state is written."""
         client, trainer = assigned.client, assigned.trainer
         if next_state is not None:
             self._context.states.put_next(client, next_state)
-        return Trained(client, header, path, trainer.examples, trainer.own_batches, held)
+        return Trained(client, header, update, trainer.examples, trainer.own_batches)
 
     def evaluate(self, common: EvaluationAssignment, client: str, bundles: Bundles) -> Evaluated | Failed:
         """Evaluate the model, with the client's personal values if it has them."""

@@ -28,14 +28,12 @@ class Trained:
 
     client: str
     header: UpdateHeader
-    path: Path
-    """The bytes of the payloads, in a file of the spool."""
+    update: Path | HeldInMemory
+    """The bytes of the payloads: a file of the spool, or in memory."""
     examples: int
     """Number of the client's training examples."""
     own_batches: int
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
-    held: HeldInMemory | None = None
-    """The update, if it is in memory. There is no file then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_client.training.trainer import Evaluation
@@ -73,13 +74,15 @@ def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: Eng
     head: Head
     buffers: list[Buffer] = []
     if isinstance(result, Trained):
+        if not isinstance(result.update, Path):
+            raise TypeError("expected an update in a file: engines of ranks hold none in memory")
         head = {"examples": result.examples, "own_batches": result.own_batches}
         buffers = [
             result.header.SerializeToString(),
-            result.path.read_bytes(),
+            result.update.read_bytes(),
             *context.states.taken_next(result.client),
         ]
-        context.spool.remove(result.path)
+        context.spool.remove(result.update)
     elif isinstance(result, Evaluated):
         found = result.found
         head = {"examples": found.examples, "metrics": found.metrics, "without": found.without_personal}
