@@ -71,7 +71,7 @@ def _watch(started: Started, log: Path, options: Options, limit_s: float) -> Mea
         marks += [(time.monotonic() - began, usage.cpu_s)] * (options.rounds - len(marks))
     rows = _rows(started.table)
     if process.returncode or len(rows) != options.rounds:
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-50:])
         raise Failed(f"exit code {process.returncode} after {len(rows)} of {options.rounds} rounds:\n{tail}")
     return _summary(rows, marks, usage)
 
