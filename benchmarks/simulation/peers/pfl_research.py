@@ -7,6 +7,7 @@ thread each.
 from __future__ import annotations
 
 import argparse
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,9 @@ def main() -> None:
     module: Any = setting.new_model().to(device)
     module.loss, module.metrics = types.MethodType(_loss, module), types.MethodType(_metrics, module)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0))
-    rounds = Rounds(options.report, options.rounds)
+    # Every process reports; the first one's file is read.
+    rank = int(os.environ.get("RANK", "0"))
+    rounds = Rounds(options.report if rank == 0 else options.report.with_suffix(f".{rank}"), options.rounds)
     central = Dataset(raw_data=[data.eval_inputs.to(device), data.eval_targets.to(device)])
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(options.rounds, setting.EVALUATION_EVERY, setting.COHORT, 0),
