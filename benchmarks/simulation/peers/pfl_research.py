@@ -100,7 +100,9 @@ def main() -> None:
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0))
     # Every process reports; the first one's file is read.
     rank = int(os.environ.get("RANK", "0"))
-    rounds = Rounds(options.report if rank == 0 else options.report.with_suffix(f".{rank}"), options.rounds)
+    rounds = Rounds(
+        options.report if rank == 0 else options.report.with_stem(f"{options.report.stem}-{rank}"), options.rounds
+    )
     central = Dataset(raw_data=[data.eval_inputs.to(device), data.eval_targets.to(device)])
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(options.rounds, setting.EVALUATION_EVERY, setting.COHORT, 0),
