@@ -46,13 +46,19 @@ names = "c{index}"
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
-    """Kill what a failed test has left: a launcher and its ranks are a process group."""
+    """Kill what a failed test has left. Ranks are in sessions of their own, so they do not end with their launcher."""
     yield
     for process in _STARTED:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for each in [*(children_of(process) if process.poll() is None else []), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
         process.communicate()
     _STARTED.clear()
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that a running process has started."""
+    return [int(one) for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def started(
@@ -131,8 +137,7 @@ def test_no_rank_is_left_after_a_kill(tmp_path: Path) -> None:
     """One rank is killed in the middle of a long run: all others end."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg").replace("rounds = 3", "rounds = 100000"))
     process = started(tmp_path, "--distributed", "--workers", "1", ranks=2)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    ranks = eventually(lambda: [int(one) for one in children.read_text().split()][:2] or None, "torchrun starts ranks")
+    ranks = eventually(lambda: found if len(found := children_of(process)) == 2 else None, "torchrun starts two ranks")
     assert process.stderr is not None
     while not process.stderr.readline().startswith("seed "):
         time.sleep(0.01)
