@@ -108,7 +108,7 @@ class ModelStore:
             return None
         weighed = bool(config.population_examples) and self.engine.algorithm.objective == "uniform"
         self.states_have_wrong_weights = weighed and _BY_OBJECTIVE not in saved.facts
-        return CheckpointCommit(CommitRecord(**commit), tuple(saved.facts.get("left_out", ())))
+        return CheckpointCommit(CommitRecord.of(commit), tuple(saved.facts.get("left_out", ())))
 
     def reconfigure(self, config: RunConfig) -> None:
         """Compute the next rounds with another configuration of the same task and method. The run must be loaded."""

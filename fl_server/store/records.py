@@ -120,6 +120,11 @@ class CommitRecord:
     epochs: Sequence[Mapping[str, float]] = ()
     """Means over its updates' examples of what clients measured in each local epoch, by name; empty for none."""
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> CommitRecord:
+        """The inverse of `asdict`, also of values that went through JSON."""
+        return cls(**{**values, "epochs": tuple(values.get("epochs") or ())})
+
 
 @dataclass(frozen=True, slots=True)
 class TotalsRecord:

@@ -110,7 +110,7 @@ class SettledRounds:
                 metric=metric,
                 sums=RoundSums.from_values(values["sums"]),
                 best={name: Best(**best) for name, best in values["best"].items()},
-                best_commit=CommitRecord(**commit) if commit else None,
+                best_commit=CommitRecord.of(commit) if commit else None,
                 newest={name: (round_, value) for name, (round_, value) in values["newest"].items()},
                 since=values["since"],
                 judged=Judged(Best(**judged["best"]) if judged["best"] else None, judged["waited"]),

@@ -61,7 +61,7 @@ def update(row: Row) -> UpdateRecord:
 
 def commit(row: Row) -> CommitRecord:
     """Row of `commits` -> record."""
-    return CommitRecord(**{**row, "epochs": tuple(row["epochs"] or ())})
+    return CommitRecord.of(dict(row))
 
 
 def totals(row: Row) -> TotalsRecord:
