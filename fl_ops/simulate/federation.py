@@ -108,7 +108,6 @@ class Federation:
             if isinstance(result, Failed):
                 yield NotDelivered.of(result)
                 continue
-            self.profile.local_s += result.header.training_seconds
             with self.profile.part("admission"), one_thread():
                 admitted = admit(self.engine, collecting, result)
             if isinstance(admitted, Contribution):

@@ -26,8 +26,6 @@ class Profile:
 
     def __init__(self) -> None:
         self._seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
-        self.local_s = 0.0
-        """Seconds of local training, measured by the clients; more than the run's if several work at once."""
 
     @contextmanager
     def part(self, part: Part) -> Iterator[None]:
