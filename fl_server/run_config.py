@@ -105,7 +105,7 @@ class EvaluationSection(_Section):
     """How often the model is evaluated, by the server and by clients."""
 
     every: int = Field(default=1, ge=0, le=MAX_COUNT)
-    batch_size: int = Field(default=512, ge=1, le=MAX_COUNT)
+    batch_size: int = Field(default=0, ge=0, le=MAX_COUNT)
     clients_every: int = Field(default=0, ge=0, le=MAX_COUNT)
     clients: int = Field(default=0, ge=0, le=MAX_COUNT)
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)

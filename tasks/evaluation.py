@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,25 @@ from torch import Tensor, nn
 from algorithms.batches import Batch, Forward, examples_of, to_device
 from tasks.base import Task
 from tasks.batches import ordered_batches
-from tasks.data.forms import TaskData, as_data, forward_of
+from tasks.data.forms import Data, TaskData, as_data, forward_of
 from tasks.errors import TaskError, task_code
 
 CPU_BATCH, DEVICE_BATCH = 128, 512
 """Examples of a batch. On a CPU the activations of larger batches leave the caches, and blocks over 32 MiB are mapped
 anew by every layer. Other devices need large batches."""
+
+
+def batch_size_on(device: torch.device) -> int:
+    """Examples of a batch that are fast on this device."""
+    return CPU_BATCH if device.type == "cpu" else DEVICE_BATCH
+
+
+class BatchSums(NamedTuple):
+    """The metrics of one batch."""
+
+    sums: Mapping[str, Tensor | float]
+    """The sum of each metric over the examples, in float64."""
+    examples: int
 
 
 def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int | None = None) -> dict[str, float]:
@@ -28,23 +42,43 @@ def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int | Non
     number of examples than it states.
     """
     data = as_data(data)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batches = batches_of(data, batch_size or batch_size_on(device))
+    return mean_of(sums_of_batches(task, model, batches), len(data))
+
+
+def batches_of(data: Data, batch_size: int) -> Iterator[Batch]:
+    """The batches of an evaluation, in order. Raises TaskError for no examples."""
     if not len(data):
         raise TaskError("expected at least one example to evaluate on, got none")
-    device = next((p.device for p in model.parameters()), None)
-    batch_size = batch_size or (CPU_BATCH if device is None or device.type == "cpu" else DEVICE_BATCH)
-    forward, sums, count = forward_of(task), dict[str, Tensor](), 0
+    return ordered_batches(data, batch_size)
+
+
+def sums_of_batches(task: Task, model: nn.Module, batches: Iterable[Batch]) -> Iterator[BatchSums]:
+    """The metrics of batches, one after the other. Raises TaskError as `evaluate` does.
+
+    No batch depends on another one, so several processes can share an evaluation.
+    """
+    device, forward = next((p.device for p in model.parameters()), None), forward_of(task)
     with _evaluation_mode(model), torch.no_grad():
-        for raw in ordered_batches(data, batch_size):
+        for raw in batches:
             batch = raw if device is None else to_device(raw, device)
             values = _metrics(task, forward, model, batch)
-            if sums and set(values) != set(sums):
-                raise TaskError(f"expected the metrics {sorted(sums)} of every batch, got {sorted(values)}")
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0) + value.double().sum()
-            count += examples_of(batch)
-    if count != len(data):
-        raise TaskError(f"expected {len(data)} examples to evaluate on, as the task states, got {count}")
-    return {name: float(total) / count for name, total in sums.items()}
+            yield BatchSums({name: value.double().sum() for name, value in values.items()}, examples_of(batch))
+
+
+def mean_of(batches: Iterable[BatchSums], examples: int) -> dict[str, float]:
+    """Mean of every metric, added up batch by batch. examples: of the whole data. Raises TaskError as `evaluate`."""
+    totals, count = dict[str, Tensor | float](), 0
+    for sums, size in batches:
+        if totals and set(sums) != set(totals):
+            raise TaskError(f"expected the metrics {sorted(totals)} of every batch, got {sorted(sums)}")
+        for name, value in sums.items():
+            totals[name] = totals.get(name, 0) + value
+        count += size
+    if count != examples:
+        raise TaskError(f"expected {examples} examples to evaluate on, as the task states, got {count}")
+    return {name: float(total) / count for name, total in totals.items()}
 
 
 @contextmanager

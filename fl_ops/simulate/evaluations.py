@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fl_ops.simulate.clients import has_held_out
-from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.system.simulated_time import SimulatedTime
@@ -35,7 +34,7 @@ class Evaluations:
         awaited: the next round waits for the clients' metrics.
         """
         metrics = {
-            **(self._on_server() if announce.evaluate else {}),
+            **(self._federation.evaluate_on_server() if announce.evaluate else {}),
             **(self._on_clients(awaited=awaited) if announce.ask_clients else {}),
         }
         self._add(self._federation.snapshot.round, metrics)
@@ -49,10 +48,6 @@ class Evaluations:
     def _add(self, round_: int, metrics: Mapping[str, float]) -> None:
         if has_evaluation(metrics, self._federation.config.stop.metric):
             self._done.append((round_, metrics))
-
-    def _on_server(self) -> Mapping[str, float]:
-        with self._federation.profile.part("evaluation"), one_thread():
-            return self._federation.engine.evaluate(self._federation.snapshot)
 
     def _on_clients(self, *, awaited: bool) -> Mapping[str, float]:
         """Metrics over the clients that have held-out data; a client that fails is skipped."""

@@ -25,6 +25,7 @@ from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
+from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import Names, TrafficCounter
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
@@ -86,8 +87,13 @@ class Federation:
             Spool(self._scratch.path),
             self._scratch.path,
             partial(examples_of, clients),
+            self.engine,
         )
+        if config.evaluation.every and options.workers > 1:
+            self.engine.evaluation.held_out()  # read before the processes start, so that they share it
         self._engine = make_engine(options, self._context)
+        self._shared = SharedWork(self.engine, self._engine, options.workers, self._scratch.path)
+        self.engine.sum_updates = self._shared.sum_updates
         self._prepare_bundles(0)
 
     def __enter__(self) -> Self:
@@ -145,6 +151,11 @@ class Federation:
                 found = result.found
                 yield result.client, (found.examples, with_own(found.metrics, found.without_personal))
 
+    def evaluate_on_server(self) -> Mapping[str, float]:
+        """Metrics of the latest model on the server's held-out examples. Raises TaskError."""
+        with self.profile.part("evaluation"), one_thread():
+            return self._shared.evaluate(self.snapshot)
+
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
         done = self._accepted(exchange, accepted)
@@ -178,6 +189,7 @@ class Federation:
         """Delete the current round's updates; the next round starts from the latest model."""
         self._context.spool.empty()
         self._contributions.clear()
+        self._shared.forget()
         self.states.drop_pending()
         self._sums = {}
         self._reduced.clear()

@@ -78,7 +78,11 @@ def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribut
         sent = True
         digest = digest_bytes(header.digest)
         if isinstance(update, Path):
-            norms = gate.check_file(update, digest)
+            norms = (
+                gate.check_file(update, digest)
+                if trained.read is None
+                else gate.check_read(update, digest, trained.read)
+            )
         else:
             norms = gate.check_values(update, update.squares)
         clip_factor = gate.clip_factor(next(iter(norms.values())))

@@ -126,7 +126,11 @@ class AdmissionGate:
         A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
         includes every value, so it also finds NaN. Raises WrongDigest, UpdateRefused.
         """
-        came, squares = digest_and_norms(path, self.shape.entries)
+        return self.check_read(path, digest, digest_and_norms(path, self.shape.entries))
+
+    def check_read(self, path: Path, digest: bytes, read: tuple[bytes, Sequence[float]]) -> dict[str, float]:
+        """As `check_file`, of a file that was read. read: what `digest_and_norms` returned."""
+        came, squares = read
         if came != digest:
             raise WrongDigest(digest, came)
         return self.check_values(path, squares)

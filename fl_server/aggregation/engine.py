@@ -24,6 +24,7 @@ from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
 from fl_server.aggregation.evaluation import ServerEvaluation
+from fl_server.aggregation.mean import SumUpdates, sum_updates
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
@@ -41,6 +42,7 @@ from protos.fl.v1.tensor_pb2 import (
 )
 from protos.frozen import frozen_text
 from tasks import Task, TaskError
+from tasks.evaluation import BatchSums
 from tasks.own_loop import own_loop
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
@@ -71,6 +73,8 @@ class Engine:
         self.config = config
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
+        self.sum_updates: SumUpdates = sum_updates
+        """Another function here may share the sums among processes."""
         self.own_loop = own_loop(task) is not None
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
@@ -96,7 +100,7 @@ class Engine:
         """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
         self.local_frozen = self._model.local_frozen
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
-        self._evaluation = ServerEvaluation(task, device)
+        self.evaluation = ServerEvaluation(task, device, config.evaluation.batch_size)
         self._evaluating = threading.Lock()
 
     @property
@@ -236,7 +240,8 @@ class Engine:
 
     def _reduction(self, snapshot: Snapshot, exchange: int, updates: AcceptedUpdates) -> Reduction:
         info = self._round_info(snapshot.round + 1, len(updates.cohort))
-        return Reduction(self._algorithm_after(snapshot), exchange, self.config.round, info, updates)
+        algorithm = self._algorithm_after(snapshot)
+        return Reduction(algorithm, exchange, self.config.round, info, updates, sum_updates=self.sum_updates)
 
     def _algorithm_after(self, snapshot: Snapshot) -> fl.Algorithm:
         """The method with its parameters of the round under way."""
@@ -270,9 +275,16 @@ class Engine:
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time."""
         with self._evaluating, self._filled(snapshot) as model:
-            metrics = self._evaluation.metrics(model, self.config.evaluation.batch_size)
+            metrics = self.evaluation.metrics(model)
             del model  # with it goes its memory, when the block ends
         return metrics
+
+    def evaluate_part(self, snapshot: Snapshot, first: int, last: int) -> list[BatchSums]:
+        """The batches of an evaluation on the CPU from `first` up to `last`, in order."""
+        with self._evaluating, self._filled(snapshot) as model:
+            sums = self.evaluation.part(model, first, last)
+            del model
+        return sums
 
 
 def _check_finite(what: str, tensors: fl.Tensors, round_: int) -> None:

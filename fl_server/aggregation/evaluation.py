@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 
 import torch
 from torch import nn
 
 from fl_server.aggregation.blocks import CPU
 from tasks import Task
+from tasks.data.examples import Examples
 from tasks.data.forms import Data, as_data
 from tasks.errors import task_code
-from tasks.evaluation import evaluate
+from tasks.evaluation import BatchSums, batch_size_on, batches_of, mean_of, sums_of_batches
 
 
 class ServerEvaluation:
     """The task's metrics on the server's held-out examples, which are read once. For one thread at a time."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
-        """device: of the examples and of the model during an evaluation."""
+    def __init__(self, task: Task, device: torch.device, batch_size: int) -> None:
+        """device: of the examples and of the model during an evaluation. batch_size: 0: chosen for the device."""
         self._task, self._device = task, device
+        self._batch_size = batch_size or batch_size_on(device)
         self._held_out: Data | None = None
 
-    def metrics(self, model: nn.Module, batch_size: int | None) -> dict[str, float]:
-        """Mean of every metric over the examples. model: on the CPU; it stays there. Raises as `evaluate`."""
-        if self._held_out is None:
-            with task_code("the task's eval_data()"):
-                self._held_out = as_data(self._task.eval_data()).to(self._device)
+    def metrics(self, model: nn.Module) -> dict[str, float]:
+        """Mean of every metric over the examples. model: on the CPU; it stays there. Raises as `tasks.evaluate`."""
         if self._device != CPU:
             # Moved itself, the module would lose the memory that its owner fills.
             model = copy.deepcopy(model).to(self._device)
-        return evaluate(self._task, model, self._held_out, batch_size)
+        data = self.held_out()
+        return mean_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
+
+    def batches(self) -> int | None:
+        """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""
+        data = self.held_out()
+        return -(-len(data) // self._batch_size) if isinstance(data, Examples) and self._device == CPU else None
+
+    def part(self, model: nn.Module, first: int, last: int) -> list[BatchSums]:
+        """The batches from `first` up to `last`, on the CPU, in order, with sums as numbers."""
+        batches = islice(batches_of(self.held_out(), self._batch_size), first, last)
+        found = sums_of_batches(self._task, model, batches)
+        return [BatchSums({name: float(it) for name, it in sums.items()}, examples) for sums, examples in found]
+
+    def held_out(self) -> Data:
+        """The examples, on the device. The first call reads them. Raises TaskError."""
+        if self._held_out is None:
+            with task_code("the task's eval_data()"):
+                self._held_out = as_data(self._task.eval_data()).to(self._device)
+        return self._held_out

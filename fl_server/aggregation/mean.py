@@ -7,7 +7,7 @@ bits are those of the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,14 +17,19 @@ from fl_server.aggregation.blocks import Source, by_block, device_of, joined, ne
 from fl_server.aggregation.shapes import AcceptedUpdates
 from protos.codec import Entry, Layout
 
+SumUpdates = Callable[[Sequence[Source], Layout, Sequence[Sequence[float]]], list[fl.Tensors]]
+"""What `sum_updates` does, in this process or shared among several."""
 
-def sum_payloads(updates: AcceptedUpdates, wanted: Mapping[str, fl.WeightedSum]) -> dict[str, fl.Tensors]:
+
+def sum_payloads(
+    updates: AcceptedUpdates, wanted: Mapping[str, fl.WeightedSum], sum_them: SumUpdates
+) -> dict[str, fl.Tensors]:
     """The sums by name; each payload is read once for all the sums over it."""
     totals: dict[str, fl.Tensors] = {}
     for payload in {row.payload: None for row in wanted.values()}:
         names = [name for name, row in wanted.items() if row.payload == payload]
         rows = [wanted[name].coefficients for name in names]
-        totals.update(zip(names, sum_updates(updates.sources, updates.shape.layout_of(payload), rows), strict=True))
+        totals.update(zip(names, sum_them(updates.sources, updates.shape.layout_of(payload), rows), strict=True))
     return totals
 
 
@@ -44,11 +49,11 @@ def sum_updates(sources: Sequence[Source], layout: Layout, rows: Sequence[Sequen
     for together in neighbours([entry for entry in layout.entries if entry.trainable]):
         wholes = by_block(sources, joined(together), lambda blocks: fl.weighted_sums(blocks, rows), device=device)
         for total, whole in zip(sums, wholes, strict=True):
-            total.update(_apart(whole, together))
+            total.update(apart(whole, together))
     return sums
 
 
-def _apart(whole: torch.Tensor, entries: Sequence[Entry]) -> fl.Tensors:
+def apart(whole: torch.Tensor, entries: Sequence[Entry]) -> fl.Tensors:
     """The tensors of a group, each in memory of its own: the last bit of a norm may depend on the alignment."""
     if len(entries) == 1:
         return {entries[0].name: whole}

@@ -26,13 +26,14 @@ class Reduction:
     """The selected updates (`select_updates`)."""
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
     """Of the round's earlier exchanges."""
+    sum_updates: mean.SumUpdates = mean.sum_updates
 
     def sums(self, names: Collection[str] | None = None) -> dict[str, fl.Tensors]:
         """The method's sums by name, with the run's reducer in place of the mean. names: only these tensors."""
         updates = self.updates if names is None else self.updates.only(names)
         wanted = self.algorithm.exchanges[self.exchange].sums(updates.cohort, self.info)
         if self.section.reducer == "mean" or robust.selects(self.section):  # a selection, then a mean
-            return mean.sum_payloads(updates, wanted)
+            return mean.sum_payloads(updates, wanted, self.sum_updates)
         return robust.centre_payloads(self.section, updates, wanted, self.algorithm.weights(updates.cohort))
 
 

@@ -31,6 +31,7 @@ from fl_client.training.trainer import PreparedWork
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
+from fl_ops.simulate.engines.server_parts import Part, PartResult
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks.batches import seed_everything
 
@@ -118,6 +119,11 @@ class BatchedEngine:
         """See `LocalEngine.evaluate`. One client after the other, on the device."""
         for client in clients:
             yield self._work.evaluate(common, client, self._bundles)
+
+    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
+        """See `LocalEngine.share`: there are no other processes."""
+        del parts
+        return None
 
     def close(self) -> None:
         """See `LocalEngine.close`."""

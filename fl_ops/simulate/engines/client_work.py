@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from fl_client.training.local_model import LocalModel
 from fl_client.training.trainer import PreparedWork, Trainer, TrainingResult
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import HeldInMemory
+from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_server.admission.digest_and_norms import digest_and_norms
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 from tasks import Task
 
@@ -77,7 +79,22 @@ class ClientWork:
     def deliver(self, assigned: Assigned, trained: TrainingResult) -> Trained:
         """Write a client's update and its next state."""
         path = self._context.spool.write(assigned.assignment.key.exchange, assigned.client, trained.update.pieces)
-        return self.result(assigned, trained.update.header, trained.next_state, path)
+        result = self.result(assigned, trained.update.header, trained.next_state, path)
+        return replace(result, read=self._read(assigned.assignment.key.exchange, path))
+
+    def _read(self, exchange: int, path: Path) -> tuple[bytes, Sequence[float]] | None:
+        """What admission has to read of an update, here where its bytes are in the processor's cache."""
+        if self._context.server is None:
+            return None
+        with one_thread():
+            return digest_and_norms(path, self._context.server.shape(exchange).entries)
+
+    def part(self, part: Part) -> PartResult:
+        """Do a part of the server's work."""
+        if self._context.server is None:
+            raise RuntimeError("expected the server's half of the run in this process, got a part of its work without")
+        with one_thread():
+            return part.result(self._context.server)
 
     def result(
         self, assigned: Assigned, header: UpdateHeader, next_state: NextState | None, update: Path | HeldInMemory

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
@@ -55,6 +56,10 @@ class DistributedEngine:
     def report(self) -> str:
         """See `LocalEngine.report`: of this rank's engine."""
         return "; ".join(filter(None, (f"{self._ranks.size} ranks", self._own.report)))
+
+    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
+        """See `LocalEngine.share`: by the processes of this rank."""
+        return self._own.share(parts)
 
     def close(self) -> None:
         """See `LocalEngine.close`. The other ranks end with their run."""

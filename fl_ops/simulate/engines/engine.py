@@ -12,9 +12,11 @@ from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation
 from fl_ops.simulate.engines.held import HeldInMemory
+from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.user_code import traceback_of
+from fl_server.aggregation.engine import Engine
 from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 from tasks import Task
@@ -34,6 +36,8 @@ class Trained:
     """Number of the client's training examples."""
     own_batches: int
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+    read: tuple[bytes, Sequence[float]] | None = None
+    """Digest and norms of the file, for its admission. None: it is still to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class EngineContext:
     """For other files of the engine, until the run ends."""
     size_of: Callable[[str], int]
     """Number of a client's training examples, without a copy of its data."""
+    server: Engine | None = None
+    """The server's half of the run. None: in another process, which reads updates itself."""
 
 
 class LocalEngine(Protocol):
@@ -102,6 +108,13 @@ class LocalEngine(Protocol):
 
     def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
         """Evaluate the model on each client's held-out examples, and yield the results in any order."""
+        ...
+
+    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
+        """Do parts of the server's work in as many processes; returns their results in order.
+
+        None: this engine has no other processes, or they are at work.
+        """
         ...
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from fl_ops.simulate.engines.server_parts import Part, PartResult
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
@@ -34,6 +35,11 @@ class SequentialEngine:
         """See `LocalEngine.evaluate`."""
         for client in clients:
             yield self._work.evaluate(common, client, self._bundles)
+
+    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
+        """See `LocalEngine.share`: there are no other processes."""
+        del parts
+        return None
 
     def close(self) -> None:
         """See `LocalEngine.close`."""

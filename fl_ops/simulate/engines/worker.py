@@ -14,6 +14,7 @@ from fl_client.connection.bundles import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Trained
+from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.worker_process import become_worker
 from protos.codec import Layout
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -82,8 +83,28 @@ class Raised:
         return error
 
 
-Request = Train | Evaluate
-Result = Trained | Evaluated | Failed | Raised
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Do a part of the server's work."""
+
+    part: Part
+
+    @property
+    def client(self) -> str:
+        """What is at work, for errors."""
+        return "a part of the server's work"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The result of a part."""
+
+    result: PartResult
+
+
+Request = Train | Evaluate | Share
+Answer = Trained | Evaluated | Failed | Shared
+Result = Answer | Raised
 
 
 def serve(work: ClientWork, connection: Connection, inherited: Sequence[Connection]) -> None:
@@ -116,13 +137,15 @@ class _Worker:
 
     def result(self, request: Request) -> Result:
         try:
+            if isinstance(request, Share):
+                return Shared(self._work.part(request.part))
             return self._answer(request)
         except Exception as error:  # noqa: BLE001 - any error ends the run, as it does in one process
             in_task = isinstance(error, TaskError)
             text = str(error) if in_task else f"{type(error).__name__}: {error}"
             return Raised(request.client, text, traceback.format_exc(), in_task)
 
-    def _answer(self, request: Request) -> Result:
+    def _answer(self, request: Train | Evaluate) -> Result:
         if self._bundles is None:
             self._bundles = {each.key: each.load() for each in self._stored}
         if isinstance(request, Train):

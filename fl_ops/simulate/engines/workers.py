@@ -21,7 +21,20 @@ from tempfile import TemporaryDirectory
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
-from fl_ops.simulate.engines.worker import Begin, Evaluate, Raised, Request, Result, StoredBundle, Train, serve
+from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_ops.simulate.engines.worker import (
+    Answer,
+    Begin,
+    Evaluate,
+    Raised,
+    Request,
+    Result,
+    Share,
+    Shared,
+    StoredBundle,
+    Train,
+    serve,
+)
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 _AHEAD = 2
@@ -72,15 +85,27 @@ class WorkersEngine:
         """See `LocalEngine.train`."""
         text = common.SerializeToString()
         for result in self._results([Train(client, text, seed) for client, seed in zip(clients, seeds, strict=True)]):
-            if not isinstance(result, Evaluated):
+            if isinstance(result, Trained | Failed):
                 yield result
 
     def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
         """See `LocalEngine.evaluate`."""
         text = common.SerializeToString()
         for result in self._results([Evaluate(client, text) for client in clients]):
-            if not isinstance(result, Trained):
+            if isinstance(result, Evaluated | Failed):
                 yield result
+
+    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
+        """See `LocalEngine.share`."""
+        if any(worker.clients for worker in self._workers) or len(parts) > len(self._workers):
+            return None
+        busy = self._workers[: len(parts)]
+        for worker, part in zip(busy, parts, strict=True):
+            request = Share(part)
+            worker.clients.append(request.client)
+            _send(worker, request)
+        results = [_receive(worker) for worker in busy]
+        return [result.result for result in results if isinstance(result, Shared)]
 
     def close(self) -> None:
         """See `LocalEngine.close`."""
@@ -92,9 +117,11 @@ class WorkersEngine:
         self._workers.clear()
         self._folder.cleanup()
 
-    def _results(self, requests: Sequence[Request]) -> Iterator[Trained | Evaluated | Failed]:
+    def _results(self, requests: Sequence[Train | Evaluate]) -> Iterator[Answer]:
         """The result of each request, in the order in which they come."""
-        waiting = deque(sorted(requests, key=lambda request: self._context.size_of(request.client), reverse=True))
+        waiting: deque[Train | Evaluate] = deque(
+            sorted(requests, key=lambda request: self._context.size_of(request.client), reverse=True)
+        )
         try:
             for worker in self._workers:
                 self._send_next(worker, waiting)
@@ -111,7 +138,7 @@ class WorkersEngine:
                     _receive(worker)
             raise
 
-    def _send_next(self, worker: _Worker, waiting: deque[Request]) -> None:
+    def _send_next(self, worker: _Worker, waiting: deque[Train | Evaluate]) -> None:
         """Send a worker what it can have now. Near the end it gets one client at a time, so that no other waits."""
         while waiting and len(worker.clients) < (_AHEAD if len(waiting) > len(self._workers) else 1):
             request = waiting.popleft()
@@ -144,7 +171,7 @@ def _send(worker: _Worker, message: Begin | Request) -> None:
         raise _ended(worker) from error
 
 
-def _receive(worker: _Worker) -> Trained | Evaluated | Failed:
+def _receive(worker: _Worker) -> Answer:
     """The next result of a worker. Raises the error that its work raised, and Refused if the worker ended."""
     try:
         result: Result = worker.connection.recv()

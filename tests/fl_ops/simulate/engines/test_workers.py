@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,30 @@ import torch
 import algorithms as fl
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engines.server_parts import EvaluationPart, Part, PartResult, SumPart
+from fl_ops.simulate.engines.workers import WorkersEngine
 from fl_ops.simulate.reports import RoundResult
 from tasks import Examples, TaskError
 from tests.fl_ops.points import Points
 from tests.fl_ops.simulate.conftest import Simulated
 
 Rounds = list[RoundResult]
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The kinds of parts that workers did for the server. Sums are shared however small they are."""
+    monkeypatch.setattr("fl_ops.simulate.shared_work.LEAST_BYTES", 0)
+    done: list[type] = []
+    share = WorkersEngine.share
+
+    def watched(self: WorkersEngine, parts: Sequence[Part]) -> list[PartResult] | None:
+        results = share(self, parts)
+        done.extend(type(part) for part in parts if results is not None)
+        return results
+
+    monkeypatch.setattr(WorkersEngine, "share", watched)
+    return done
 
 
 def rounds_of(simulated: Simulated, engine: EngineOptions, **sections: Any) -> tuple[Rounds, list[str]]:
@@ -36,18 +55,25 @@ def children() -> set[int | None]:
 
 
 @pytest.mark.parametrize("method", fl.names())
-def test_every_method_has_the_same_bits(simulated: Simulated, method: str) -> None:
-    """One, two and three workers: equal models, losses, metrics and bytes in four rounds, with client states."""
+def test_every_method_has_the_same_bits(simulated: Simulated, method: str, shared: list[type]) -> None:
+    """One, two and three workers: equal models, losses, metrics and bytes in four rounds, with client states.
+
+    Workers share sums and evaluations, too.
+    """
     sections: dict[str, Any] = {
         "algorithm": {"name": method},
         "population": 4 if fl.build(method).needs_population else 0,
         "round": {"clients_per_round": 3, "clip_update_norm": 0.2},
         "stop": {"rounds": 4},
+        "evaluation": {"batch_size": 5},
     }
     expected, _ = rounds_of(simulated, SEQUENTIAL, **sections)
     assert len({done.digest for done in expected}) == 4
     for workers in (2, 3):
+        shared.clear()
         assert rounds_of(simulated, EngineOptions(workers), **sections)[0] == expected
+        assert shared.count(EvaluationPart) == 4 * workers
+        assert shared.count(SumPart) >= 4
 
 
 @pytest.mark.parametrize(
@@ -68,6 +94,7 @@ def test_every_method_has_the_same_bits(simulated: Simulated, method: str) -> No
         ),
     ],
 )
+@pytest.mark.usefixtures("shared")
 def test_other_settings_have_the_same_bits(simulated: Simulated, sections: dict[str, Any]) -> None:
     """Reducers that read each update, over-selection, evaluation on clients and personal parameters."""
     expected, _ = rounds_of(simulated, SEQUENTIAL, **sections)
