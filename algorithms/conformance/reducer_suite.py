@@ -12,7 +12,7 @@ from torch import Tensor
 import algorithms as fl
 from algorithms.conformance.cases import ReducerCase
 from algorithms.conformance.parametrizing import parametrize, skip_exempt
-from algorithms.robust import squared_distances
+from algorithms.reducers.robust import squared_distances
 
 ENTRIES = 37
 

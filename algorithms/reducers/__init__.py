@@ -1,6 +1,6 @@
-"""Reducers from outside this package: what they are, and those that this process knows.
+"""Reducers: the functions of the built-in ones, and those from outside this package.
 
-The interface of a reducer and the table of reducers may enter. The built-in reducers are in `algorithms.robust`.
+`robust` has the built-in ones, `reducer` the interface, and `table` all that this process knows.
 """
 
 from algorithms.reducers.reducer import Geometry, Reducer

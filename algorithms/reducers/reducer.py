@@ -1,7 +1,7 @@
 """A reducer: a function that takes the place of the weighted mean of a round's updates.
 
-It gets contributions v_i, whose weighted mean sum_i p_i v_i is the sum that the method asks for (`algorithms.robust`
-derives them), in blocks of some thousand entries. Or it selects updates, whose weighted mean is then taken.
+It gets contributions v_i, whose weighted mean sum_i p_i v_i is the sum that the method asks for (`robust` derives
+them), in blocks of some thousand entries. Or it selects updates, whose weighted mean is then taken.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from algorithms.parameters import (
 from algorithms.reducers.reducer import Reducer
 
 BUILT_IN: Final = ("mean", "median", "trimmed_mean", "krum")
-"""Reducers of this package; `algorithms.robust` has their functions."""
+"""Reducers of this package; `algorithms.reducers.robust` has their functions."""
 
 _OUTSIDE: dict[str, Callable[..., Reducer]] = {}
 

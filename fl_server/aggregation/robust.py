@@ -1,8 +1,8 @@
 """Robust reducers over the updates: median, trimmed mean, multi-Krum and those from outside, block by block.
 
 Memory is one block times the cohort for median and trimmed mean; multi-Krum adds the distances of all pairs. Every
-entry of a centre is computed by itself, so cutting tensors into blocks changes no bit of it. `algorithms.robust`
-derives how these reducers fit into the sums of a method.
+entry of a centre is computed by itself, so cutting tensors into blocks changes no bit of it.
+`algorithms.reducers.robust` derives how these reducers fit into the sums of a method.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 import algorithms as fl
 from algorithms.precision import master_dtype
-from algorithms.robust import (
+from algorithms.reducers.robust import (
     contribution_scales,
     median_cut,
     multi_krum,

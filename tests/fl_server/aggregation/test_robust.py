@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import algorithms as fl
-from algorithms.robust import trimmed_mean
+from algorithms.reducers.robust import trimmed_mean
 from fl_server.aggregation import robust
 from fl_server.aggregation.engine import Engine, Snapshot
 from fl_server.aggregation.robust import centre_updates

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from algorithms.robust import (
+from algorithms.reducers.robust import (
     contribution_scales,
     median_cut,
     multi_krum,

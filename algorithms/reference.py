@@ -1,0 +1,84 @@
+"""The part of a client's delta that its server knows: the steps along the direction that the server sent.
+
+With the local rule d = a g + u + mu (y - x) and u constant in the round, K_i steps with the rates eta_k give
+
+    delta_i = r_i - s_i u,      s_i = sum_k eta_k            (FedCM, MoFedSAM, MimeLite, Mime, QG; SCAFFOLD with c)
+
+and with a local momentum that starts at v, v <- gamma v + d,
+
+    delta_i = r_i - s_i v,      s_i = sum_k eta_k gamma^k    (MFL)
+
+A client may send r_i, the reference-free part, in place of delta_i. If u is much of every delta, r_i is shorter, so an
+encoding of it has a smaller error. The server subtracts s_i u, so nothing is lost: both use the same operations on
+tensors that both have. Terms with mu and clipping of the step change how short r_i is, and not that it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from algorithms.base import Algorithm, ClientContext, LocalRule, LocalSettings, Tensors
+from algorithms.local import rates_of
+from algorithms.precision import widened
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What all clients of an exchange with one omega_i have in common."""
+
+    tensors: Tensors
+    """u or v, in float32 or wider."""
+    gamma: float
+    """1 for u."""
+
+    def scale(self, settings: LocalSettings, steps: int) -> float:
+        """s_i of a client with so many steps, K_i; in units of a learning rate."""
+        rates = islice(rates_of(settings, steps), steps)
+        return sum(rate * self.gamma**number for number, rate in enumerate(rates, start=1))
+
+
+def reference_of(
+    algorithm: Algorithm, exchange: int, direction: Tensors | None, omega: float = 1.0
+) -> Reference | None:
+    """The reference of an exchange's deltas; None if the method has no constant part that the server knows.
+
+    direction: as clients receive it. omega: omega_i of the clients. A part of u that is a client's own counts as zero.
+    """
+    if direction is None or not algorithm.exchanges[exchange].trains:
+        return None
+    context = ClientContext(direction, algorithm.client_init(direction), omega)
+    return _of_rule(algorithm.client_rule(context))
+
+
+def _of_rule(rule: LocalRule) -> Reference | None:
+    if rule.optimizer is not None:  # its steps are not linear in d
+        return None
+    if rule.v is not None:
+        return Reference(widened(rule.v), rule.gamma) if rule.gamma else None
+    return None if rule.u is None else Reference(widened(rule.u), 1.0)
+
+
+def without_reference(delta: Tensors, reference: Reference, scale: float) -> Tensors:
+    """r_i = delta_i + s_i u, in the dtypes of the delta."""
+    return {name: values + _step(reference.tensors[name], scale).to(values.dtype) for name, values in delta.items()}
+
+
+def add_back(part: torch.Tensor, reference: torch.Tensor, scale: float) -> torch.Tensor:
+    """delta_i = r_i - s_i u for any part of a tensor, in its dtype.
+
+    Each entry is computed alone, and no multiplication is fused with the subtraction: cutting a tensor changes no bit.
+    """
+    return part - _step(reference, scale).to(part.dtype)
+
+
+def with_reference(rest: Mapping[str, torch.Tensor], reference: Reference, scale: float) -> Tensors:
+    """`add_back` for whole tensors, by name."""
+    return {name: add_back(values, reference.tensors[name], scale) for name, values in rest.items()}
+
+
+def _step(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.mul(tensor, scale)
