@@ -7,15 +7,20 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from fl_ops.files import Target, written_whole
+from fl_ops.simulate.settings import SimulationSection
+from fl_server.run_config import RunConfig, TaskSection
 
 Stage = Literal["tuning", "judging", "final"]
 """tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""
 _FORMAT = 1
+"""Part of every digest. It changes if cells with the same written settings get other numbers, as by a new default."""
+_SAME_NUMBERS = {"evaluation": ("batch_size",)}
+"""Settings of a run, by section, that change no model and no accuracy."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,46 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """The name of its file. A changed setting makes another cell; a changed label or data folder does not."""
-        text = json.dumps([_FORMAT, self.settings], sort_keys=True, separators=(",", ":"))
+        """The name of its file. A changed setting makes another cell; a changed label or data folder does not.
+
+        Settings with their default values are not in it, so a later version that has more settings finds its cells.
+        """
+        text = json.dumps([_FORMAT, _decisive(self.settings)], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a cell that decide its numbers and are not the default."""
+    run = _without_defaults(settings["run"], _run_defaults())
+    for section, keys in _SAME_NUMBERS.items():
+        run[section] = {key: value for key, value in run.get(section, {}).items() if key not in keys}
+    simulation = _without_defaults(settings["simulation"], _simulation_defaults())
+    return {**settings, "run": run, "simulation": simulation}
+
+
+def _without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in defaults:
+            kept[key] = value
+        elif isinstance(value, Mapping) and isinstance(defaults[key], Mapping):
+            if inner := _without_defaults(value, defaults[key]):
+                kept[key] = inner
+        elif value != defaults[key]:
+            kept[key] = value
+    return kept
+
+
+@cache
+def _run_defaults() -> dict[str, Any]:
+    # The name of the task has no default, and stays in each digest: no task has an empty name.
+    return RunConfig(task=TaskSection.model_construct(name="")).model_dump(mode="json")
+
+
+@cache
+def _simulation_defaults() -> dict[str, Any]:
+    fields = SimulationSection.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 def rounds_of(cell: Cell) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,24 @@ def test_of_equally_urgent_cells_the_longest_is_first(read: Read, folder: CellFo
 def test_what_is_left_of_a_judged_search_is_an_estimate(read: Read, folder: CellFolder) -> None:
     """Of FedAvg: 3 short runs of 2 rounds, two settings under two seeds and two final runs of 3 rounds."""
     assert Plan(read(JUDGED), folder.load, ["FedAvg"]).left() == (3 + 4 + 2, 3 * 2 + 6 * 3)
+
+
+def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: Read, folder: CellFolder) -> None:
+    """An earlier version did not have the setting, and evaluated in other batches: the cell is the same."""
+    (cell, *_) = Plan(read(), folder.load).missing()
+    run = cell.settings["run"]
+    earlier = {key: value for key, value in run["round"].items() if key != "max_client_share"}
+    before = replace(
+        cell,
+        settings={
+            **cell.settings,
+            "run": {**run, "round": earlier, "evaluation": {**run["evaluation"], "batch_size": 512}},
+        },
+    )
+    assert before.settings != cell.settings
+    assert before.digest == cell.digest
+    others = [{"round": {**run["round"], "max_client_share": 0.5}}, {"evaluation": {"every": 7}}, {"seed": 77}]
+    changed = [replace(cell, settings={**cell.settings, "run": {**run, **other}}) for other in others]
+    assert len({each.digest for each in [cell, *changed]}) == 4
+    sized = replace(cell, settings={**cell.settings, "simulation": {**cell.settings["simulation"], "clients": 3}})
+    assert sized.digest != cell.digest
