@@ -71,7 +71,8 @@ class NotDelivered:
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:
     """Check an update with the coordinator's admission gate."""
     header, update = trained.header, trained.update
-    gate = build_gate(engine, collecting, RegisteredData(trained.examples, trained.own_batches))
+    registered = RegisteredData(trained.examples, trained.own_batches)
+    gate = build_gate(engine, collecting, trained.client, registered)
     sent = False
     try:
         gate.check_header(header)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -23,6 +24,8 @@ from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
+from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys, update_encoding
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
@@ -89,6 +92,7 @@ class Engine:
                 self.layout,
                 self._trainable_layout,
                 {payload: self._state_layout for payload, rule in exchange.computed.items() if rule.wide},
+                update_encoding(config),
             )
             for exchange in self.algorithm.exchanges
         ]
@@ -182,7 +186,7 @@ class Engine:
 
         cohort and sources are in the order of client id bytes. Raises Diverged.
         """
-        updates = AcceptedUpdates(self._capped(cohort), sources, self.shape(exchange))
+        updates = self._accepted(snapshot, exchange, cohort, sources)
         sums = self._reduction(snapshot, exchange, updates).sums()
         for symbol, tensors in sums.items():
             _check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
@@ -208,7 +212,7 @@ class Engine:
         earlier_sums: of the round's earlier exchanges.
         """
         last = len(self.algorithm.exchanges) - 1
-        accepted = AcceptedUpdates(self._capped(cohort), sources, self.shape(last))
+        accepted = self._accepted(snapshot, last, cohort, sources)
         weights = self.algorithm.weights(accepted.cohort)
         selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
@@ -228,6 +232,23 @@ class Engine:
             capped=_lighter(cohort, self.algorithm.weights(cohort), weights),
             largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
         )
+
+    def _accepted(
+        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
+    ) -> AcceptedUpdates:
+        """The updates of an exchange, whose values can be read."""
+        opened = [
+            self.opened(source, snapshot.round + 1, exchange, info.client_id)
+            for source, info in zip(sources, cohort, strict=True)
+        ]
+        return AcceptedUpdates(self._capped(cohort), opened, self.shape(exchange))
+
+    def opened(self, update: Source, round_: int, exchange: int, client: str) -> Source:
+        """A client's update, whose values can be read: one in an encoding is decoded wherever it is."""
+        shape = self.shape(exchange)
+        if shape.plain or not isinstance(update, Path):
+            return update
+        return EncodedUpdate(update, shape, UpdateKeys.of(self.config, round_, exchange, client))
 
     def _capped(self, cohort: Sequence[fl.UpdateInfo]) -> Sequence[fl.UpdateInfo]:
         """The cohort with weights cut to the run's largest share of the examples, if it has such a limit."""

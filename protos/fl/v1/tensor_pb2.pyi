@@ -92,18 +92,20 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name")
+    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name", "encoding_key")
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_KEY_FIELD_NUMBER: _ClassVar[int]
     kind: ResourceKind
     digest: Digest
     size_bytes: int
     encoding: Encoding
     name: str
-    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ...) -> None: ...
+    encoding_key: bytes
+    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ..., encoding_key: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data", "crc32c")
