@@ -25,6 +25,15 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ENCODING_UNSPECIFIED: _ClassVar[Encoding]
     ENCODING_PLAIN: _ClassVar[Encoding]
+    ENCODING_BF16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_INT4: _ClassVar[Encoding]
+    ENCODING_INT2: _ClassVar[Encoding]
+    ENCODING_EDEN4: _ClassVar[Encoding]
+    ENCODING_EDEN2: _ClassVar[Encoding]
+    ENCODING_EDEN1: _ClassVar[Encoding]
+    ENCODING_TOP_K: _ClassVar[Encoding]
+    ENCODING_RANDOM_K: _ClassVar[Encoding]
 
 class DigestAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +60,15 @@ DTYPE_UINT8: DType
 DTYPE_BOOL: DType
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_PLAIN: Encoding
+ENCODING_BF16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_INT4: Encoding
+ENCODING_INT2: Encoding
+ENCODING_EDEN4: Encoding
+ENCODING_EDEN2: Encoding
+ENCODING_EDEN1: Encoding
+ENCODING_TOP_K: Encoding
+ENCODING_RANDOM_K: Encoding
 DIGEST_ALGORITHM_UNSPECIFIED: DigestAlgorithm
 DIGEST_ALGORITHM_BLAKE3_256: DigestAlgorithm
 RESOURCE_KIND_UNSPECIFIED: ResourceKind
