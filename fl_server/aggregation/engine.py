@@ -11,12 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import nn
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.compose import SENT
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
@@ -25,7 +27,7 @@ from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys, update_encoding
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys, bundle_encoding, bundle_key, update_encoding
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
@@ -36,6 +38,7 @@ from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
+from protos.encodings import EncodingSpec
 from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_DIRECTION,
     RESOURCE_KIND_FROZEN,
@@ -164,11 +167,13 @@ class Engine:
             sums: of the round's earlier exchanges.
         """
         model = {**snapshot.parameters, **snapshot.buffers}
-        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
+        encoded = self._bundle_encoding("model", snapshot)
+        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout, "", *encoded)]
         algorithm = self._algorithm_after(snapshot)
         direction = algorithm.exchanges[exchange].direction(snapshot.state, sums)
         if direction is not None:
-            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
+            encoded = self._bundle_encoding("direction", snapshot)
+            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout, "", *encoded))
         if algorithm.exchanges[exchange].trains:
             averaged = averaged_state(algorithm, snapshot.state, snapshot.round + 1)
             sent += [
@@ -178,6 +183,16 @@ class Engine:
         if self.frozen:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
         return sent
+
+    def _bundle_encoding(self, kind: Literal["model", "direction"], snapshot: Snapshot) -> tuple[EncodingSpec, bytes]:
+        return bundle_encoding(self.config, kind), bundle_key(self.config, kind, snapshot.round + 1)
+
+    def _sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> dict[str, fl.Tensors]:
+        """The direction that the clients of an exchange received, if it differs from the server's: it was encoded."""
+        if self.config.encodings.direction == "plain":
+            return {}
+        sent = (each for each in self.outgoing(snapshot, exchange, sums) if each.kind == RESOURCE_KIND_DIRECTION)
+        return {SENT: each.received(each.bundle()) for each in sent}
 
     def reduce(
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
@@ -218,7 +233,8 @@ class Engine:
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
-        reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=earlier_sums)
+        given = {**earlier_sums, **self._sent(snapshot, last, earlier_sums)}
+        reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
         stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if self._low:
             tree.copy_(made.rounded, made.state.x)

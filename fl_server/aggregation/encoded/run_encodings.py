@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import algorithms as fl
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
@@ -14,6 +16,17 @@ def update_encoding(config: RunConfig) -> EncodingSpec:
     """The encoding of a run's updates."""
     section = config.encodings
     return EncodingSpec(section.update, section.fraction or 0.0)
+
+
+def bundle_encoding(config: RunConfig, kind: Literal["model", "direction"]) -> EncodingSpec:
+    """The encoding of a bundle for clients."""
+    return EncodingSpec(getattr(config.encodings, kind))
+
+
+def bundle_key(config: RunConfig, kind: Literal["model", "direction"], round_: int) -> bytes:
+    """The key of a bundle for clients, which is sent with it; empty without an encoding. round_: under way."""
+    plain = bundle_encoding(config, kind) == PLAIN
+    return b"" if plain else encoding_key(config.seed, "broadcast", round_, kind)
 
 
 class UpdateKeys:
