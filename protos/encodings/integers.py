@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from protos.encodings.packing import Numbers, pack_bits, packed_bytes
 from protos.encodings.scheme import (
     Bytes,
     EncodingError,
     Floats,
     Words,
-    arithmetic_type,
     finite_in,
     require_finite,
     require_zero_where,
+    scale_bytes,
     scales_of,
     write_scales,
 )
@@ -45,7 +46,7 @@ class Integers:
 
     def nbytes(self, count: int) -> int:
         """The scale and the levels."""
-        return np.dtype(arithmetic_type(self.dtype)).itemsize + -(-count * self.bits // 8)
+        return scale_bytes(self.dtype) + packed_bytes(count, self.bits)
 
     def encode(self, values: Floats, blocks: Bytes, words: Words) -> None:
         """See `Scheme`."""
@@ -60,7 +61,7 @@ class Integers:
         values += rounding
         np.floor(values, out=values)
         np.clip(values, -self._largest, self._largest, out=values)
-        blocks[:, offset:] = _packed(values.astype(np.int8), self.bits)
+        blocks[:, offset:] = pack_bits(values.astype(np.int8).view(np.uint8), self.bits)
 
     def decode(self, blocks: Bytes, values: Floats, words: Words) -> None:
         """See `Scheme`."""
@@ -72,10 +73,15 @@ class Integers:
             raise EncodingError(f"expected scales whose levels are finite as {self.dtype}, got larger ones")
         packed = blocks[:, scales.dtype.itemsize :]
         require_zero_where(scales[:, 0] == 0, packed)
-        levels = _unpacked(packed, self.bits, values)
+        levels = self._unpacked(packed, values)
         if levels.min() < -self._largest:
             raise EncodingError(f"expected levels of {-self._largest} and more, got lower ones")
         np.multiply(levels, scales, out=values)
+
+    def _unpacked(self, packed: Bytes, values: Floats) -> npt.NDArray[Any]:
+        if self.bits == 8:
+            return packed.copy().view(np.int8)
+        return _levels(self.bits, values.dtype.char).read(packed, values.shape[1])
 
     @property
     def _largest(self) -> int:
@@ -90,41 +96,12 @@ class Integers:
             scales = largest / levels
             # Rounding to nearest may leave max |x| beyond the largest level, by much if s is denormal.
             scales = np.where(scales * levels < largest, np.nextafter(scales, np.inf, dtype=scales.dtype), scales)
-            return np.where(np.isinf(scales * levels), np.nextafter(scales, 0, dtype=scales.dtype), scales)
-
-
-def _packed(levels: npt.NDArray[np.int8], bits: int) -> Bytes:
-    """[blocks, count] levels -> [blocks, bytes]."""
-    per_byte = 8 // bits
-    if per_byte == 1:
-        return levels.view(np.uint8)
-    if missing := -levels.shape[1] % per_byte:
-        levels = np.pad(levels, ((0, 0), (0, missing)))
-    # One integer has the levels of one byte, the first in its lowest byte.
-    wide = levels.view(np.uint16 if per_byte == 2 else np.uint32)
-    mask = 2**bits - 1
-    packed = wide & mask
-    for place in range(1, per_byte):
-        packed |= (wide >> (8 - bits) * place) & (mask << bits * place)
-    return packed.astype(np.uint8)
-
-
-def _unpacked(packed: Bytes, bits: int, values: Floats) -> npt.NDArray[Any]:
-    """The levels of blocks in the shape of `values`, which may be overwritten. Raises EncodingError for unused bits."""
-    if bits == 8:
-        return np.ascontiguousarray(packed).view(np.int8)
-    count = values.shape[1]
-    per_byte = 8 // bits
-    table = _levels(bits, values.dtype.type)
-    levels = table[packed].reshape(len(packed), -1)
-    if levels.shape[1] != count and levels[:, count:].any():
-        raise EncodingError(f"expected unused bits of 0 in the last byte of {per_byte} levels, got others")
-    return levels[:, :count]
+            finite: Floats = np.where(np.isinf(scales * levels), np.nextafter(scales, 0, dtype=scales.dtype), scales)
+            return finite
 
 
 @cache
-def _levels(bits: int, kind: type[np.floating[Any]]) -> npt.NDArray[Any]:
-    """[256, levels of a byte]: the levels of each byte."""
-    shifts = np.arange(0, 8, bits)
-    fields = (np.arange(256)[:, None] >> shifts) & (2**bits - 1)
-    return np.where(fields >= 2 ** (bits - 1), fields - 2**bits, fields).astype(kind)
+def _levels(bits: int, kind: str) -> Numbers:
+    """The level of each field in two's complement."""
+    fields = np.arange(2**bits)
+    return Numbers(np.where(fields >= 2 ** (bits - 1), fields - 2**bits, fields).astype(kind))

@@ -40,14 +40,14 @@ class RandomWords:
             raise ValueError(f"expected a key of {KEY_BYTES} bytes, got {len(key)}; encoding_key makes one")
         words = np.frombuffer(key, "<u8").astype(np.uint64)
         self._generator = np.random.Philox(key=words)
-        self._state = {"key": words, "counter": np.zeros(4, np.uint64)}
+        self._key = words
 
     def seek(self, tensor: int, word: int) -> None:
         """Continue with this word of the stream of a tensor. word: a multiple of 4."""
-        self._state["counter"] = np.array([word // _WORDS_PER_COUNT, 0, tensor, 0], np.uint64)
+        counter = np.array([word // _WORDS_PER_COUNT, 0, tensor, 0], np.uint64)
         self._generator.state = {
             "bit_generator": "Philox",
-            "state": self._state,
+            "state": {"key": self._key, "counter": counter},
             "buffer": np.zeros(_WORDS_PER_COUNT, np.uint64),
             "buffer_pos": _WORDS_PER_COUNT,
             "has_uint32": 0,

@@ -69,15 +69,18 @@ def require_finite(finite: npt.NDArray[np.bool_], dtype: torch.dtype) -> None:
         raise EncodingError(f"expected values that are finite, also decoded to {dtype}, got NaN or too large ones")
 
 
+def scale_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a scale: 8 for float64, 4 for all others."""
+    return np.dtype(arithmetic_type(dtype)).itemsize
+
+
 def scales_of(blocks: Bytes, dtype: torch.dtype) -> Floats:
     """[blocks, 1]: the scale with which each block begins.
 
     Raises:
         EncodingError: a scale is negative or not finite. Minus zero is negative.
     """
-    kind = arithmetic_type(dtype)
-    width = np.dtype(kind).itemsize
-    scales = np.ascontiguousarray(blocks[:, :width]).view(kind)
+    scales = blocks[:, : scale_bytes(dtype)].copy().view(arithmetic_type(dtype))
     if np.signbit(scales).any() or not np.isfinite(scales).all():
         raise EncodingError("expected scales that are finite and not negative, got others")
     return scales
@@ -85,9 +88,9 @@ def scales_of(blocks: Bytes, dtype: torch.dtype) -> Floats:
 
 def write_scales(scales: Floats, blocks: Bytes) -> int:
     """Write the scale of each block, [blocks, 1], at its start; returns the offset behind it."""
-    raw = scales.view(np.uint8)
-    blocks[:, : raw.shape[1]] = raw
-    return raw.shape[1]
+    width = scales.dtype.itemsize
+    blocks[:, :width] = scales.view(np.uint8)
+    return width
 
 
 def require_zero_where(no_scale: npt.NDArray[np.bool_], payload: Bytes) -> None:
