@@ -108,8 +108,9 @@ class AdmissionGate:
             if payload.manifest == shape.manifest and shape.encoded.size_bytes <= self.max_bytes:
                 continue  # exactly as expected; the code below finds the difference otherwise
             if not self.shape.plain:
-                difference = shape.encoded.difference_from(payload.manifest, self.max_bytes)
-                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+                if difference := shape.encoded.difference_from(payload.manifest, self.max_bytes):
+                    raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+                continue
             if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
                 raise UpdateRefused(
                     RefusalReason.REFUSAL_REASON_LAYOUT,
