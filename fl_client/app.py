@@ -54,8 +54,8 @@ from fl_common.file_permissions import restrict_permissions
 from fl_common.metrics import package_version
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing import UNTRACED, Traces, open_traces
+from protos.encodings import ENCODINGS
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import tensor_pb2
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
@@ -261,5 +261,5 @@ def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         device=devices.describe(local.device),
         tasks=[local.offer()],
         methods=offers(local.methods),
-        encodings=[tensor_pb2.ENCODING_PLAIN],
+        encodings=ENCODINGS.values(),
     )

@@ -111,6 +111,43 @@ class EvaluationSection(_Section):
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
 
 
+Dense = Literal["plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1"]
+"""Encodings that keep every value. As in `protos.encodings`, repeated here so that a configuration is read without
+torch."""
+AnyEncoding = Literal["plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1", "topk", "randk"]
+SPARSE = ("topk", "randk")
+"""Encodings that leave values out."""
+
+
+class EncodingsSection(_Section):
+    """How updates, the model and the direction travel."""
+
+    update: AnyEncoding = "plain"
+    model: Dense = "plain"
+    direction: Dense = "plain"
+    fraction: float | None = Field(default=None, gt=0, le=1)
+
+    @field_validator("model", "direction", mode="before")
+    @classmethod
+    def _whole(cls, name: Any) -> Any:
+        if name in SPARSE:
+            raise ValueError("expected an encoding that keeps every value: a client would train from a model with gaps")
+        return name
+
+    @model_validator(mode="after")
+    def _fraction_of_sparse(self) -> Self:
+        if self.update in SPARSE and self.fraction is None:
+            raise ValueError(f'expected encodings.fraction, over 0 and at most 1, with update = "{self.update}"')
+        if self.update not in SPARSE and self.fraction is not None:
+            raise ValueError(f'expected encodings.fraction only with update = "topk" or "randk", got "{self.update}"')
+        return self
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The encodings that a client must know."""
+        return frozenset({self.update, self.model, self.direction}) - {"plain"}
+
+
 class RunConfig(_Section):
     """The configuration of a run."""
 
@@ -121,6 +158,7 @@ class RunConfig(_Section):
     round: RoundSection = RoundSection()
     stop: StopSection = StopSection()
     evaluation: EvaluationSection = EvaluationSection()
+    encodings: EncodingsSection = EncodingsSection()
     seed: int = Field(default=0, ge=0, lt=2**64)
     labels: dict[Word, Word] = Field(default={}, max_length=MAX_LABELS)
     population: int = Field(default=0, ge=0, le=MAX_COUNT)

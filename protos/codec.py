@@ -35,6 +35,7 @@ __all__ = [
     "Layout",
     "LayoutError",
     "check_chunk",
+    "check_tensors",
     "chunk_spans",
     "digest_bytes",
     "digest_message",
@@ -56,7 +57,7 @@ def pack(tensors: Mapping[str, Tensor], layout: Layout) -> memoryview:
     Raises:
         LayoutError: the tensors do not match the layout. Their order does not matter.
     """
-    _require(tensors, layout)
+    check_tensors(tensors, layout)
     buffer = zeros(layout.size_bytes)
     for name, target in unpack(buffer, layout).items():
         target.copy_(tensors[name].detach())
@@ -68,7 +69,7 @@ def pieces_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryv
 
     Such a piece shares the tensor's memory and keeps it alive. Raises LayoutError as `pack` does.
     """
-    _require(tensors, layout)
+    check_tensors(tensors, layout)
     end = 0
     for entry in layout.entries:
         if entry.offset > end:
@@ -112,8 +113,8 @@ class _AnyBuffer:
         }
 
 
-def _require(tensors: Mapping[str, Tensor], layout: Layout) -> None:
-    """Raises LayoutError unless the tensors, in any order, match the layout."""
+def check_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> None:
+    """Raises LayoutError unless the tensors, in any order, match the layout. Their values are not read."""
     _require_little_endian()
     if len(tensors) == len(layout.entries) and all(_fits(tensors.get(entry.name), entry) for entry in layout.entries):
         return

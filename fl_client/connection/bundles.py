@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from fl_client.connection.link import Backoff, Link, Session
 from fl_client.connection.transport import Fetched
 from fl_client.errors import BrokenTransfer, WorkFailed
+from fl_client.storage.pending_updates import name_of
 from protos import codec
 from protos.buffers import BufferPool
 from protos.chunks import AnyChunk, ReadChunk
+from protos.encodings import EncodedLayout, EncodingError, EncodingSpec, decode
+from protos.encodings.random_words import KEY_BYTES
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 from protos.wire import MAX_CHUNK_BYTES
@@ -34,6 +37,8 @@ A larger one is refused at once."""
 HEADER_BYTES = 64 << 10
 """Size of a header, in addition to twice the expected manifest."""
 
+PLAIN = EncodingSpec("plain")
+
 ResourceKey = tensor_pb2.ResourceKind | tuple[tensor_pb2.ResourceKind, str]
 """The kind of a resource, and its name if it has one."""
 
@@ -54,6 +59,10 @@ def key_of_resource(resource: tensor_pb2.Resource) -> ResourceKey:
     return (resource.kind, resource.name) if resource.name else resource.kind
 
 
+_Name = tuple[ResourceKey, bytes, bytes]
+"""Key of a resource, its digest, and the key of its encoding's random numbers."""
+
+
 class BundleCache:
     """Holds the bundles of the current assignment by digest, so that a held bundle is never fetched again."""
 
@@ -65,7 +74,7 @@ class BundleCache:
         # Training and evaluation may need the same model at the same time: only one of them fetches it.
         self._lock = asyncio.Lock()
         # By kind too: a model and a direction of zeros have the same bytes and different manifests.
-        self._held: dict[tuple[ResourceKey, bytes], Bundle] = {}
+        self._held: dict[_Name, Bundle] = {}
 
     async def get(self, resources: Iterable[tensor_pb2.Resource], expected: Layouts) -> dict[ResourceKey, Bundle]:
         """The bundles of an assignment by kind, and by name if they have one. All others are released first.
@@ -80,20 +89,20 @@ class BundleCache:
             return await self._get(resources, expected)
 
     async def _get(self, resources: Iterable[tensor_pb2.Resource], expected: Layouts) -> dict[ResourceKey, Bundle]:
-        wanted = {(key_of_resource(resource), self._checked(resource, expected)): resource for resource in resources}
+        wanted = {
+            (key_of_resource(resource), self._checked(resource, expected), resource.encoding_key): resource
+            for resource in resources
+        }
         held = {name: bundle for name, bundle in self._held.items() if name in wanted}
         self._held = held
         for name, resource in wanted.items():
             if name not in held:
-                held[name] = await self._fetch(ExpectedBundle(resource, expected[resource.kind]), name[1])
-        return {key: held[key, digest] for key, digest in wanted}
+                held[name] = await self._fetch(ExpectedBundle.of(resource, expected[resource.kind]), name[1])
+        return {name[0]: held[name] for name in wanted}
 
     def _checked(self, resource: tensor_pb2.Resource, expected: Layouts) -> bytes:
         """The resource's digest. Raises WorkFailed unless encoding, size and kind fit this device and its model."""
-        if resource.encoding not in (tensor_pb2.ENCODING_UNSPECIFIED, tensor_pb2.ENCODING_PLAIN):
-            raise WorkFailed(
-                pb.FAILURE_REASON_UNSUPPORTED, f"expected a resource in encoding PLAIN, got number {resource.encoding}"
-            )
+        encoding = _encoding_of(resource)
         if resource.size_bytes > self._max_bytes:
             raise WorkFailed(
                 pb.FAILURE_REASON_RESOURCES,
@@ -103,7 +112,8 @@ class BundleCache:
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT, f"expected no resource of kind number {resource.kind}: this model has none"
             )
-        if resource.size_bytes > _comparable(size := expected[resource.kind].size_bytes):
+        size = EncodedLayout.of(expected[resource.kind], encoding).size_bytes
+        if resource.size_bytes > _comparable(size):
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT,
                 f"{_name(resource)}: expected {size} bytes for the model here, got {resource.size_bytes}",
@@ -115,16 +125,27 @@ class BundleCache:
 
     async def _fetch(self, expected: ExpectedBundle, digest: bytes) -> Bundle:
         for _ in range(FULL_TRIES):
-            data = self._memory.take(expected.layout.size_bytes)
+            data = self._memory.take(expected.encoded.size_bytes)
             download = Download(expected, data, Backoff(self._link.delays), self._on_bytes)
             await self._link.call_with_retry(download.resume, download.backoff)
-            layout = download.layout
-            if layout is not None and await asyncio.to_thread(layout.digest, data) == digest:
-                return Bundle(layout, data)
+            if download.described and await asyncio.to_thread(expected.encoded.digest, data) == digest:
+                return await asyncio.to_thread(self._decoded, expected, data)
         raise WorkFailed(
             pb.FAILURE_REASON_RESOURCES,
             f"fetched {codec.digest_text(digest)} {FULL_TRIES} times and got bytes of another digest each time",
         )
+
+    @staticmethod
+    def _decoded(expected: ExpectedBundle, data: memoryview) -> Bundle:
+        """The bundle of a resource's bytes. Raises WorkFailed if the encoding does not have such bytes."""
+        layout, resource = expected.encoded.layout, expected.resource
+        if expected.encoded.spec == PLAIN:
+            return Bundle(layout, data)
+        try:
+            tensors = decode(data, expected.encoded, resource.encoding_key)
+        except (EncodingError, codec.LayoutError) as error:
+            raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{_name(resource)}: {error}") from error
+        return Bundle(layout, codec.pack(tensors, layout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +153,17 @@ class ExpectedBundle:
     """A resource, and its layout by this device's model."""
 
     resource: tensor_pb2.Resource
-    layout: codec.Layout
+    encoded: EncodedLayout
+
+    @classmethod
+    def of(cls, resource: tensor_pb2.Resource, layout: codec.Layout) -> ExpectedBundle:
+        """A resource of this layout, in its own encoding. Raises WorkFailed for an encoding that is not known here."""
+        return cls(resource, EncodedLayout.of(layout, _encoding_of(resource)))
 
     @property
     def header_bytes(self) -> int:
         """Largest header that is parsed: a parsed manifest takes many times its size."""
-        return HEADER_BYTES + 2 * self.layout.to_manifest().ByteSize()
+        return HEADER_BYTES + 2 * self.encoded.to_manifest().ByteSize()
 
 
 class Download:
@@ -148,7 +174,8 @@ class Download:
     ) -> None:
         self.backoff = backoff
         self.data = data
-        self.layout: codec.Layout | None = None
+        self.described = False
+        """Whether a manifest has come. It is the expected one, or the fetch has failed."""
         self._expected = expected
         self._received = self._furthest = 0
         self._stalls = 0
@@ -170,11 +197,12 @@ class Download:
                     headers += 1
                     if headers > 1:
                         raise BrokenTransfer("expected one header, got another")
-                    self.layout = self._layout_of(part.header.manifest)
+                    self._check_manifest(part.header.manifest)
+                    self.described = True
                 else:
                     self._take(part if isinstance(part, ReadChunk) else part.chunk, session.max_chunk_bytes, first)
                     first = False
-        if self.layout is None or self._received < len(self.data):
+        if not self.described or self._received < len(self.data):
             raise BrokenTransfer(f"the stream ended at byte {self._received} of {len(self.data)}")
 
     async def _next(self, parts: AsyncIterator[Fetched]) -> Fetched | None:
@@ -189,17 +217,21 @@ class Download:
                 pb.FAILURE_REASON_RESOURCES, f"{MAX_STALLS} streams in a row stalled for {STALL_S:g} s"
             ) from None
 
-    def _layout_of(self, manifest: tensor_pb2.Manifest) -> codec.Layout:
-        try:
-            layout = codec.Layout.from_manifest(manifest, _comparable(len(self.data)))
-        except codec.LayoutError as error:
-            raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"manifest: {error}") from None
-        if difference := self._expected.layout.difference(layout):
+    def _check_manifest(self, manifest: tensor_pb2.Manifest) -> None:
+        """Raises WorkFailed if it is not the expected one."""
+        encoded, limit = self._expected.encoded, _comparable(len(self.data))
+        if encoded.spec == PLAIN:
+            try:
+                difference = encoded.layout.difference(codec.Layout.from_manifest(manifest, limit))
+            except codec.LayoutError as error:
+                raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"manifest: {error}") from None
+        else:
+            difference = encoded.difference_from(manifest, limit)
+        if difference:
             name = _name(self._expected.resource)
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}"
             )
-        return layout
 
     def _take(self, chunk: AnyChunk, max_chunk_bytes: int, first: bool) -> None:
         if first and self._received - MAX_CHUNK_BYTES < chunk.offset <= self._received:
@@ -216,10 +248,25 @@ class Download:
             self.backoff.reset()
 
 
+def _encoding_of(resource: tensor_pb2.Resource) -> EncodingSpec:
+    """Raises WorkFailed for an encoding that this device cannot read, or a wrong key."""
+    try:
+        encoding = EncodingSpec.from_wire(resource.encoding or tensor_pb2.ENCODING_PLAIN)
+    except ValueError as error:
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"{_name(resource)}: {error}") from None
+    if len(resource.encoding_key) != (0 if encoding == PLAIN else KEY_BYTES):
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"{_name(resource)}: expected an encoding_key of {KEY_BYTES} bytes, or none with PLAIN, got "
+            f"{len(resource.encoding_key)}",
+        )
+    return encoding
+
+
 def _comparable(size_bytes: int) -> int:
     """Largest bundle whose manifest is read, to name how it differs from the expected one of `size_bytes`."""
     return 2 * size_bytes + COMPARED_BYTES
 
 
 def _name(resource: tensor_pb2.Resource) -> str:
-    return tensor_pb2.ResourceKind.Name(resource.kind)
+    return name_of(tensor_pb2.ResourceKind, resource.kind)

@@ -1,10 +1,9 @@
-"""Checks of the payloads that an assignment asks for, and packing of computed payloads into an update."""
+"""Checks of the payloads that an assignment asks for, and of computed ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 import torch
 from google.protobuf.json_format import Error as JsonError
@@ -12,18 +11,20 @@ from google.protobuf.json_format import MessageToDict
 from torch import Tensor
 
 import algorithms
-from algorithms.base import Algorithm, ClientUpdate, Exchange, Payload, Tensors
+from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.parameters import AlgorithmError
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
-from fl_client.storage.pending_updates import Update, name_of, work_digest
+from fl_client.storage.pending_updates import name_of
 from fl_client.training.local_steps import optimizer_of
 from fl_client.training.methods import NO_METHODS, Methods, check_method
-from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
+from fl_client.training.packing import encoding_of
+from protos.codec import Layout
+from protos.encodings import EncodedLayout
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.fl.v1 import training_pb2
 from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
 
@@ -75,11 +76,7 @@ def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Ex
             f"payloads: expected {_names(offered, named)} for exchange {number} of {algorithm.name!r}, got"
             f" {_names(assignment.payloads, assignment.payload_names)}",
         )
-    if assignment.upload_encodings and tensor_pb2.ENCODING_PLAIN not in assignment.upload_encodings:
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
-            f"upload_encodings: expected PLAIN among them, got {list(assignment.upload_encodings)}",
-        )
+    encoding_of(assignment)
     if assignment.training.WhichOneof("work") is None:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "training: expected local_epochs or local_steps, got neither")
     return exchange
@@ -87,12 +84,15 @@ def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Ex
 
 def check_size(assignment: training_pb2.Assignment, exchange: Exchange, model: Layout) -> None:
     """Raises WorkFailed if the update of a model with this layout will exceed the coordinator's limit."""
-    trainable = max((entry.end for entry in model.entries if entry.trainable), default=0)  # these come first
-    sizes = [model.size_bytes if payload == "delta" else trainable for payload in exchange.payloads]
-    if 0 < assignment.max_update_bytes < sum(sizes):
+    encoding = encoding_of(assignment)
+    entries = tuple(entry for entry in model.entries if entry.trainable)  # these come first
+    trainable = Layout(entries, max((entry.end for entry in entries), default=0))
+    layouts = [model if payload == "delta" else trainable for payload in exchange.payloads]
+    size = sum(EncodedLayout.of(layout, encoding).size_bytes for layout in layouts)
+    if 0 < assignment.max_update_bytes < size:
         raise WorkFailed(
             pb.FAILURE_REASON_RESOURCES,
-            f"expected an update of at most {assignment.max_update_bytes} bytes, this model needs {sum(sizes)}: raise"
+            f"expected an update of at most {assignment.max_update_bytes} bytes, this model needs {size}: raise"
             " the coordinator's limit",
         )
 
@@ -114,57 +114,6 @@ def check_finite_metrics(update: ClientUpdate) -> None:
         if bad := [name for name, value in values.items() if not math.isfinite(value)]:
             came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
-
-
-def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int, seconds: float) -> Update:
-    """Pack the payloads in order.
-
-    examples: n_i; seconds: of training.
-    """
-    parts = laid_out(computed)
-    pieces: list[Buffer] = [piece for part in parts for piece in pieces_of(part.tensors, part.layout)]
-    header = header_of(assignment, computed, parts, digest_of(*pieces))
-    header.num_examples, header.training_seconds = examples, seconds
-    return Update(work_digest(assignment), header, tuple(pieces))
-
-
-class PlacedPayload(NamedTuple):
-    """A payload of an update, with the layout of its bytes."""
-
-    payload: Payload
-    tensors: Tensors
-    layout: Layout
-
-
-def laid_out(computed: ClientUpdate) -> list[PlacedPayload]:
-    """The payloads in order. The delta of a model has the final values of its buffers too."""
-    placed = []
-    for payload, tensors in computed.payloads.items():
-        whole = {**tensors, **computed.buffers} if payload == "delta" else tensors
-        placed.append(PlacedPayload(payload, whole, Layout.of(whole, tensors.keys())))
-    return placed
-
-
-def header_of(
-    assignment: training_pb2.Assignment, computed: ClientUpdate, parts: Sequence[PlacedPayload], digest: bytes
-) -> training_pb2.UpdateHeader:
-    """The header of an update with these payloads, without the client's number of examples and its time."""
-    return training_pb2.UpdateHeader(
-        key=assignment.key,
-        attempt=assignment.attempt,
-        payloads=[
-            training_pb2.Payload(
-                kind=payload_kind(part.payload), manifest=part.layout.to_manifest(), name=payload_name(part.payload)
-            )
-            for part in parts
-        ],
-        size_bytes=sum(part.layout.size_bytes for part in parts),
-        digest=digest_message(digest),
-        num_steps=computed.steps,
-        training_loss=computed.loss,
-        state_epoch=assignment.state_epoch,
-        epochs=[training_pb2.EpochMetrics(values=values) for values in computed.epochs],
-    )
 
 
 def _all_tensors(update: ClientUpdate) -> Iterator[tuple[str, Tensor]]:

@@ -25,7 +25,7 @@ from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
-from fl_client.training import model_values, payloads
+from fl_client.training import model_values, packing, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
 from fl_client.training.failures import task_failures
@@ -198,8 +198,9 @@ class Trainer:
     ) -> TrainingResult:
         """The update of computed payloads. seconds: of training. Raises WorkFailed for a value that is not finite."""
         payloads.check_finite(computed)
-        update = payloads.pack_update(assignment, computed, self.examples_of(computed), seconds)
-        return TrainingResult(update, self.next_state(ready, computed))
+        update = packing.pack_update(assignment, computed, self.examples_of(computed), seconds)
+        counted = packing.as_counted(assignment, computed, update) if _keeps_state(ready) else computed
+        return TrainingResult(update, self.next_state(ready, counted))
 
     def examples_of(self, computed: ClientUpdate) -> int:
         """n_i of computed payloads."""
@@ -207,10 +208,12 @@ class Trainer:
 
     @staticmethod
     def next_state(ready: PreparedWork, computed: ClientUpdate) -> NextState | None:
-        """The client state to keep if these payloads count; None where the method has none in this exchange."""
-        algorithm = ready.work.algorithm
-        keeps_state = algorithm.keeps_client_state and algorithm.exchanges[ready.work.exchange].trains
-        next_state = NextState.of(algorithm, ready.work.context, computed) if keeps_state else None
+        """The client state to keep if these payloads count; None where the method has none in this exchange.
+
+        computed: with the values that the coordinator adds.
+        """
+        algorithm, context = ready.work.algorithm, ready.work.context
+        next_state = NextState.of(algorithm, context, computed) if _keeps_state(ready) else None
         return own.added(next_state, computed.personal)
 
     def evaluate(
@@ -308,6 +311,12 @@ class Trainer:
         epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
         whole, forward = ordered_batches(local, size), forward_of(task)
         return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
+
+
+def _keeps_state(ready: PreparedWork) -> bool:
+    """Whether the method has a client state after this exchange."""
+    algorithm = ready.work.algorithm
+    return algorithm.keeps_client_state and algorithm.exchanges[ready.work.exchange].trains
 
 
 def _state_of(

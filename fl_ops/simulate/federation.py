@@ -72,7 +72,7 @@ class Federation:
         self._sums: dict[str, fl.Tensors] = {}
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
-        self.bundles: Names = {}
+        self.bundles: dict[tuple[ResourceKey, bytes], int] = {}
         """What the clients of the exchange load."""
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
@@ -256,11 +256,12 @@ class Federation:
 
     def _pack_bundles(self, exchange: int) -> None:
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
-        bundles: dict[ResourceKey, Bundle] = {
-            (each.kind, each.name) if each.name else each.kind: Bundle(each.layout, pack(each.tensors, each.layout))
-            for each in outgoing
-        }
-        digests = {key: bundle.layout.digest(bundle.data) for key, bundle in bundles.items()}
-        self.bundles = {(key, digests[key]): len(bundle.data) for key, bundle in bundles.items()}
-        self.digest = digest_text(digests[RESOURCE_KIND_MODEL])
+        bundles: dict[ResourceKey, Bundle] = {}
+        self.bundles = {}
+        for each in outgoing:
+            key = (each.kind, each.name) if each.name else each.kind
+            sent = each.bundle()
+            bundles[key] = Bundle(each.layout, pack(each.received(sent), each.layout))
+            self.bundles[key, each.encoded.digest(sent) + each.key] = each.encoded.size_bytes
+        self.digest = digest_text(outgoing[0].digest)
         self._engine.begin(bundles)

@@ -71,20 +71,19 @@ class NotDelivered:
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:
     """Check an update with the coordinator's admission gate."""
     header, update = trained.header, trained.update
-    gate = build_gate(engine, collecting, RegisteredData(trained.examples, trained.own_batches))
+    registered = RegisteredData(trained.examples, trained.own_batches)
+    gate = build_gate(engine, collecting, trained.client, registered)
     sent = False
     try:
         gate.check_header(header)
         sent = True
         digest = digest_bytes(header.digest)
-        if isinstance(update, Path):
-            norms = (
-                gate.check_file(update, digest)
-                if trained.read is None
-                else gate.check_read(update, digest, trained.read)
-            )
-        else:
+        if not isinstance(update, Path):
             norms = gate.check_values(update, update.squares)
+        elif trained.content is None:
+            norms = gate.check_file(update, digest)
+        else:
+            norms = gate.check_content(update, digest, trained.content)
         clip_factor = gate.clip_factor(next(iter(norms.values())))
     except UpdateRefused as refusal:
         not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_server.admission.buffers import BadBuffer, BufferRules
-from fl_server.admission.digest_and_norms import digest_and_norms
 from fl_server.admission.epochs import wrong_epochs
 from fl_server.admission.expected_work import ExpectedWork
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
+from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.blocks import Source
+from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
@@ -62,6 +64,8 @@ class AdmissionGate:
     ordered: ExpectedWork | None = None
     """The assigned work; None: the header is not compared with it."""
     buffers: BufferRules = field(default_factory=BufferRules)
+    keys: UpdateKeys = field(default_factory=lambda: UpdateKeys(0, 0))
+    """Of the client's encoded payloads."""
 
     def check_header(self, header: UpdateHeader) -> None:
         """All checks that need no tensor bytes. Raises UpdateRefused."""
@@ -100,8 +104,12 @@ class AdmissionGate:
                 f"expected the payloads {_shown(expected)}, got {_shown(came[:_MOST_SHOWN]) or 'nothing'}",
             )
         for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
-            if payload.manifest == shape.manifest and shape.layout.size_bytes <= self.max_bytes:
+            if payload.manifest == shape.manifest and shape.encoded.size_bytes <= self.max_bytes:
                 continue  # exactly as expected; the code below finds the difference otherwise
+            if not self.shape.plain:
+                if difference := shape.encoded.difference_from(payload.manifest, self.max_bytes):
+                    raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+                continue
             if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
                 raise UpdateRefused(
                     RefusalReason.REFUSAL_REASON_LAYOUT,
@@ -126,14 +134,19 @@ class AdmissionGate:
         A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
         includes every value, so it also finds NaN. Raises WrongDigest, UpdateRefused.
         """
-        return self.check_read(path, digest, digest_and_norms(path, self.shape.entries))
+        return self.check_content(path, digest, read_update(self._opened(path), self.shape))
 
-    def check_read(self, path: Path, digest: bytes, read: tuple[bytes, Sequence[float]]) -> dict[str, float]:
-        """As `check_file`, of a file that was read. read: what `digest_and_norms` returned."""
-        came, squares = read
+    def check_content(self, path: Path, digest: bytes, content: UpdateContent) -> dict[str, float]:
+        """As `check_file`, of a file that was read."""
+        came, squares, wrong = content
         if came != digest:
             raise WrongDigest(digest, came)
-        return self.check_values(path, squares)
+        if wrong:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{self.shape.payloads[0].encoding}: {wrong}")
+        return self.check_values(self._opened(path), squares)
+
+    def _opened(self, path: Path) -> Path | EncodedUpdate:
+        return path if self.shape.plain else EncodedUpdate(path, self.shape, self.keys)
 
     def check_values(self, update: Source, squares: Sequence[float]) -> dict[str, float]:
         """As `check_file`, of an update whose bytes are known to be the sent ones.

@@ -8,6 +8,7 @@ from fl_server.admission.buffers import BufferRules, most_counted
 from fl_server.admission.expected_work import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, NormHistory
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.engine import Engine, Snapshot
 
 
@@ -22,7 +23,9 @@ class Collecting:
     history: NormHistory
 
 
-def build_gate(engine: Engine, collecting: Collecting, registered: RegisteredData, max_bytes: int = 0) -> AdmissionGate:
+def build_gate(
+    engine: Engine, collecting: Collecting, client: str, registered: RegisteredData, max_bytes: int = 0
+) -> AdmissionGate:
     """The gate for a client with this registered data. max_bytes: 0 for no limit but the exact size."""
     section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
     shape = engine.shape(exchange)
@@ -48,4 +51,5 @@ def build_gate(engine: Engine, collecting: Collecting, registered: RegisteredDat
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},
         ordered,
         buffers,
+        UpdateKeys.of(engine.config, collecting.snapshot.round + 1, exchange, client),
     )

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
+from fl_server.aggregation.encoded.run_encodings import PLAIN
 from protos.chunks import crc32c
 from protos.codec import (
     Buffer,
     Layout,
     chunk_spans,
     digest_message,
-    digest_text,
     encode_chunk,
     encode_fetch_header,
 )
-from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource, ResourceKind
+from protos.encodings import EncodedLayout, EncodingSpec, decode, encode
+from protos.fl.v1.tensor_pb2 import Resource, ResourceKind
 
 RECENT = 4
 """Encoded chunks that are kept."""
@@ -32,6 +33,29 @@ class Outgoing:
     layout: Layout
     name: str = ""
     """Distinguishes tensors of one kind."""
+    encoding: EncodingSpec = PLAIN
+    key: bytes = b""
+    """Of the random numbers of the encoding."""
+
+    @property
+    def encoded(self) -> EncodedLayout:
+        """The layout on the wire."""
+        return EncodedLayout.of(self.layout, self.encoding)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the tensors without an encoding."""
+        return self.layout.digest(packed(self.tensors, self.layout))
+
+    def bundle(self) -> Buffer:
+        """The bytes on the wire. Tensors in plain layout are not copied if there is no encoding."""
+        if self.encoding == PLAIN:
+            return packed(self.tensors, self.layout)
+        return encode(self.tensors, self.encoded, self.key)
+
+    def received(self, bundle: Buffer) -> fl.Tensors:
+        """The values that clients get from the bytes on the wire."""
+        return self.tensors if self.encoding == PLAIN else decode(bundle, self.encoded, self.key)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -40,6 +64,8 @@ class Broadcast:
 
     resource: Resource
     digest: bytes
+    values_digest: bytes
+    """Digest of the tensors before they were encoded; without an encoding the same as `digest`."""
     header: bytes
     """The FetchModelResponse before the chunks, encoded."""
     bundle: Buffer
@@ -54,11 +80,6 @@ class Broadcast:
     def kind(self) -> str:
         """One of "model", "direction", "frozen" or "optimizer"."""
         return ResourceKind.Name(self.resource.kind).removeprefix("RESOURCE_KIND_").lower()
-
-    @property
-    def text(self) -> str:
-        """The digest as text."""
-        return digest_text(self.digest)
 
     def places(self, offset: int) -> Sequence[int]:
         """Positions of the messages to send: the header, and the chunks from the last chunk border up to `offset`."""
@@ -83,20 +104,20 @@ class Broadcast:
 
 
 def make_broadcast(outgoing: Outgoing, chunk_bytes: int) -> Broadcast:
-    """Compute the digest and checksums of tensors for sending. Tensors in wire layout are not copied."""
-    layout = outgoing.layout
-    bundle = packed(outgoing.tensors, layout)
-    digest = layout.digest(bundle)
+    """Encode tensors for sending, and compute digest and checksums. Plain tensors in wire layout are not copied."""
+    encoded, bundle = outgoing.encoded, outgoing.bundle()
+    digest = encoded.digest(bundle)
     resource = Resource(
         kind=outgoing.kind,
         digest=digest_message(digest),
-        size_bytes=layout.size_bytes,
-        encoding=ENCODING_PLAIN,
+        size_bytes=encoded.size_bytes,
+        encoding=outgoing.encoding.wire,
         name=outgoing.name,
+        encoding_key=outgoing.key,
     )
     view = memoryview(bundle)
-    spans = chunk_spans(layout.size_bytes, chunk_bytes)
+    spans = chunk_spans(encoded.size_bytes, chunk_bytes)
     checksums = tuple(crc32c(view[offset : offset + length]) for offset, length in spans)
-    return Broadcast(
-        resource, digest, encode_fetch_header(resource, layout.to_manifest()), bundle, checksums, chunk_bytes
-    )
+    values_digest = digest if outgoing.encoding == PLAIN else outgoing.digest
+    header = encode_fetch_header(resource, encoded.to_manifest())
+    return Broadcast(resource, digest, values_digest, header, bundle, checksums, chunk_bytes)

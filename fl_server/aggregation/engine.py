@@ -9,13 +9,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import nn
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.compose import SENT
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
@@ -23,6 +26,8 @@ from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.broadcast import Outgoing
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped
+from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys, bundle_encoding, bundle_key, update_encoding
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.mean import SumUpdates, sum_updates
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
@@ -34,6 +39,7 @@ from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
+from protos.encodings import EncodingSpec
 from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_DIRECTION,
     RESOURCE_KIND_FROZEN,
@@ -93,6 +99,7 @@ class Engine:
                 self.layout,
                 self._trainable_layout,
                 {payload: self._state_layout for payload, rule in exchange.computed.items() if rule.wide},
+                update_encoding(config),
             )
             for exchange in self.algorithm.exchanges
         ]
@@ -164,11 +171,13 @@ class Engine:
             sums: of the round's earlier exchanges.
         """
         model = {**snapshot.parameters, **snapshot.buffers}
-        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
+        encoded = self._bundle_encoding("model", snapshot)
+        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout, "", *encoded)]
         algorithm = self._algorithm_after(snapshot)
         direction = algorithm.exchanges[exchange].direction(snapshot.state, sums)
         if direction is not None:
-            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
+            encoded = self._bundle_encoding("direction", snapshot)
+            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout, "", *encoded))
         if algorithm.exchanges[exchange].trains:
             averaged = averaged_state(algorithm, snapshot.state, snapshot.round + 1)
             sent += [
@@ -179,6 +188,16 @@ class Engine:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
         return sent
 
+    def _bundle_encoding(self, kind: Literal["model", "direction"], snapshot: Snapshot) -> tuple[EncodingSpec, bytes]:
+        return bundle_encoding(self.config, kind), bundle_key(self.config, kind, snapshot.round + 1)
+
+    def _sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> dict[str, fl.Tensors]:
+        """The direction that the clients of an exchange received, if it differs from the server's: it was encoded."""
+        if self.config.encodings.direction == "plain":
+            return {}
+        sent = (each for each in self.outgoing(snapshot, exchange, sums) if each.kind == RESOURCE_KIND_DIRECTION)
+        return {SENT: each.received(each.bundle()) for each in sent}
+
     def reduce(
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
     ) -> dict[str, fl.Tensors]:
@@ -186,7 +205,7 @@ class Engine:
 
         cohort and sources are in the order of client id bytes. Raises Diverged.
         """
-        updates = AcceptedUpdates(self._capped(cohort), sources, self.shape(exchange))
+        updates = self._accepted(snapshot, exchange, cohort, sources)
         sums = self._reduction(snapshot, exchange, updates).sums()
         for symbol, tensors in sums.items():
             _check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
@@ -212,13 +231,14 @@ class Engine:
         earlier_sums: of the round's earlier exchanges.
         """
         last = len(self.algorithm.exchanges) - 1
-        accepted = AcceptedUpdates(self._capped(cohort), sources, self.shape(last))
+        accepted = self._accepted(snapshot, last, cohort, sources)
         weights = self.algorithm.weights(accepted.cohort)
         selected = select_updates(self.config.round, accepted, weights)
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
-        reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=earlier_sums)
+        given = {**earlier_sums, **self._sent(snapshot, last, earlier_sums)}
+        reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
         stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if self._low:
             tree.copy_(made.rounded, made.state.x)
@@ -231,6 +251,29 @@ class Engine:
             left_out=_left_out(accepted.cohort, selected.cohort),
             capped=_lighter(cohort, self.algorithm.weights(cohort), weights),
             largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
+        )
+
+    def _accepted(
+        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
+    ) -> AcceptedUpdates:
+        """The updates of an exchange, whose values can be read."""
+        opened = [
+            self.opened(source, snapshot.round + 1, exchange, info.client_id)
+            for source, info in zip(sources, cohort, strict=True)
+        ]
+        return AcceptedUpdates(self._capped(cohort), opened, self.shape(exchange))
+
+    def opened(self, update: Source, round_: int, exchange: int, client: str) -> Source:
+        """A client's update, whose values can be read: one in an encoding is decoded wherever it is."""
+        return self.opened_file(update, round_, exchange, client) if isinstance(update, Path) else update
+
+    def opened_file(self, update: Path, round_: int, exchange: int, client: str) -> Path | EncodedUpdate:
+        """As `opened`, of an update in a file."""
+        shape = self.shape(exchange)
+        return (
+            update
+            if shape.plain
+            else EncodedUpdate(update, shape, UpdateKeys.of(self.config, round_, exchange, client))
         )
 
     def _capped(self, cohort: Sequence[fl.UpdateInfo]) -> Sequence[fl.UpdateInfo]:

@@ -10,11 +10,13 @@ from types import MappingProxyType
 import algorithms as fl
 from fl_server.aggregation.blocks import Source
 from protos.codec import Entry, Layout
+from protos.encodings import EncodedLayout, EncodingSpec
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
 from protos.wire import payload_kind, payload_name
 
 _NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})
+_PLAIN = EncodingSpec("plain")
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,12 @@ class PayloadShape:
 
     payload: fl.Payload
     layout: Layout
-    """Offsets from the start of the payload, as in its manifest."""
+    """Offsets from the start of the payload, without an encoding."""
     base: int
-    """Bytes before it in the update."""
+    """Bytes before it in the update, without an encoding."""
+    encoding: EncodingSpec = _PLAIN
+    encoded_base: int = 0
+    """Bytes before it in the update's file. The same as `base` without an encoding."""
 
     @property
     def kind(self) -> PayloadKind:
@@ -38,13 +43,18 @@ class PayloadShape:
         return payload_name(self.payload)
 
     @cached_property
+    def encoded(self) -> EncodedLayout:
+        """Its layout on the wire and in its file, with offsets from the start of the payload."""
+        return EncodedLayout.of(self.layout, self.encoding)
+
+    @cached_property
     def manifest(self) -> Manifest:
         """Its manifest in a header."""
-        return self.layout.to_manifest()
+        return self.encoded.to_manifest()
 
     @cached_property
     def placed(self) -> Layout:
-        """Its layout with offsets from the start of the update, for reading its file."""
+        """Its layout with offsets from the start of the update, without an encoding, for reading its values."""
         entries = tuple(replace(entry, offset=entry.offset + self.base) for entry in self.layout.entries)
         return Layout(entries, self.layout.size_bytes + self.base)
 
@@ -61,23 +71,30 @@ class UpdateShape:
         model: Layout,
         trainable: Layout,
         wide: Mapping[fl.Payload, Layout] = _NONE,
+        encoding: EncodingSpec = _PLAIN,
     ) -> UpdateShape:
         """Deltas are laid out as the model, buffers included; every other payload as its trainable tensors alone.
 
-        wide: the layouts of payloads that are not in the model's dtypes.
+        wide: the layouts of payloads that are not in the model's dtypes. encoding: of every payload.
         """
         shapes: list[PayloadShape] = []
-        base = 0
+        base = encoded_base = 0
         for payload in payloads:
             layout = model if payload == "delta" else wide.get(payload, trainable)
-            shapes.append(PayloadShape(payload, layout, base))
+            shapes.append(PayloadShape(payload, layout, base, encoding, encoded_base))
             base += layout.size_bytes
+            encoded_base += shapes[-1].encoded.size_bytes
         return UpdateShape(tuple(shapes))
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
-        """Size of the whole update."""
-        return sum(shape.layout.size_bytes for shape in self.payloads)
+        """Size of the whole update on the wire and in its file."""
+        return sum(shape.encoded.size_bytes for shape in self.payloads)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the values in the file need no decoding."""
+        return all(shape.encoding == _PLAIN for shape in self.payloads)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:

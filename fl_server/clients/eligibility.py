@@ -240,10 +240,17 @@ def has_method(record: ClientRecord, method: Pairs) -> bool:
 
 
 def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
-    """Whether an offer of a client is of this task or method: name, version and source, and a protocol new enough."""
+    """Whether an offer of a client is of this task or method: name, version and source, protocol and encodings."""
     if "protocol" in task and int(offer.get("protocol", PROTOCOL_MIN)) < int(task["protocol"]):
         return False
-    return all(offer.get(key) == value for key, value in task.items() if key != "protocol")
+    if "encodings" in task and lacking_encodings(offer, task):
+        return False
+    return all(offer.get(key) == value for key, value in task.items() if key not in {"protocol", "encodings"})
+
+
+def lacking_encodings(offer: Mapping[str, Any], task: Pairs) -> list[str]:
+    """The encodings of a run that the client of an offer does not know."""
+    return sorted(set(task.get("encodings", "").split()) - set(offer.get("encodings", "").split()))
 
 
 class AbleClients:

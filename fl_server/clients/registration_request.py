@@ -10,10 +10,11 @@ from fl_common.names import check_id
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.store.records import ClientRecord
 from protos.digests import digest_bytes, digest_text
+from protos.encodings import ENCODINGS
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
-MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "pending": 1000, "states": 1000}
+MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "encodings": 64, "pending": 1000, "states": 1000}
 MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
@@ -94,6 +95,7 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
     """The client's record after this registration. What operators set before stays."""
     now = time.time()
     base = known or ClientRecord(request.client_id, registered_at=now, last_seen=now)
+    encodings = " ".join(name for name, number in ENCODINGS.items() if number in request.encodings and name != "plain")
     return replace(
         base,
         last_seen=now,
@@ -103,7 +105,7 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
-        tasks=[_offer(offer, common_protocol(request.protocol)) for offer in request.tasks],
+        tasks=[_offer(offer, common_protocol(request.protocol), encodings) for offer in request.tasks],
         methods=[
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
@@ -111,10 +113,11 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
     )  # fmt: skip
 
 
-def _offer(offer: pb.TaskOffer, protocol: int) -> dict[str, str | int]:
+def _offer(offer: pb.TaskOffer, protocol: int, encodings: str) -> dict[str, str | int]:
     """An offer as the ledger has it.
 
-    "frozen" is the digest of the client's own frozen parameters, if it has some; "protocol" the session's version.
+    "frozen" is the digest of the client's own frozen parameters, if it has some; "protocol" the session's version;
+    "encodings" has the names of those that the client knows besides plain, with spaces between.
     """
     frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
     return {
@@ -123,4 +126,5 @@ def _offer(offer: pb.TaskOffer, protocol: int) -> dict[str, str | int]:
         **({"train_batches": offer.train_batches} if offer.train_batches else {}),
         **frozen,
         **({"protocol": protocol} if protocol > PROTOCOL_MIN else {}),
+        **({"encodings": encodings} if encodings else {}),
     }  # fmt: skip

@@ -9,12 +9,13 @@ from google.protobuf.struct_pb2 import Struct
 
 import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.encoded.run_encodings import update_encoding
 from fl_server.aggregation.methods import learning_rate_in, optimizer_spec, parameters_in, rate_schedule
 from fl_server.round_config import LocalSection
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import AlgorithmSection, RunConfig
 from protos.fl.v1 import training_pb2 as pb
-from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Resource
+from protos.fl.v1.tensor_pb2 import Resource
 from protos.wire import payload_kind, payload_name
 
 
@@ -66,7 +67,7 @@ def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None) -> 
 
 def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment:
     """What is the same for all clients of an attempt."""
-    payloads = work.algorithm.exchanges[position.exchange].payloads
+    payloads, encoding = work.algorithm.exchanges[position.exchange].payloads, update_encoding(work.config)
     message = pb.Assignment(
         key=pb.ExchangeKey(run_id=work.run_id, round=position.round, exchange=position.exchange),
         attempt=position.attempt,
@@ -77,7 +78,8 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         payloads=[payload_kind(payload) for payload in payloads],
         payload_names=[name for name in map(payload_name, payloads) if name],
         state_epoch=work.state_epoch,
-        upload_encodings=[ENCODING_PLAIN],
+        upload_encodings=[encoding.wire],
+        upload_fraction=encoding.fraction,
         max_update_bytes=work.max_update_bytes,
         personal=work.config.personal,
         local_frozen=work.local_frozen,

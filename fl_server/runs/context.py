@@ -47,6 +47,8 @@ class RunContext:
     """Name, version and source of the task that clients must have."""
     method: Mapping[str, str]
     """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
+    encodings: frozenset[str]
+    """Those that clients must know; fixed for the whole run."""
     log: RoundLog
     counters: RunCounters
     watchers: Watchers
@@ -68,6 +70,7 @@ class RunContext:
             algorithm=algorithm,
             code={"name": config.task.name, "version": version, "source": source},
             method=_method(config.algorithm),
+            encodings=config.encodings.needed,
             log=log,
             counters=RunCounters(services.metrics, run_id, log),
             watchers=Watchers(),
@@ -80,9 +83,11 @@ class RunContext:
 
     @property
     def task(self) -> Mapping[str, str]:
-        """What a client must offer: `code`, the digest of frozen parameters that are not sent, and a protocol."""
+        """What a client must offer: `code`, the digest of frozen parameters that are not sent, encodings, a protocol."""
         frozen = self.model.local_frozen
         wanted = self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+        if self.encodings:
+            wanted = {**wanted, "encodings": " ".join(sorted(self.encodings))}
         return {**wanted, "protocol": str(OWN_WORK_PROTOCOL)} if self.model.own_work else wanted
 
     @property

@@ -21,6 +21,7 @@ from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
+from protos.digests import digest_text
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, Resource
 
 log = structlog.get_logger()
@@ -165,7 +166,7 @@ class ModelStore:
         snapshot, norms = _loaded(self._next)
         self._sums = {}
         broadcasts = await self._services.in_compute(self._encode, snapshot, 0)
-        record = replace(record, model_digest=broadcasts[0].text)
+        record = replace(record, model_digest=digest_text(broadcasts[0].values_digest))
         facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out, _BY_OBJECTIVE: True}
         began = time.monotonic()
         await calls.retry(lambda: self._save(snapshot, facts))

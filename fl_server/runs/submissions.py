@@ -96,6 +96,7 @@ class Submissions:
         return build_gate(
             context.model.engine,
             Collecting(context.model.snapshot, control.state.exchange, control.record.state_epoch, context.norms),
+            client,
             registered,
             context.services.config.limits.max_update_mib << 20,
         )

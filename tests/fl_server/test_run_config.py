@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import annotated_types
 import pytest
@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RunConfig
+from fl_server.run_config import SPARSE, AnyEncoding, Dense, RunConfig
 from fl_server.run_spec import from_spec, from_values, to_spec
+from protos.encodings import ENCODINGS
 from protos.fl.v1 import admin_pb2
 
 TASK = {"name": "digits"}
@@ -310,3 +311,33 @@ def test_a_refusal_keeps_no_reference_to_the_refused_value() -> None:
     with pytest.raises(InvalidInput) as refused:
         from_values({"task": {"name": "digits", "options": {"a": float("inf")}}})
     assert refused.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("encodings", "message"),
+    [
+        ({"update": "zip"}, "encodings.update: expected 'plain', 'bf16', .* got 'zip'"),
+        ({"model": "topk"}, "encodings.model: expected an encoding that keeps every value: .* got 'topk'"),
+        ({"direction": "randk"}, "encodings.direction: expected an encoding that keeps every value: .* got 'randk'"),
+        ({"update": "topk"}, 'encodings: expected encodings.fraction, over 0 .* with update = "topk"'),
+        ({"update": "int8", "fraction": 0.1}, 'encodings: expected encodings.fraction only with .* got "int8"'),
+        ({"update": "randk", "fraction": 0.0}, "encodings.fraction: expected .* got 0.0"),
+    ],
+)
+def test_encodings_that_exclude_each_other_are_refused(encodings: dict[str, Any], message: str) -> None:
+    """With the field, what was expected, and what came."""
+    with pytest.raises(InvalidInput, match=message):
+        config(encodings=encodings)
+
+
+def test_the_needed_encodings_are_those_that_are_not_plain() -> None:
+    """By name, and the same after the wire."""
+    run = config(encodings={"update": "topk", "fraction": 0.25, "model": "bf16"})
+    assert (run.encodings.needed, config().encodings.needed) == ({"topk", "bf16"}, frozenset())
+    assert from_spec(to_spec(run)).encodings == run.encodings
+
+
+def test_the_names_of_encodings_are_those_of_the_codec() -> None:
+    """The configuration repeats them, to be read without torch."""
+    names = set(get_args(AnyEncoding))
+    assert names == set(ENCODINGS) == set(get_args(Dense)) | set(SPARSE)

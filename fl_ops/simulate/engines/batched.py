@@ -26,7 +26,8 @@ from algorithms.batched.strategies import Name
 from algorithms.batched.streams import RandomStream
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
-from fl_client.training.payloads import check_finite, check_finite_metrics, header_of, laid_out
+from fl_client.training.packing import PLAIN, encoding_of, header_of, laid_out
+from fl_client.training.payloads import check_finite, check_finite_metrics
 from fl_client.training.trainer import PreparedWork
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
@@ -170,8 +171,10 @@ class BatchedEngine:
         self, ready: Sequence[_Ready], updates: Sequence[ClientUpdate], seconds: float
     ) -> Iterator[Trained | Failed]:
         """The results of a group. Updates stay in the device's memory if they fit, else they become files."""
+        # Values that are held are those that the coordinator adds, so updates with an encoding become files.
+        encoded = encoding_of(ready[0].assigned.assignment) != PLAIN
         parts = [laid_out(update) for update in updates]
-        held = None if self._memory is None else self._memory.hold(parts)
+        held = None if self._memory is None or encoded else self._memory.hold(parts)
         if held is None:
             self._in_files += len(ready)
         for position, (each, update) in enumerate(zip(ready, updates, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from fl_client.training.trainer import PreparedWork, Trainer, TrainingResult
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import HeldInMemory
 from fl_ops.simulate.engines.server_parts import Part, PartResult
-from fl_server.admission.digest_and_norms import digest_and_norms
+from fl_server.admission.reading import UpdateContent, read_update
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 from tasks import Task
 
@@ -80,14 +80,17 @@ class ClientWork:
         """Write a client's update and its next state."""
         path = self._context.spool.write(assigned.assignment.key.exchange, assigned.client, trained.update.pieces)
         result = self.result(assigned, trained.update.header, trained.next_state, path)
-        return replace(result, read=self._read(assigned.assignment.key.exchange, path))
+        return replace(result, content=self._content(assigned, path))
 
-    def _read(self, exchange: int, path: Path) -> tuple[bytes, Sequence[float]] | None:
+    def _content(self, assigned: Assigned, path: Path) -> UpdateContent | None:
         """What admission has to read of an update, here where its bytes are in the processor's cache."""
-        if self._context.server is None:
+        server, key = self._context.server, assigned.assignment.key
+        if server is None:
             return None
         with one_thread():
-            return digest_and_norms(path, self._context.server.shape(exchange).entries)
+            return read_update(
+                server.opened_file(path, key.round, key.exchange, assigned.client), server.shape(key.exchange)
+            )
 
     def part(self, part: Part) -> PartResult:
         """Do a part of the server's work."""

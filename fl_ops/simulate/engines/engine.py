@@ -16,6 +16,7 @@ from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_ops.user_code import traceback_of
+from fl_server.admission.reading import UpdateContent
 from fl_server.aggregation.engine import Engine
 from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
@@ -36,8 +37,8 @@ class Trained:
     """Number of the client's training examples."""
     own_batches: int
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
-    read: tuple[bytes, Sequence[float]] | None = None
-    """Digest and norms of the file, for its admission. None: it is still to be read."""
+    content: UpdateContent | None = None
+    """What admission has to know of the file. None: it is still to be read."""
 
 
 @dataclass(frozen=True, slots=True)

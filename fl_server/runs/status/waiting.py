@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fl_server.clients.eligibility import fits, has_method, offers_task
+from fl_server.clients.eligibility import fits, has_method, lacking_encodings, offers_task
 from fl_server.rounds.state import Phase
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -27,7 +27,8 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason, and which present clients cannot be drawn.
 
     They are in quarantine, left out for lost states, closed by their owners' gates, refuse the run by the policy of
-    their site, or have another version of the task's code or of the method's, or no such method.
+    their site, do not know its encodings, or have another version of the task's code or of the method's, or no such
+    method.
     """
     waiting, fleet = control.run_status.waiting_reason, context.fleet
     if quarantined := _quarantined(context, control):
@@ -57,7 +58,8 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             f"{expected_version!r} {expected_source[:_SHOWN]}, got {version!r} {source[:_SHOWN]}; install the same on "
             "both sides"
         )
-    return waiting + _describe_older(context) + _describe_other_frozen(context) + _describe_methods(context)
+    others = (_describe_older, _describe_encodings, _describe_other_frozen, _describe_methods)
+    return waiting + "".join(describe(context) for describe in others)
 
 
 def _describe_older(context: RunContext) -> str:
@@ -73,9 +75,30 @@ def _describe_older(context: RunContext) -> str:
 
 def _is_older(context: RunContext, record: ClientRecord) -> bool:
     """Whether only the protocol keeps the client from the run's task."""
+    task = {key: value for key, value in context.task.items() if key != "encodings"}
     newer = ({**offer, "protocol": PROTOCOL_MAX} for offer in record.tasks)
-    has_task = any(offers_task(offer, context.task) for offer in newer)
-    return has_task and not any(offers_task(offer, context.task) for offer in record.tasks)
+    has_task = any(offers_task(offer, task) for offer in newer)
+    return has_task and not any(offers_task(offer, task) for offer in record.tasks)
+
+
+def _describe_encodings(context: RunContext) -> str:
+    """The present clients with the task that do not know all encodings of the run."""
+    records = [context.fleet.record(client) for client in context.fleet.present()] if context.encodings else []
+    lacking = [(each, missing) for each in records if (missing := _missing_encodings(context, each))]
+    if not lacking:
+        return ""
+    first, missing = lacking[0]
+    return (
+        f"; {len(lacking)} without an encoding of this run, first {first.client_id} ({first.software}), which lacks "
+        f"{', '.join(missing)}: update its daemon, or create a run with other `encodings`"
+    )
+
+
+def _missing_encodings(context: RunContext, record: ClientRecord) -> list[str]:
+    """What only keeps the client from the run's task: the encodings that it does not know."""
+    task = {key: value for key, value in context.task.items() if key != "encodings"}
+    offers = [offer for offer in record.tasks if offers_task(offer, task)]
+    return lacking_encodings(offers[0], context.task) if offers else []
 
 
 def _describe_other_frozen(context: RunContext) -> str:
@@ -198,6 +221,8 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
 def _other_task(context: RunContext, record: ClientRecord) -> str:
     if _is_older(context, record):
         return "with an older version of the daemon, which does not know this run's local work"
+    if missing := _missing_encodings(context, record):
+        return f"without the encodings {' and '.join(missing)}"
     has_code = any(offers_task(offer, context.code) for offer in record.tasks)
     return "with other frozen parameters" if has_code else "with another version of the task"
 

@@ -162,8 +162,20 @@ class EvaluationSpec(_message.Message):
     clients_deadline_s: float
     def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ...) -> None: ...
 
+class EncodingsSpec(_message.Message):
+    __slots__ = ("update", "model", "direction", "fraction")
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    update: str
+    model: str
+    direction: str
+    fraction: float
+    def __init__(self, update: _Optional[str] = ..., model: _Optional[str] = ..., direction: _Optional[str] = ..., fraction: _Optional[float] = ...) -> None: ...
+
 class RunSpec(_message.Message):
-    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal")
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +199,7 @@ class RunSpec(_message.Message):
     PLANNED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PERSONAL_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     task: TaskSpec
     algorithm: _training_pb2.AlgorithmSpec
@@ -203,7 +216,8 @@ class RunSpec(_message.Message):
     planned_rounds: int
     owner: str
     personal: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ...) -> None: ...
+    encodings: EncodingsSpec
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
     __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed")

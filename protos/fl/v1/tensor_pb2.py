@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/fl/v1/tensor.proto\x12\x05\x66l.v1\"B\n\x06\x44igest\x12)\n\talgorithm\x18\x01 \x01(\x0e\x32\x16.fl.v1.DigestAlgorithm\x12\r\n\x05value\x18\x02 \x01(\x0c\"i\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0c.fl.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x11\n\ttrainable\x18\x05 \x01(\x08\"e\n\x08Manifest\x12\"\n\x07tensors\x18\x01 \x03(\x0b\x32\x11.fl.v1.TensorSpec\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12!\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x0f.fl.v1.Encoding\"\x91\x01\n\x08Resource\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.fl.v1.ResourceKind\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12!\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x0f.fl.v1.Encoding\x12\x0c\n\x04name\x18\x05 \x01(\t\"5\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07*\xcf\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_INT32\x10\x06\x12\x0f\n\x0b\x44TYPE_INT16\x10\x07\x12\x0e\n\nDTYPE_INT8\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n*J\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45NCODING_PLAIN\x10\x01\"\x04\x08\x02\x10\x02\"\x04\x08\x03\x10\x03\"\x04\x08\x04\x10\x04*T\n\x0f\x44igestAlgorithm\x12 \n\x1c\x44IGEST_ALGORITHM_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44IGEST_ALGORITHM_BLAKE3_256\x10\x01*\x9a\x01\n\x0cResourceKind\x12\x1d\n\x19RESOURCE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOURCE_KIND_MODEL\x10\x01\x12\x1b\n\x17RESOURCE_KIND_DIRECTION\x10\x02\x12\x18\n\x14RESOURCE_KIND_FROZEN\x10\x03\x12\x1b\n\x17RESOURCE_KIND_OPTIMIZER\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/fl/v1/tensor.proto\x12\x05\x66l.v1\"B\n\x06\x44igest\x12)\n\talgorithm\x18\x01 \x01(\x0e\x32\x16.fl.v1.DigestAlgorithm\x12\r\n\x05value\x18\x02 \x01(\x0c\"i\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0c.fl.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x11\n\ttrainable\x18\x05 \x01(\x08\"e\n\x08Manifest\x12\"\n\x07tensors\x18\x01 \x03(\x0b\x32\x11.fl.v1.TensorSpec\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12!\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x0f.fl.v1.Encoding\"\xa7\x01\n\x08Resource\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.fl.v1.ResourceKind\x12\x1d\n\x06\x64igest\x18\x02 \x01(\x0b\x32\r.fl.v1.Digest\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12!\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x0f.fl.v1.Encoding\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x14\n\x0c\x65ncoding_key\x18\x06 \x01(\x0c\"5\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07*\xcf\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_INT32\x10\x06\x12\x0f\n\x0b\x44TYPE_INT16\x10\x07\x12\x0e\n\nDTYPE_INT8\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n*\xfd\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45NCODING_PLAIN\x10\x01\x12\x11\n\rENCODING_BF16\x10\x05\x12\x11\n\rENCODING_INT8\x10\x06\x12\x11\n\rENCODING_INT4\x10\x07\x12\x11\n\rENCODING_INT2\x10\x08\x12\x12\n\x0e\x45NCODING_EDEN4\x10\t\x12\x12\n\x0e\x45NCODING_EDEN2\x10\n\x12\x12\n\x0e\x45NCODING_EDEN1\x10\x0b\x12\x12\n\x0e\x45NCODING_TOP_K\x10\x0c\x12\x15\n\x11\x45NCODING_RANDOM_K\x10\r\"\x04\x08\x02\x10\x02\"\x04\x08\x03\x10\x03\"\x04\x08\x04\x10\x04*T\n\x0f\x44igestAlgorithm\x12 \n\x1c\x44IGEST_ALGORITHM_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44IGEST_ALGORITHM_BLAKE3_256\x10\x01*\x9a\x01\n\x0cResourceKind\x12\x1d\n\x19RESOURCE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOURCE_KIND_MODEL\x10\x01\x12\x1b\n\x17RESOURCE_KIND_DIRECTION\x10\x02\x12\x18\n\x14RESOURCE_KIND_FROZEN\x10\x03\x12\x1b\n\x17RESOURCE_KIND_OPTIMIZER\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.fl.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=518
-  _globals['_DTYPE']._serialized_end=725
-  _globals['_ENCODING']._serialized_start=727
-  _globals['_ENCODING']._serialized_end=801
-  _globals['_DIGESTALGORITHM']._serialized_start=803
-  _globals['_DIGESTALGORITHM']._serialized_end=887
-  _globals['_RESOURCEKIND']._serialized_start=890
-  _globals['_RESOURCEKIND']._serialized_end=1044
+  _globals['_DTYPE']._serialized_start=540
+  _globals['_DTYPE']._serialized_end=747
+  _globals['_ENCODING']._serialized_start=750
+  _globals['_ENCODING']._serialized_end=1003
+  _globals['_DIGESTALGORITHM']._serialized_start=1005
+  _globals['_DIGESTALGORITHM']._serialized_end=1089
+  _globals['_RESOURCEKIND']._serialized_start=1092
+  _globals['_RESOURCEKIND']._serialized_end=1246
   _globals['_DIGEST']._serialized_start=36
   _globals['_DIGEST']._serialized_end=102
   _globals['_TENSORSPEC']._serialized_start=104
@@ -46,7 +46,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MANIFEST']._serialized_start=211
   _globals['_MANIFEST']._serialized_end=312
   _globals['_RESOURCE']._serialized_start=315
-  _globals['_RESOURCE']._serialized_end=460
-  _globals['_CHUNK']._serialized_start=462
-  _globals['_CHUNK']._serialized_end=515
+  _globals['_RESOURCE']._serialized_end=482
+  _globals['_CHUNK']._serialized_start=484
+  _globals['_CHUNK']._serialized_end=537
 # @@protoc_insertion_point(module_scope)

@@ -25,6 +25,15 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ENCODING_UNSPECIFIED: _ClassVar[Encoding]
     ENCODING_PLAIN: _ClassVar[Encoding]
+    ENCODING_BF16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_INT4: _ClassVar[Encoding]
+    ENCODING_INT2: _ClassVar[Encoding]
+    ENCODING_EDEN4: _ClassVar[Encoding]
+    ENCODING_EDEN2: _ClassVar[Encoding]
+    ENCODING_EDEN1: _ClassVar[Encoding]
+    ENCODING_TOP_K: _ClassVar[Encoding]
+    ENCODING_RANDOM_K: _ClassVar[Encoding]
 
 class DigestAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +60,15 @@ DTYPE_UINT8: DType
 DTYPE_BOOL: DType
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_PLAIN: Encoding
+ENCODING_BF16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_INT4: Encoding
+ENCODING_INT2: Encoding
+ENCODING_EDEN4: Encoding
+ENCODING_EDEN2: Encoding
+ENCODING_EDEN1: Encoding
+ENCODING_TOP_K: Encoding
+ENCODING_RANDOM_K: Encoding
 DIGEST_ALGORITHM_UNSPECIFIED: DigestAlgorithm
 DIGEST_ALGORITHM_BLAKE3_256: DigestAlgorithm
 RESOURCE_KIND_UNSPECIFIED: ResourceKind
@@ -92,18 +110,20 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name")
+    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name", "encoding_key")
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_KEY_FIELD_NUMBER: _ClassVar[int]
     kind: ResourceKind
     digest: Digest
     size_bytes: int
     encoding: Encoding
     name: str
-    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ...) -> None: ...
+    encoding_key: bytes
+    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ..., encoding_key: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data", "crc32c")

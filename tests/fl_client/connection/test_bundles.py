@@ -16,6 +16,7 @@ from fl_client.connection.transport import Fetched, GrpcTransport
 from fl_client.errors import BrokenTransfer, WorkFailed
 from protos import codec
 from protos.chunks import read_chunk
+from protos.encodings import EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
@@ -34,6 +35,7 @@ class Scripted(GrpcTransport):
     """A connection with scripted fetches: each yields the next list of spans."""
 
     manifest = LAYOUT.to_manifest()
+    data = DATA
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Scripted(GrpcTransport):
         self.offsets.append(request.offset)
         yield pb.FetchModelResponse(header=pb.ResourceHeader(resource=RESOURCE, manifest=self.manifest))
         for offset, length in self.spans.pop(0):
-            yield self.form(pb.FetchModelResponse(chunk=codec.make_chunk(DATA, offset, length)))
+            yield self.form(pb.FetchModelResponse(chunk=codec.make_chunk(self.data, offset, length)))
 
 
 def _read_in_place(message: pb.FetchModelResponse) -> Fetched:
@@ -103,7 +105,7 @@ async def test_two_concurrent_requests_fetch_once() -> None:
 async def test_a_stream_out_of_order_is_an_error(spans: list[tuple[int, int]], words: str) -> None:
     """A gap, a step back, a chunk over the limit and an early end each have their error."""
     download = Download(
-        ExpectedBundle(RESOURCE, LAYOUT),
+        ExpectedBundle.of(RESOURCE, LAYOUT),
         memoryview(bytearray(RESOURCE.size_bytes)),
         Backoff(RetryDelays()),
         lambda count: None,
@@ -116,7 +118,7 @@ async def test_a_stream_out_of_order_is_an_error(spans: list[tuple[int, int]], w
     ("changes", "words"),
     [
         ({"size_bytes": 2 << 20}, "at most 1048576 bytes"),
-        ({"encoding": 2}, "encoding PLAIN"),
+        ({"encoding": 2}, "expected an encoding of plain .* got number 2"),
         ({"digest": tensor_pb2.Digest(value=b"short")}, "digest of 32 bytes, got 5"),
         ({"size_bytes": 700 << 20}, "at most 1048576 bytes"),
         ({"size_bytes": 70 << 10}, "RESOURCE_KIND_MODEL: expected 256 bytes for the model here, got 71680"),
@@ -172,7 +174,7 @@ async def test_a_model_and_a_direction_of_the_same_bytes_are_two_bundles() -> No
 async def test_a_second_header_breaks_a_stream() -> None:
     """Otherwise a coordinator that sends only headers would keep the daemon waiting without end."""
     download = Download(
-        ExpectedBundle(RESOURCE, LAYOUT), memoryview(bytearray(256)), Backoff(RetryDelays()), lambda count: None
+        ExpectedBundle.of(RESOURCE, LAYOUT), memoryview(bytearray(256)), Backoff(RetryDelays()), lambda count: None
     )
 
     class Headers(Scripted):
@@ -221,3 +223,88 @@ async def test_a_step_far_back_is_refused() -> None:
         await download.resume(session)
     with pytest.raises(BrokenTransfer, match="expected a chunk at offset 4194304, got offset 0"):
         await download.resume(session)
+
+
+VALUES = {"w": torch.linspace(-1, 1, 64) ** 3}
+KEY = bytes(range(16))
+TRAINED = {tensor_pb2.RESOURCE_KIND_MODEL: codec.Layout.of(VALUES, VALUES)}
+
+
+def encoded_connection(name: str) -> tuple[Scripted, tensor_pb2.Resource]:
+    """A connection that sends the model in an encoding, and the resource."""
+    layout = EncodedLayout.of(TRAINED[tensor_pb2.RESOURCE_KIND_MODEL], EncodingSpec(name))
+    data = bytes(encode(VALUES, layout, KEY))
+    resource = tensor_pb2.Resource(
+        kind=tensor_pb2.RESOURCE_KIND_MODEL,
+        digest=codec.digest_message(layout.digest(data)),
+        size_bytes=len(data),
+        encoding=layout.spec.wire,
+        encoding_key=KEY,
+    )
+    connection = Scripted([(0, len(data))])
+    connection.manifest, connection.data = layout.to_manifest(), data
+    return connection, resource
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "eden4"])
+async def test_an_encoded_bundle_is_decoded_once(name: str) -> None:
+    """With the key of its resource, after a resumed fetch; it is held by the digest of the encoded bytes."""
+    connection, resource = encoded_connection(name)
+    connection.spans = [[(0, 20)], [(20, len(connection.data) - 20)]]
+    cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
+    first = (await cache.get([resource], TRAINED))[tensor_pb2.RESOURCE_KIND_MODEL]
+    layout = EncodedLayout.of(first.layout, EncodingSpec(name))
+    expected = decode(connection.data, layout, KEY)["w"]
+    assert torch.equal(codec.unpack(first.data, first.layout)["w"], expected)
+    assert 0 < float((expected - VALUES["w"]).abs().max()) < 0.2
+    assert (await cache.get([resource], TRAINED))[tensor_pb2.RESOURCE_KIND_MODEL] is first
+    assert connection.offsets == [0, 20]
+
+
+async def test_another_key_is_another_bundle() -> None:
+    """Equal bytes mean other values with another key."""
+    connection, resource = encoded_connection("eden4")
+    connection.spans *= 2
+    cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
+    first = await cache.get([resource], TRAINED)
+    resource.encoding_key = bytes(16)
+    second = await cache.get([resource], TRAINED)
+    assert connection.offsets == [0, 0]
+    assert first[tensor_pb2.RESOURCE_KIND_MODEL].data != second[tensor_pb2.RESOURCE_KIND_MODEL].data
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"encoding_key": b"short"}, "encoding_key of 16 bytes, or none with PLAIN, got 5"),
+        ({"encoding": tensor_pb2.ENCODING_TOP_K}, "expected a fraction over 0 .* for topk"),
+        ({"size_bytes": 70 << 10}, "expected 68 bytes for the model here"),
+    ],
+)
+async def test_an_unusable_encoded_resource_is_refused(changes: dict[str, Any], words: str) -> None:
+    """Before any fetch."""
+    connection, resource = encoded_connection("int8")
+    resource.MergeFrom(tensor_pb2.Resource(**changes))
+    with pytest.raises(WorkFailed, match=words):
+        await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([resource], TRAINED)
+    assert connection.offsets == []
+
+
+async def test_a_manifest_of_another_encoding_ends_the_fetch() -> None:
+    """Than that of the assignment."""
+    connection, resource = encoded_connection("int8")
+    connection.manifest.encoding = tensor_pb2.ENCODING_INT4
+    with pytest.raises(WorkFailed, match="expected encoding int8 .* got number 7"):
+        await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([resource], TRAINED)
+
+
+async def test_bytes_that_the_encoding_does_not_have_are_refused() -> None:
+    """Their digest is right: the coordinator made them."""
+    connection, resource = encoded_connection("int8")
+    data = bytearray(connection.data)
+    data[:4] = torch.tensor([-1.0]).numpy().tobytes()
+    layout = EncodedLayout.of(TRAINED[tensor_pb2.RESOURCE_KIND_MODEL], EncodingSpec("int8"))
+    connection.data = bytes(data)
+    resource.digest.CopyFrom(codec.digest_message(layout.digest(data)))
+    with pytest.raises(WorkFailed, match="RESOURCE_KIND_MODEL: tensor 'w': expected scales"):
+        await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([resource], TRAINED)

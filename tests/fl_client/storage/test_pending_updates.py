@@ -11,7 +11,7 @@ import pytest
 
 from fl_client.storage.pending_updates import MAX_KEPT, PendingUpdate, PendingUpdates, Update, key_of, work_digest
 from protos.digests import digest_message, digest_of
-from protos.fl.v1 import training_pb2
+from protos.fl.v1 import tensor_pb2, training_pb2
 
 WORK = bytes(32)
 
@@ -159,3 +159,16 @@ def test_the_work_digest_covers_all_inputs(changes: dict[str, Any], same: bool) 
     other.CopyFrom(assignment)
     other.MergeFrom(training_pb2.Assignment(**changes))
     assert (work_digest(other) == work_digest(assignment)) is same
+
+
+def test_an_update_in_another_encoding_is_other_work() -> None:
+    """It cannot be sent in place of the wanted one. PLAIN by name and no encoding are the same work."""
+    plain = training_pb2.Assignment()
+    named = training_pb2.Assignment(upload_encodings=[tensor_pb2.ENCODING_PLAIN])
+    int8 = training_pb2.Assignment(upload_encodings=[tensor_pb2.ENCODING_INT8])
+    sparse, sparser = (
+        training_pb2.Assignment(upload_encodings=[tensor_pb2.ENCODING_TOP_K], upload_fraction=fraction)
+        for fraction in (0.1, 0.2)
+    )
+    assert work_digest(plain) == work_digest(named)
+    assert len({work_digest(each) for each in (plain, int8, sparse, sparser)}) == 4

@@ -59,7 +59,7 @@ def test_a_complete_download_gets_only_the_header() -> None:
 def test_kind_and_digest_name_a_resource() -> None:
     """Both are readable text. The chunk size does not change the digest; a layout that trains nothing does."""
     broadcast = broadcast_of(kind=RESOURCE_KIND_DIRECTION)
-    assert (broadcast.kind, broadcast.text) == ("direction", f"blake3:{broadcast.digest.hex()}")
+    assert (broadcast.kind, broadcast.values_digest) == ("direction", broadcast.digest)
     assert broadcast_of(4).digest == broadcast_of(8).digest != broadcast_of(layout=Layout.of(TENSORS)).digest
 
 

@@ -13,7 +13,7 @@ from fl_server.aggregation.broadcast import Outgoing, make_broadcast
 from fl_server.rounds.sampling import training_seed
 from fl_server.runs.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import Layout
-from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, RESOURCE_KIND_MODEL
+from protos.fl.v1.tensor_pb2 import ENCODING_INT8, ENCODING_PLAIN, ENCODING_TOP_K, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, Assignment
 from tests.fl_server.harness import TASK, run_config
 
@@ -105,3 +105,11 @@ def test_an_assignment_has_no_parameter_that_older_daemons_do_not_know(name: str
     """Runs with the defaults of new parameters go on with daemons of the last version."""
     sent = make_assignment(method=fl.build(name), population=9).training.algorithm.parameters
     assert not {"L", "v0"} & sent.fields.keys()
+
+
+def test_an_assignment_names_the_encoding_of_the_update() -> None:
+    """And for a sparse one its fraction."""
+    work = make_assignment(encodings={"update": "topk", "fraction": 0.25})
+    assert (list(work.upload_encodings), work.upload_fraction) == ([ENCODING_TOP_K], 0.25)
+    work = make_assignment(encodings={"update": "int8"})
+    assert (list(work.upload_encodings), work.upload_fraction) == ([ENCODING_INT8], 0.0)

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from fl_server.rpc.views import run_status
 from fl_server.runs.run import Run
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.tensor_pb2 import ENCODING_BF16, ENCODING_INT8, ENCODING_PLAIN
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TASK, World, until
 
@@ -140,3 +141,28 @@ async def test_an_older_daemon_is_not_drawn_for_work_that_it_would_ignore(world:
     assert "1 with an older version of the daemon, first old (impetus 0.0.1)" in waits
     await world.create(name="plain", round={"clients_per_round": 1})
     assert (await old.assigned()).key.run_id == "plain"
+
+
+async def test_a_daemon_without_the_run_s_encodings_is_not_drawn(world: World) -> None:
+    """One that knows another encoding, and an older one that names none. Operators see which it lacks."""
+    old = await offering(world, "old", software="impetus 0.0.1")
+    other = await offering(world, "other", encodings=[ENCODING_PLAIN, ENCODING_INT8])
+    with capture_logs() as logs:
+        run = await world.create(
+            round={"clients_per_round": 1}, encodings={"update": "int8", "model": "bf16"}, name="encoded"
+        )
+        lacks = "1 without the encodings bf16; 1 without the encodings bf16 and int8"
+        await waits_for(run, f"clients that could be drawn: 0 of 1 here; {lacks}")
+    [waits] = [line["why"] for line in logs if line["event"] == "run_waits"]
+    assert "2 without an encoding of this run, first old (impetus 0.0.1), which lacks bf16, int8: update it" in waits
+    able = await offering(world, "able", encodings=[ENCODING_INT8, ENCODING_BF16])
+    assert (await able.assigned()).key.run_id == "encoded"
+    await world.create(name="plain", round={"clients_per_round": 2})
+    assert {(await each.assigned()).key.run_id for each in (old, other)} == {"plain"}
+
+
+async def test_an_encoding_of_the_future_is_ignored(world: World) -> None:
+    """A newer daemon names it; it takes part in what this coordinator knows."""
+    new = await offering(world, "new", encodings=[99, ENCODING_INT8])
+    await world.create(round={"clients_per_round": 1}, encodings={"update": "int8"})
+    assert list((await new.assigned()).upload_encodings) == [ENCODING_INT8]

@@ -1,0 +1,97 @@
+"""An update in a file, in an encoding, that is decoded where it is read."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fl_server.aggregation.blocks import CPU
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys
+from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from fl_server.store.files import disk_errors
+from protos.codec import Entry
+from protos.encodings import decode_range
+
+Read = Callable[[int, int], bytes]
+"""(offset in the file, size) -> bytes of it."""
+
+
+class Part(NamedTuple):
+    """Neighbouring values of one tensor."""
+
+    payload: PayloadShape
+    number: int
+    """Of the tensor in the payload's layout."""
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedUpdate:
+    """One client's update; see `fl_server.aggregation.blocks.HeldUpdate`. Entries have the offsets of plain bytes.
+
+    Only the encoded blocks that cover a range are read and decoded, so no decoded update is ever whole in memory.
+    """
+
+    path: Path
+    shape: UpdateShape
+    """Of the whole update, with encoded layouts."""
+    keys: UpdateKeys
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is decoded."""
+        return CPU
+
+    def read(self, entry: Entry, start: int, count: int) -> torch.Tensor:
+        """See `HeldUpdate.read`. The entry may be a group of neighbours.
+
+        The file is opened for each call: a cohort may be large. Raises StoreError, EncodingError: it is gone, too
+        short or damaged.
+        """
+        if not count:
+            return torch.empty(0, dtype=entry.dtype)
+        with disk_errors(f"read the update {self.path}"):
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                parts = [
+                    self.decoded(part, lambda offset, size: os.pread(descriptor, size, offset))
+                    for part in parts_of(self.shape, entry, start, count)
+                ]
+            finally:
+                os.close(descriptor)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def decoded(self, part: Part, read: Read) -> torch.Tensor:
+        """The values of a part, from the file's bytes."""
+        payload = part.payload
+        return decode_range(
+            lambda offset, size: read(payload.encoded_base + offset, size),
+            payload.encoded,
+            part.number,
+            part.start,
+            part.count,
+            self.keys.of_payload(payload.payload),
+        )
+
+
+def parts_of(shape: UpdateShape, entry: Entry, start: int, count: int) -> Iterator[Part]:
+    """The tensors that a range of an entry, or of a group of neighbours, consists of. count: over 0."""
+    size = entry.dtype.itemsize
+    at, end = entry.offset + start * size, entry.offset + (start + count) * size
+    payload = shape.payloads[bisect_right([each.base for each in shape.payloads], at) - 1]
+    entries = payload.placed.entries
+    number = bisect_right(entries, at, key=lambda each: each.offset) - 1
+    while at < end:
+        here = entries[number]
+        if here.end > at:  # an empty tensor begins where the next one does
+            until = min(end, here.end)
+            yield Part(payload, number, (at - here.offset) // size, (until - at) // size)
+            at = until
+        number += 1

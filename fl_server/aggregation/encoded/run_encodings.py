@@ -1,0 +1,49 @@
+"""The encodings of a run's bundles, by its configuration, and the keys of their random numbers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import algorithms as fl
+from fl_server.rounds.sampling import training_seed
+from fl_server.run_config import RunConfig
+from protos.encodings import EncodingSpec, encoding_key
+
+PLAIN = EncodingSpec("plain")
+
+
+def update_encoding(config: RunConfig) -> EncodingSpec:
+    """The encoding of a run's updates."""
+    section = config.encodings
+    return EncodingSpec(section.update, section.fraction or 0.0)
+
+
+def bundle_encoding(config: RunConfig, kind: Literal["model", "direction"]) -> EncodingSpec:
+    """The encoding of a bundle for clients."""
+    return EncodingSpec(getattr(config.encodings, kind))
+
+
+def bundle_key(config: RunConfig, kind: Literal["model", "direction"], round_: int) -> bytes:
+    """The key of a bundle for clients, which is sent with it; empty without an encoding. round_: under way."""
+    plain = bundle_encoding(config, kind) == PLAIN
+    return b"" if plain else encoding_key(config.seed, "broadcast", round_, kind)
+
+
+class UpdateKeys:
+    """The keys of one client's update in an exchange, by payload. Clients derive the same ones from their seed."""
+
+    def __init__(self, seed: int, exchange: int) -> None:
+        """seed: the client's training seed of the round."""
+        self._seed, self._exchange = seed, exchange
+        self._made: dict[str, bytes] = {}
+
+    @classmethod
+    def of(cls, config: RunConfig, round_: int, exchange: int, client: str) -> UpdateKeys:
+        """The keys of a client in a round of a run."""
+        return cls(training_seed(config.seed, round_, client), exchange)
+
+    def of_payload(self, payload: fl.Payload) -> bytes:
+        """The key of one payload."""
+        if payload not in self._made:
+            self._made[payload] = encoding_key(self._seed, "update", self._exchange, payload)
+        return self._made[payload]

@@ -1,0 +1,66 @@
+"""Names of encodings, and their numbers on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from protos.fl.v1 import tensor_pb2
+
+ENCODINGS: Mapping[str, tensor_pb2.Encoding] = MappingProxyType(
+    {
+        "plain": tensor_pb2.ENCODING_PLAIN,
+        "bf16": tensor_pb2.ENCODING_BF16,
+        "int8": tensor_pb2.ENCODING_INT8,
+        "int4": tensor_pb2.ENCODING_INT4,
+        "int2": tensor_pb2.ENCODING_INT2,
+        "eden4": tensor_pb2.ENCODING_EDEN4,
+        "eden2": tensor_pb2.ENCODING_EDEN2,
+        "eden1": tensor_pb2.ENCODING_EDEN1,
+        "topk": tensor_pb2.ENCODING_TOP_K,
+        "randk": tensor_pb2.ENCODING_RANDOM_K,
+    }
+)
+"""Name -> number on the wire."""
+_NAMES = {number: name for name, number in ENCODINGS.items()}
+_SPARSE = ("topk", "randk")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingSpec:
+    """The choice of an encoding.
+
+    Raises:
+        ValueError: the name is not one of ENCODINGS, or the fraction does not suit it.
+    """
+
+    name: str
+    fraction: float = 0.0
+    """For topk and randk the share of values that is sent, 0 < fraction <= 1; 0 for all others."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ENCODINGS:
+            raise ValueError(f"expected an encoding of {', '.join(ENCODINGS)}, got {self.name!r}")
+        if self.name in _SPARSE:
+            if not 0 < self.fraction <= 1:
+                raise ValueError(f"expected a fraction over 0 and up to 1 for {self.name}, got {self.fraction}")
+        elif self.fraction:
+            raise ValueError(f"expected no fraction for {self.name}, got {self.fraction}")
+
+    @property
+    def wire(self) -> tensor_pb2.Encoding:
+        """The number on the wire. The fraction is not part of it."""
+        return ENCODINGS[self.name]
+
+    @staticmethod
+    def from_wire(encoding: int, fraction: float = 0.0) -> EncodingSpec:
+        """The spec of a number from the wire. Raises ValueError for an unknown number and as the constructor does."""
+        name = _NAMES.get(encoding)  # type: ignore[call-overload]
+        if name is None:
+            numbers = ", ".join(f"{name} ({number})" for name, number in ENCODINGS.items())
+            raise ValueError(f"expected an encoding of {numbers}, got number {encoding}")
+        return EncodingSpec(name, fraction)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.fraction!r}" if self.fraction else self.name

@@ -1,0 +1,98 @@
+"""Simulated runs whose updates, model and direction travel in encodings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fl_ops.simulate.engines.batched import BatchedOptions
+from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.simulation import Simulation
+from tests.fl_ops.simulate.conftest import Simulated
+
+ALL = {"update": "int8", "model": "bf16", "direction": "int8"}
+PARAMETERS = 4 * 3 + 3
+STATES = {"scaffold": ("c", "c_i"), "feddyn": ("h", "h_i")}
+"""Names of the server's state and of the clients' states."""
+
+
+def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections: Any) -> list[str]:
+    """Digest of the model after each round."""
+    with simulated(engine, **sections) as simulation:
+        found = [done.digest for done in simulation.rounds()]
+        assert simulation.ending is not None
+        assert simulation.ending[0] == "completed", simulation.failures
+        return found
+
+
+@pytest.mark.parametrize("method", ["fedcm", "scaffold"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(EngineOptions(workers=2), id="workers"),
+        pytest.param(EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=2)), id="batched"),
+    ],
+)
+def test_engines_have_the_same_bits(simulated: Simulated, engine: EngineOptions, method: str) -> None:
+    """Workers, and clients whose updates would stay in memory without an encoding, as one client after the other."""
+    sections = {"algorithm": {"name": method}, "population": 4, "encodings": ALL}
+    alone, plain = digests(simulated, **sections), digests(simulated, **{**sections, "encodings": {}})
+    assert digests(simulated, engine, **sections) == alone != plain
+
+
+def test_the_bytes_are_those_of_the_encodings(simulated: Simulated) -> None:
+    """Of two clients: int8 has a scale of four bytes for each of two tensors, and the second begins after four."""
+    with simulated(encodings={"update": "int8", "model": "bf16"}, algorithm={"name": "fedavg"}) as simulation:
+        [first, *_] = simulation.rounds()
+    assert (first.bytes_up, first.bytes_down) == (2 * (16 + 4 + 3), 2 * 2 * PARAMETERS)
+
+
+def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:
+    """Mean of the client states over the population of four; a client without one has zeros."""
+    federation = simulation.federation
+    kept = [state[symbol] for client in federation.clients if (state := federation.states.get(client)) is not None]
+    assert len(kept) > 2
+    return {name: sum(each[name] for each in kept) / 4 for name in kept[0]}
+
+
+@pytest.mark.parametrize("method", STATES)
+@pytest.mark.parametrize(
+    "encodings",
+    [
+        pytest.param({"update": "int8"}, id="int8"),
+        pytest.param({"update": "int4", "model": "int8", "direction": "int4"}, id="int4"),
+        pytest.param({"update": "eden1"}, id="eden1"),
+        pytest.param({"update": "topk", "fraction": 0.3}, id="topk"),
+    ],
+)
+def test_the_server_s_state_is_the_mean_of_the_clients_states(
+    simulated: Simulated, method: str, encodings: dict[str, Any]
+) -> None:
+    """After every round, with clipped deltas: clients compute their states from the values that the server adds."""
+    shared, own = STATES[method]
+    sections = {"algorithm": {"name": method}, "population": 4, "encodings": encodings, "stop": {"rounds": 6}}
+    with simulated(**sections, round={"clip_update_norm": 0.05}) as simulation:
+        for done in simulation.rounds():
+            if done.round < 3:
+                continue
+            server = simulation.federation.snapshot.state.memory[shared]
+            assert max(float(tensor.abs().max()) for tensor in server.values()) > 1e-4
+            torch.testing.assert_close(dict(server), mean_state(simulation, own), rtol=1e-4, atol=1e-6)
+
+
+def test_option_one_of_scaffold_has_the_mean_too(simulated: Simulated) -> None:
+    """Its clients send the change of their variates, which is encoded too."""
+    algorithm = {"name": "scaffold", "parameters": {"option": "I"}}
+    with simulated(algorithm=algorithm, population=4, encodings={"update": "int4"}, stop={"rounds": 5}) as simulation:
+        list(simulation.rounds())
+        server = simulation.federation.snapshot.state.memory["c"]
+        torch.testing.assert_close(dict(server), mean_state(simulation, "c_i"), rtol=1e-4, atol=1e-6)
+
+
+def test_neutral_encodings_change_nothing(simulated: Simulated) -> None:
+    """All values of a block, and "plain" by name, are the plain run."""
+    plain = digests(simulated)
+    assert digests(simulated, encodings={"update": "topk", "fraction": 1.0}) == plain
+    assert digests(simulated, encodings={"update": "plain", "model": "plain"}) == plain

@@ -1,0 +1,83 @@
+"""Updates, models and directions that travel in encodings, with real processes: simulated bits, kills, replays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_simulation import over_the_wire, replayed, simulated
+from tests.processes.federation import Fleet
+from tests.processes.process import HERE
+
+SCAFFOLD: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "population": 3}
+RUNS: dict[str, dict[str, Any]] = {
+    "int8-fedcm": {"encodings": {"update": "int8"}},
+    "int8-scaffold": {**SCAFFOLD, "encodings": {"update": "int8"}, "round": {"clip_update_norm": 0.1}},
+    "bf16-model": {"encodings": {"model": "bf16", "direction": "bf16"}},
+    "eden": {"algorithm": {"name": "mime"}, "encodings": {"update": "eden2", "model": "eden4", "direction": "eden4"}},
+    "all-scaffold": {**SCAFFOLD, "encodings": {"update": "int4", "model": "int8", "direction": "int8"}},
+    "topk": {"encodings": {"update": "topk", "fraction": 0.25}, "algorithm": {"name": "fedavg"}},
+    "evaluated": {"encodings": {"update": "bf16", "model": "int4"}, "evaluation": {"clients_every": 2}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the daemons' task importable here."""
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_simulation_run_and_replay_have_the_same_bits(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """Models, metrics and losses; other models than those of a plain run, and fewer bytes."""
+    sections = {**RUNS[name], "stop": {"rounds": 3}}
+    run = fleet.server.create(f"encoded-{name}", **sections)
+    came = over_the_wire(fleet.server, run)
+    assert simulated(run, **sections) == came
+    result = replayed(fleet, run, tmp_path)
+    assert result.exit_code == 0, result.output
+    plain = simulated(f"plain-{name}", **{**sections, "encodings": {}})
+    assert [each[0] for each in plain] != [each[0] for each in came]
+
+
+def test_fewer_bytes_travel(fleet: Fleet) -> None:
+    """Of the same run. Its model of 43 parameters has more scales and gaps for a byte of values than a large one."""
+    received = {}
+    for name, encodings in {"plain": {}, "few": {"update": "int8", "model": "bf16", "direction": "bf16"}}.items():
+        fleet.server.create(f"bytes-{name}", encodings=encodings, stop={"rounds": 2})
+        fleet.server.completed(f"bytes-{name}")
+        received[name] = fleet.server.rounds(f"bytes-{name}")[1]
+    plain, few = received["plain"], received["few"]
+    assert few.bytes_up < plain.bytes_up / 2
+    assert few.bytes_down < 0.55 * plain.bytes_down
+
+
+@pytest.mark.parametrize("name", ["int8-scaffold", "eden"])
+def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str) -> None:
+    """SIGKILL after the first receipt of a round: the encoded update is kept, and not trained again."""
+    run = f"killed-{name}"
+    sections = {**RUNS[name], "stop": {"rounds": 3}}
+    quick, slow = fleet.half_delivered(run, **sections)
+    fleet.server.kill()
+    fleet.server.serve()
+    assert fleet.server.run(run).admitted == 1
+    slow.hold.unlink()
+    assert [each[0] for each in simulated(run, **sections)] == fleet.server.digests(run)
+    trained = quick.events("trained", run=run, round=0)
+    assert len(trained) == (2 if name == "eden" else 1)  # two exchanges
+
+
+def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet) -> None:
+    """It trains while the coordinator is down, and is killed. Its next start sends the same encoded bytes."""
+    sections = {**RUNS["int8-scaffold"], "stop": {"rounds": 3}}
+    _, slow = fleet.half_delivered("pending-int8", **sections)
+    fleet.server.kill()
+    slow.hold.unlink()
+    slow.logged("trained", run="pending-int8", round=0)
+    slow.kill()
+    fleet.server.serve()
+    slow.start()
+    assert [each[0] for each in simulated("pending-int8", **sections)] == fleet.server.digests("pending-int8")
+    assert len(slow.events("trained", run="pending-int8", round=0)) == 1
