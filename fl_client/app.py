@@ -54,8 +54,8 @@ from fl_common.file_permissions import restrict_permissions
 from fl_common.metrics import package_version
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing import UNTRACED, Traces, open_traces
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.encodings import ENCODINGS
+from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()

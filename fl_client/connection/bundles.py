@@ -135,7 +135,6 @@ class BundleCache:
             f"fetched {codec.digest_text(digest)} {FULL_TRIES} times and got bytes of another digest each time",
         )
 
-
     @staticmethod
     def _decoded(expected: ExpectedBundle, data: memoryview) -> Bundle:
         """The bundle of a resource's bytes. Raises WorkFailed if the encoding does not have such bytes."""

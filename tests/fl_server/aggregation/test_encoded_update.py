@@ -49,7 +49,7 @@ WIDE = Layout.of({name: tensors(0)[name].double() for name in TRAINED}, TRAINED)
 
 def shape_of(spec: EncodingSpec) -> UpdateShape:
     """Two payloads, the second in float64."""
-    return UpdateShape.of(PAYLOADS, LAYOUT, LAYOUT, {"control": WIDE}, spec)
+    return UpdateShape.of(PAYLOADS, LAYOUT, LAYOUT, {"control": WIDE}).encoded_as(spec)
 
 
 def both(folder: Path, spec: EncodingSpec, count: int = 3) -> tuple[list[EncodedUpdate], list[Path]]:
@@ -87,9 +87,7 @@ def test_sums_have_the_bits_of_sums_over_decoded_updates(tmp_path: Path, spec: E
     for payload in PAYLOADS:
         layout = encoded[0].shape.layout_of(payload)
         rows = [[0.5, 0.25, 0.25], [1.0, -2.0, 0.3]]
-        for one, other in zip(
-            sum_updates(sources, layout, rows), sum_updates([*decoded], layout, rows), strict=True
-        ):
+        for one, other in zip(sum_updates(sources, layout, rows), sum_updates([*decoded], layout, rows), strict=True):
             same(one, other)
     layout, weights = encoded[0].shape.layout_of("delta"), [0.5, 0.25, 0.25]
     same(average_buffers(sources, layout, weights), average_buffers([*decoded], layout, weights))
