@@ -85,11 +85,12 @@ class UpdateShape:
         return UpdateShape(tuple(shapes))
 
     def encoded_as(self, encoding: EncodingSpec) -> UpdateShape:
-        """The same update with every payload in an encoding."""
+        """The same update in an encoding. Payloads of kind NAMED stay plain."""
         shapes: list[PayloadShape] = []
         base = 0
         for payload in self.payloads:
-            shapes.append(replace(payload, encoding=encoding, encoded_base=base))
+            own = _PLAIN if payload.name else encoding
+            shapes.append(replace(payload, encoding=own, encoded_base=base))
             base += shapes[-1].encoded.size_bytes
         return UpdateShape(tuple(shapes))
 
