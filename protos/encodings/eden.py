@@ -72,7 +72,7 @@ class Eden:
         order = _order(count)
         largest = np.abs(values).max(axis=1, keepdims=True)
         require_finite(np.isfinite(largest), self.dtype)
-        values /= np.where(largest == 0, 1, largest).astype(values.dtype)
+        values = values / np.where(largest == 0, 1, largest).astype(values.dtype)
         values = np.pad(values, ((0, 0), (0, order - count))) if order > count else values
         _flip_signs(values, words)
         rotated = _rotated(values)

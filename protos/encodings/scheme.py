@@ -36,7 +36,7 @@ class Scheme(Protocol):
         """Write blocks.
 
         Args:
-            values: [blocks, values of a block], contiguous. They may be overwritten.
+            values: [blocks, values of a block], contiguous. They are not changed.
             blocks: [blocks, bytes of a block], contiguous, to be written completely.
             words: [blocks, words of a block].
 

@@ -90,7 +90,7 @@ class RandomK:
         np.left_shift(numbers, _POSITION_BITS, out=numbers)
         np.bitwise_or(numbers, np.arange(count, dtype=np.uint32), out=numbers)
         numbers.partition(kept - 1, axis=1)
-        positions = np.bitwise_and(numbers[:, :kept], BLOCK - 1, dtype=np.uint32).astype(np.int64)
+        positions: Positions = np.bitwise_and(numbers[:, :kept], np.uint32(BLOCK - 1), dtype=np.int64)
         positions.sort(axis=1)
         return positions
 
