@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ BLOCK = 4096
 _POSITION_BITS = 12
 _POSITION_BYTES = 2
 
-Positions = npt.NDArray[np.integer[Any]]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,8 @@ class RandomK:
         np.left_shift(numbers, _POSITION_BITS, out=numbers)
         np.bitwise_or(numbers, np.arange(count, dtype=np.uint32), out=numbers)
         numbers.partition(kept - 1, axis=1)
-        positions: Positions = np.bitwise_and(numbers[:, :kept], np.uint32(BLOCK - 1), dtype=np.int64)
+        positions = numbers[:, :kept].astype(np.int64)
+        positions &= BLOCK - 1
         positions.sort(axis=1)
         return positions
 
@@ -105,17 +105,15 @@ def _largest(values: Floats, kept: int, dtype: torch.dtype) -> Positions:
     # Without their signs, floats have the order of the integers with the same bits. NaN is larger than infinity.
     kind = np.int32 if values.dtype == np.float32 else np.int64
     magnitudes = values.view(kind) & np.iinfo(kind).max
-    ordered = np.partition(magnitudes, (count - kept, count - 1), axis=1)
-    require_finite(np.isfinite(ordered[:, -1].view(values.dtype)), dtype)
-    threshold = ordered[:, count - kept, None]
+    require_finite(np.isfinite(magnitudes.max(keepdims=True).view(values.dtype)), dtype)
+    threshold = np.partition(magnitudes, count - kept, axis=1)[:, count - kept, None]
     chosen = magnitudes >= threshold
     if int(np.count_nonzero(chosen)) != blocks * kept:
         equal = magnitudes == threshold
         surplus = np.count_nonzero(chosen, axis=1, keepdims=True) - kept
         wanted = np.count_nonzero(equal, axis=1, keepdims=True) - surplus
         chosen &= ~equal | (np.cumsum(equal, axis=1) <= wanted)
-    positions: Positions = (np.flatnonzero(chosen) % count).reshape(blocks, kept)
-    return positions
+    return (np.flatnonzero(chosen) % count).astype(np.int64, copy=False).reshape(blocks, kept)
 
 
 def _written(values: Floats, positions: Positions, dtype: torch.dtype) -> Bytes:
