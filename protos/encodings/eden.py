@@ -54,7 +54,7 @@ class Eden:
     <decoded, x> = |x|^2, so the error has the length |x| tan(angle of c and y). For a block of many values that
     is |x| sqrt(d / (1 - d)), with d the distortion of the levels for normal values: 0.3634, 0.1175 and 0.0096 for 1, 2
     and 4 bits. The mean of the error over the keys is 0 in the direction of x. In the other directions it is 0 for a
-    uniform rotation; for this one it is small if many values contribute to a block, and it is not if two or three do.
+    uniform rotation. For this one it is small if many values contribute to a block, and large if two or three do.
     """
 
     bits: int

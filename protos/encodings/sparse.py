@@ -85,11 +85,11 @@ class RandomK:
     def _positions(self, values: Floats, words: Words) -> Positions:
         count = values.shape[1]
         kept = _kept(self.fraction, count)
-        numbers = words.view("<u2")[:, :count].astype(np.uint32)
+        numbers: npt.NDArray[np.uint32] = words.view("<u2")[:, :count].astype(np.uint32)
         np.left_shift(numbers, _POSITION_BITS, out=numbers)
         np.bitwise_or(numbers, np.arange(count, dtype=np.uint32), out=numbers)
         numbers.partition(kept - 1, axis=1)
-        positions = numbers[:, :kept].astype(np.int64)
+        positions: Positions = numbers[:, :kept].astype(np.int64)
         positions &= BLOCK - 1
         positions.sort(axis=1)
         return positions
@@ -104,7 +104,7 @@ def _largest(values: Floats, kept: int, dtype: torch.dtype) -> Positions:
     blocks, count = values.shape
     # Without their signs, floats have the order of the integers with the same bits. NaN is larger than infinity.
     kind = np.int32 if values.dtype == np.float32 else np.int64
-    magnitudes = values.view(kind) & np.iinfo(kind).max
+    magnitudes = np.bitwise_and(values.view(kind), np.iinfo(kind).max)
     require_finite(np.isfinite(magnitudes.max(keepdims=True).view(values.dtype)), dtype)
     threshold = np.partition(magnitudes, count - kept, axis=1)[:, count - kept, None]
     chosen = magnitudes >= threshold
@@ -113,7 +113,8 @@ def _largest(values: Floats, kept: int, dtype: torch.dtype) -> Positions:
         surplus = np.count_nonzero(chosen, axis=1, keepdims=True) - kept
         wanted = np.count_nonzero(equal, axis=1, keepdims=True) - surplus
         chosen &= ~equal | (np.cumsum(equal, axis=1) <= wanted)
-    return (np.flatnonzero(chosen) % count).astype(np.int64, copy=False).reshape(blocks, kept)
+    positions: Positions = (np.flatnonzero(chosen) % count).reshape(blocks, kept)
+    return positions
 
 
 def _written(values: Floats, positions: Positions, dtype: torch.dtype) -> Bytes:
