@@ -42,13 +42,19 @@ class PlacedPayload(NamedTuple):
     encoded: EncodedLayout
 
 
+def encoding_of_payload(payload: Payload, encoding: EncodingSpec) -> EncodingSpec:
+    """The encoding of a payload in an update: plain if it is NAMED, for it may have numbers that must not become 0."""
+    return PLAIN if payload_name(payload) else encoding
+
+
 def laid_out(computed: ClientUpdate, encoding: EncodingSpec = PLAIN) -> list[PlacedPayload]:
     """The payloads in order. The delta of a model has the final values of its buffers too."""
     placed = []
     for payload, tensors in computed.payloads.items():
         whole = {**tensors, **computed.buffers} if payload == "delta" else tensors
         layout = Layout.of(whole, tensors.keys())
-        placed.append(PlacedPayload(payload, whole, layout, EncodedLayout.of(layout, encoding)))
+        encoded = EncodedLayout.of(layout, encoding_of_payload(payload, encoding))
+        placed.append(PlacedPayload(payload, whole, layout, encoded))
     return placed
 
 
@@ -65,8 +71,8 @@ def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, exa
 
 
 def _pieces(assignment: training_pb2.Assignment, part: PlacedPayload) -> Sequence[Buffer]:
-    """The bytes of a payload; one piece if it is encoded."""
-    if part.encoded.spec == PLAIN:
+    """The bytes of a payload; one piece if the update has an encoding."""
+    if encoding_of(assignment) == PLAIN:
         return [*pieces_of(part.tensors, part.layout)]
     try:
         return [encode(part.tensors, part.encoded, _key(assignment, part.payload))]

@@ -31,6 +31,7 @@ from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
+from fl_server.aggregation.encoded.run_encodings import PLAIN
 from fl_server.aggregation.engine import Engine, Snapshot
 from fl_server.aggregation.methods import optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
@@ -260,8 +261,11 @@ class Federation:
         self.bundles = {}
         for each in outgoing:
             key = (each.kind, each.name) if each.name else each.kind
-            sent = each.bundle()
-            bundles[key] = Bundle(each.layout, pack(each.received(sent), each.layout))
-            self.bundles[key, each.encoded.digest(sent) + each.key] = each.encoded.size_bytes
-        self.digest = digest_text(outgoing[0].digest)
+            plain = each.encoding == PLAIN
+            sent = pack(each.tensors, each.layout) if plain else each.bundle()
+            digest = each.encoded.digest(sent)
+            bundles[key] = Bundle(each.layout, sent if plain else pack(each.received(sent), each.layout))
+            self.bundles[key, digest + each.key] = each.encoded.size_bytes
+            if each.kind == RESOURCE_KIND_MODEL:
+                self.digest = digest_text(digest if plain else each.digest)
         self._engine.begin(bundles)

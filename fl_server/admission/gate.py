@@ -14,7 +14,7 @@ from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys
+from fl_server.aggregation.encoded.run_encodings import PLAIN, UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
@@ -106,7 +106,7 @@ class AdmissionGate:
         for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
             if payload.manifest == shape.manifest and shape.encoded.size_bytes <= self.max_bytes:
                 continue  # exactly as expected; the code below finds the difference otherwise
-            if not self.shape.plain:
+            if shape.encoding != PLAIN:
                 if difference := shape.encoded.difference_from(payload.manifest, self.max_bytes):
                     raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
                 continue

@@ -21,12 +21,12 @@ class Collecting:
     exchange: int
     state_epoch: int
     history: NormHistory
+    max_bytes: int = 0
+    """Of an update; 0: no limit but the exact size."""
 
 
-def build_gate(
-    engine: Engine, collecting: Collecting, client: str, registered: RegisteredData, max_bytes: int = 0
-) -> AdmissionGate:
-    """The gate for a client with this registered data. max_bytes: 0 for no limit but the exact size."""
+def build_gate(engine: Engine, collecting: Collecting, client: str, registered: RegisteredData) -> AdmissionGate:
+    """The gate for a client with this registered data."""
     section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
     shape = engine.shape(exchange)
     trains = engine.algorithm.exchanges[exchange].trains
@@ -43,7 +43,7 @@ def build_gate(
     )
     return AdmissionGate(
         shape,
-        max_bytes or shape.size_bytes,
+        collecting.max_bytes or shape.size_bytes,
         section.max_update_norm,
         section.clip_update_norm,
         collecting.state_epoch,

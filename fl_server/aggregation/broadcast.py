@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
-from fl_server.aggregation.encoded.run_encodings import PLAIN
+from fl_server.aggregation.encoded.run_encodings import PLAIN, bundle_key, kind_name
+from fl_server.run_config import RunConfig
 from protos.chunks import crc32c
 from protos.codec import (
     Buffer,
@@ -18,7 +19,7 @@ from protos.codec import (
     encode_fetch_header,
 )
 from protos.encodings import EncodedLayout, EncodingSpec, decode, encode
-from protos.fl.v1.tensor_pb2 import Resource, ResourceKind
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, Resource, ResourceKind
 
 RECENT = 4
 """Encoded chunks that are kept."""
@@ -58,6 +59,15 @@ class Outgoing:
         return self.tensors if self.encoding == PLAIN else decode(bundle, self.encoded, self.key)
 
 
+def in_encoding(outgoing: Outgoing, config: RunConfig, round_: int) -> Outgoing:
+    """Tensors with the encoding that a run has for their kind. round_: under way."""
+    encodings = {RESOURCE_KIND_MODEL: config.encodings.model, RESOURCE_KIND_DIRECTION: config.encodings.direction}
+    name = encodings.get(outgoing.kind, PLAIN.name)
+    if name == PLAIN.name:
+        return outgoing
+    return replace(outgoing, encoding=EncodingSpec(name), key=bundle_key(config, outgoing.kind, round_))
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Broadcast:
     """One resource as it goes over the wire."""
@@ -79,7 +89,7 @@ class Broadcast:
     @property
     def kind(self) -> str:
         """One of "model", "direction", "frozen" or "optimizer"."""
-        return ResourceKind.Name(self.resource.kind).removeprefix("RESOURCE_KIND_").lower()
+        return kind_name(self.resource.kind)
 
     def places(self, offset: int) -> Sequence[int]:
         """Positions of the messages to send: the header, and the chunks from the last chunk border up to `offset`."""

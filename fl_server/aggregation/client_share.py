@@ -31,3 +31,14 @@ def _cap(counts: Sequence[int], share: Fraction) -> int:
             return max(1, int(cap))
         rest -= largest
     return falling[-1]
+
+
+def lighter(cohort: Sequence[UpdateInfo], before: Sequence[float], after: Sequence[float]) -> tuple[str, ...]:
+    """The clients whose weights were cut."""
+    return tuple(info.client_id for info, was, now in zip(cohort, before, after, strict=True) if now < was)
+
+
+def left_out(cohort: Sequence[UpdateInfo], taken: Sequence[UpdateInfo]) -> tuple[str, ...]:
+    """The clients of a cohort that are not among those whose updates a reducer took."""
+    ids = {info.client_id for info in taken}
+    return tuple(info.client_id for info in cohort if info.client_id not in ids)

@@ -9,9 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 from torch import nn
@@ -23,23 +21,21 @@ from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.broadcast import Outgoing
+from fl_server.aggregation.broadcast import Outgoing, in_encoding
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
-from fl_server.aggregation.client_share import capped
-from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys, bundle_encoding, bundle_key, update_encoding
+from fl_server.aggregation.client_share import capped, left_out, lighter
+from fl_server.aggregation.encoded.encoded_update import opened
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys, update_encoding
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.mean import SumUpdates, sum_updates
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
-from fl_server.aggregation.server_update import Diverged, ServerUpdateStats, apply_server_update
+from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
 from fl_server.aggregation.task_model import TaskModel, other_frozen
-from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
-from protos.encodings import EncodingSpec
 from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_DIRECTION,
     RESOURCE_KIND_FROZEN,
@@ -99,8 +95,7 @@ class Engine:
                 self.layout,
                 self._trainable_layout,
                 {payload: self._state_layout for payload, rule in exchange.computed.items() if rule.wide},
-                update_encoding(config),
-            )
+            ).encoded_as(update_encoding(config))
             for exchange in self.algorithm.exchanges
         ]
         self.frozen: fl.Tensors = {}
@@ -171,13 +166,11 @@ class Engine:
             sums: of the round's earlier exchanges.
         """
         model = {**snapshot.parameters, **snapshot.buffers}
-        encoded = self._bundle_encoding("model", snapshot)
-        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout, "", *encoded)]
+        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
         algorithm = self._algorithm_after(snapshot)
         direction = algorithm.exchanges[exchange].direction(snapshot.state, sums)
         if direction is not None:
-            encoded = self._bundle_encoding("direction", snapshot)
-            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout, "", *encoded))
+            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
         if algorithm.exchanges[exchange].trains:
             averaged = averaged_state(algorithm, snapshot.state, snapshot.round + 1)
             sent += [
@@ -186,17 +179,15 @@ class Engine:
             ]
         if self.frozen:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
-        return sent
-
-    def _bundle_encoding(self, kind: Literal["model", "direction"], snapshot: Snapshot) -> tuple[EncodingSpec, bytes]:
-        return bundle_encoding(self.config, kind), bundle_key(self.config, kind, snapshot.round + 1)
+        return [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
 
     def _sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> dict[str, fl.Tensors]:
         """The direction that the clients of an exchange received, if it differs from the server's: it was encoded."""
         if self.config.encodings.direction == "plain":
             return {}
-        sent = (each for each in self.outgoing(snapshot, exchange, sums) if each.kind == RESOURCE_KIND_DIRECTION)
-        return {SENT: each.received(each.bundle()) for each in sent}
+        bundles = {each.kind: each for each in self.outgoing(snapshot, exchange, sums)}
+        sent = bundles.get(RESOURCE_KIND_DIRECTION)
+        return {} if sent is None else {SENT: sent.received(sent.bundle())}
 
     def reduce(
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
@@ -208,7 +199,7 @@ class Engine:
         updates = self._accepted(snapshot, exchange, cohort, sources)
         sums = self._reduction(snapshot, exchange, updates).sums()
         for symbol, tensors in sums.items():
-            _check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
+            check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
         if self._low:
             self._check_direction(snapshot, exchange + 1, sums)
         return sums
@@ -217,7 +208,7 @@ class Engine:
         """Raises Diverged if the model's dtype cannot hold the direction of an exchange of the next round."""
         direction = self._algorithm_after(snapshot).exchanges[exchange].direction(snapshot.state, sums)
         if direction is not None:
-            _check_finite(f"the direction as {_names(self._low)}", direction, snapshot.round + bool(exchange))
+            check_finite(f"the direction as {_names(self._low)}", direction, snapshot.round + bool(exchange))
 
     def server_update(
         self,
@@ -242,14 +233,14 @@ class Engine:
         stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if self._low:
             tree.copy_(made.rounded, made.state.x)
-            _check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
+            check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
             self._check_direction(made, 0, _NONE)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         return made, replace(
             stats,
-            left_out=_left_out(accepted.cohort, selected.cohort),
-            capped=_lighter(cohort, self.algorithm.weights(cohort), weights),
+            left_out=left_out(accepted.cohort, selected.cohort),
+            capped=lighter(cohort, self.algorithm.weights(cohort), weights),
             largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
         )
 
@@ -257,24 +248,12 @@ class Engine:
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
     ) -> AcceptedUpdates:
         """The updates of an exchange, whose values can be read."""
-        opened = [
-            self.opened(source, snapshot.round + 1, exchange, info.client_id)
-            for source, info in zip(sources, cohort, strict=True)
-        ]
-        return AcceptedUpdates(self._capped(cohort), opened, self.shape(exchange))
 
-    def opened(self, update: Source, round_: int, exchange: int, client: str) -> Source:
-        """A client's update, whose values can be read: one in an encoding is decoded wherever it is."""
-        return self.opened_file(update, round_, exchange, client) if isinstance(update, Path) else update
+        def keys(number: int) -> UpdateKeys:
+            return UpdateKeys.of(self.config, snapshot.round + 1, exchange, cohort[number].client_id)
 
-    def opened_file(self, update: Path, round_: int, exchange: int, client: str) -> Path | EncodedUpdate:
-        """As `opened`, of an update in a file."""
         shape = self.shape(exchange)
-        return (
-            update
-            if shape.plain
-            else EncodedUpdate(update, shape, UpdateKeys.of(self.config, round_, exchange, client))
-        )
+        return AcceptedUpdates(self._capped(cohort), opened(sources, shape, keys), shape)
 
     def _capped(self, cohort: Sequence[fl.UpdateInfo]) -> Sequence[fl.UpdateInfo]:
         """The cohort with weights cut to the run's largest share of the examples, if it has such a limit."""
@@ -330,20 +309,5 @@ class Engine:
         return sums
 
 
-def _check_finite(what: str, tensors: fl.Tensors, round_: int) -> None:
-    """Raises Diverged unless all values are finite."""
-    if not bool(torch.isfinite(tree.norm(widened(tensors)))):
-        raise Diverged(f"{what} of round {round_} is not finite; {model_of(round_ - 1)} stays. Lower the learning rate")
-
-
 def _names(dtypes: Mapping[str, torch.dtype]) -> str:
     return " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes.values()}))
-
-
-def _lighter(cohort: Sequence[fl.UpdateInfo], before: Sequence[float], after: Sequence[float]) -> tuple[str, ...]:
-    return tuple(info.client_id for info, was, now in zip(cohort, before, after, strict=True) if now < was)
-
-
-def _left_out(cohort: Sequence[fl.UpdateInfo], taken: Sequence[fl.UpdateInfo]) -> tuple[str, ...]:
-    ids = {info.client_id for info in taken}
-    return tuple(info.client_id for info in cohort if info.client_id not in ids)

@@ -86,6 +86,12 @@ def _diverged(reduction: Reduction, why: str, remedy: str = "") -> Diverged:
     return Diverged(f"the model of round {round_} is not finite{why}{model_of(round_ - 1)} stays{remedy}")
 
 
+def check_finite(what: str, tensors: fl.Tensors, round_: int) -> None:
+    """Raises Diverged unless all values are finite."""
+    if not bool(torch.isfinite(tree.norm(widened(tensors)))):
+        raise Diverged(f"{what} of round {round_} is not finite; {model_of(round_ - 1)} stays. Lower the learning rate")
+
+
 class _Lengths:
     """Norms of whole vectors, collected from one group of tensors after the other."""
 

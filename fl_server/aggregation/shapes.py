@@ -30,7 +30,7 @@ class PayloadShape:
     """Bytes before it in the update, without an encoding."""
     encoding: EncodingSpec = _PLAIN
     encoded_base: int = 0
-    """Bytes before it in the update's file. The same as `base` without an encoding."""
+    """Bytes before it in the file of an encoded update."""
 
     @property
     def kind(self) -> PayloadKind:
@@ -71,19 +71,27 @@ class UpdateShape:
         model: Layout,
         trainable: Layout,
         wide: Mapping[fl.Payload, Layout] = _NONE,
-        encoding: EncodingSpec = _PLAIN,
     ) -> UpdateShape:
         """Deltas are laid out as the model, buffers included; every other payload as its trainable tensors alone.
 
-        wide: the layouts of payloads that are not in the model's dtypes. encoding: of every payload.
+        wide: the layouts of payloads that are not in the model's dtypes.
         """
         shapes: list[PayloadShape] = []
-        base = encoded_base = 0
+        base = 0
         for payload in payloads:
             layout = model if payload == "delta" else wide.get(payload, trainable)
-            shapes.append(PayloadShape(payload, layout, base, encoding, encoded_base))
+            shapes.append(PayloadShape(payload, layout, base))
             base += layout.size_bytes
-            encoded_base += shapes[-1].encoded.size_bytes
+        return UpdateShape(tuple(shapes))
+
+    def encoded_as(self, encoding: EncodingSpec) -> UpdateShape:
+        """The same update in an encoding. Payloads of kind NAMED stay plain."""
+        shapes: list[PayloadShape] = []
+        base = 0
+        for payload in self.payloads:
+            own = _PLAIN if payload.name else encoding
+            shapes.append(replace(payload, encoding=own, encoded_base=base))
+            base += shapes[-1].encoded.size_bytes
         return UpdateShape(tuple(shapes))
 
     @cached_property

@@ -83,7 +83,7 @@ class RunContext:
 
     @property
     def task(self) -> Mapping[str, str]:
-        """What a client must offer: `code`, the digest of frozen parameters that are not sent, encodings, a protocol."""
+        """What clients must offer: `code`, the digest of frozen parameters that are not sent, encodings, a protocol."""
         frozen = self.model.local_frozen
         wanted = self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
         if self.encodings:

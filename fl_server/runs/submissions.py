@@ -93,13 +93,11 @@ class Submissions:
         """The checks that a client's update of the round under way must pass."""
         context, control = self._context, self._control
         registered = registered_data(context.fleet.known(client), context.task)
-        return build_gate(
-            context.model.engine,
-            Collecting(context.model.snapshot, control.state.exchange, control.record.state_epoch, context.norms),
-            client,
-            registered,
-            context.services.config.limits.max_update_mib << 20,
+        most = context.services.config.limits.max_update_mib << 20
+        collecting = Collecting(
+            context.model.snapshot, control.state.exchange, control.record.state_epoch, context.norms, most
         )
+        return build_gate(context.model.engine, collecting, client, registered)
 
     async def record_verdict(self, update: UpdateRecord, header: UpdateHeader) -> UpdateRecord | None:
         """Write the verdict on an update and act on it in one turn. Returns the verdict that stands: the first one.

@@ -19,7 +19,7 @@ from protos.layout import Entry, Layout
 Read = Callable[[int, int], bytes | bytearray | memoryview]
 """(offset, nbytes) -> these encoded bytes."""
 
-_TILE = 1 << 16
+_TILE = 1 << 17
 """Values that are encoded or decoded at a time. Their intermediate results fit in a core's cache."""
 
 
@@ -52,7 +52,7 @@ def encode(tensors: Mapping[str, Tensor], encoded: EncodedLayout, key: bytes) ->
 
 
 def decode(buffer: bytes | bytearray | memoryview, encoded: EncodedLayout, key: bytes) -> dict[str, Tensor]:
-    """The tensors of an encoded bundle, on the CPU. Those with plain bytes are views of `buffer`, as from `unpack`.
+    """The tensors of an encoded bundle, on the CPU, in memory of their own.
 
     Raises:
         LayoutError: the buffer does not have the layout's size, or a bool tensor has a byte other than 0 and 1.
@@ -60,15 +60,15 @@ def decode(buffer: bytes | bytearray | memoryview, encoded: EncodedLayout, key: 
     """
     view = memoryview(buffer).cast("B")
     plain = unpack(view, encoded.plain_part)
+    # One allocation in large pages: the kernel needs longer for small pages than the decoding.
+    tensors = unpack(zeros(encoded.layout.size_bytes), encoded.layout)
+    for name, tensor in plain.items():
+        tensors[name].copy_(tensor)
     words = RandomWords(key)
-    decoded: dict[str, Tensor] = {}
     for number, entry, section, scheme in encoded.encoded_entries():
         blocks = _Blocks(entry, section.offset, scheme, _WordsOf(words, number))
-        decoded[entry.name] = blocks.decoded(_reader(view), 0, -(-entry.numel // scheme.block)).view(entry.shape)
-    return {
-        entry.name: plain[entry.name] if entry.name in plain else decoded[entry.name]
-        for entry in encoded.layout.entries
-    }
+        blocks.decode(_reader(view), 0, tensors[entry.name].view(-1))
+    return tensors
 
 
 def decode_range(  # noqa: PLR0913, PLR0917 - a range of one tensor, and what decoding needs
@@ -100,9 +100,10 @@ def decode_range(  # noqa: PLR0913, PLR0917 - a range of one tensor, and what de
     if scheme is None:
         return _plain_range(read, replace(entry, offset=section.offset), start, count)
     first, last = start // scheme.block, -(-(start + count) // scheme.block)
-    blocks = _Blocks(entry, section.offset, scheme, _WordsOf(RandomWords(key), number))
-    skipped = start - first * scheme.block
-    return blocks.decoded(read, first, last)[skipped : skipped + count]
+    begin, end = first * scheme.block, min(last * scheme.block, entry.numel)
+    decoded = torch.empty(end - begin, dtype=entry.dtype)
+    _Blocks(entry, section.offset, scheme, _WordsOf(RandomWords(key), number)).decode(read, first, decoded)
+    return decoded[start - begin :][:count]
 
 
 def _plain_range(read: Read, entry: Entry, start: int, count: int) -> Tensor:
@@ -150,12 +151,11 @@ def _tiles(numel: int, block: int, first: int, last: int) -> Iterator[tuple[int,
 
 def _encode_tensor(flat: Tensor, raw: Bytes, scheme: Scheme, words: _WordsOf) -> None:
     """Write the bytes of one tensor. flat: its values. raw: its section."""
-    kind = arithmetic_type(flat.dtype)
+    kind = torch.float64 if flat.dtype == torch.float64 else torch.float32
     numel = flat.numel()
     for first, count, each in _tiles(numel, scheme.block, 0, -(-numel // scheme.block)):
         begin, size = first * scheme.block, scheme.nbytes(each)
-        values = np.empty((count, each), kind)
-        torch.from_numpy(values).view(-1).copy_(flat[begin : begin + count * each])
+        values = flat[begin : begin + count * each].to(kind).view(count, each).numpy()
         offset = first * scheme.nbytes(scheme.block)
         blocks = raw[offset : offset + count * size].reshape(count, size)
         scheme.encode(values, blocks, words.blocks(first, count, scheme.words))
@@ -170,20 +170,18 @@ class _Blocks:
     scheme: Scheme
     words: _WordsOf
 
-    def decoded(self, read: Read, first: int, last: int) -> Tensor:
-        """The values of the blocks [first, last)."""
-        block, numel = self.scheme.block, self.entry.numel
-        begin = first * block
-        decoded = torch.empty(min(last * block, numel) - begin, dtype=self.entry.dtype)
-        for at, count, each in _tiles(numel, block, first, last):
+    def decode(self, read: Read, first: int, decoded: Tensor) -> None:
+        """Decode the blocks from the block `first` on into `decoded`, which ends with one of them."""
+        block = self.scheme.block
+        last = first + -(-len(decoded) // block)
+        for at, count, each in _tiles(self.entry.numel, block, first, last):
             size = self.scheme.nbytes(each)
             raw = _exactly(read, self.offset + at * self.scheme.nbytes(block), count * size)
-            target = decoded[at * block - begin :][: count * each].view(count, each)
+            target = decoded[(at - first) * block :][: count * each].view(count, each)
             try:
                 self._decode_tile(np.frombuffer(raw, np.uint8).reshape(count, size), target, at)
             except EncodingError as error:
                 raise EncodingError(f"tensor {self.entry.name!r}: {error}") from None
-        return decoded
 
     def _decode_tile(self, blocks: Bytes, target: Tensor, first: int) -> None:
         words = self.words.blocks(first, len(blocks), self.scheme.words)

@@ -54,7 +54,7 @@ class Eden:
     <decoded, x> = |x|^2, so the error has the length |x| tan(angle of c and y). For a block of many values that
     is |x| sqrt(d / (1 - d)), with d the distortion of the levels for normal values: 0.3634, 0.1175 and 0.0096 for 1, 2
     and 4 bits. The mean of the error over the keys is 0 in the direction of x. In the other directions it is 0 for a
-    uniform rotation; for this one it is small if many values contribute to a block, and it is not if two or three do.
+    uniform rotation. For this one it is small if many values contribute to a block, and large if two or three do.
     """
 
     bits: int
@@ -72,7 +72,7 @@ class Eden:
         order = _order(count)
         largest = np.abs(values).max(axis=1, keepdims=True)
         require_finite(np.isfinite(largest), self.dtype)
-        values /= np.where(largest == 0, 1, largest).astype(values.dtype)
+        values = values / np.where(largest == 0, 1, largest).astype(values.dtype)
         values = np.pad(values, ((0, 0), (0, order - count))) if order > count else values
         _flip_signs(values, words)
         rotated = _rotated(values)

@@ -31,10 +31,10 @@ BLOCK = 256
 class Integers:
     """Blocks of 256 values: the scale s, then the levels q as integers of 8, 4 or 2 bits. A value is s q.
 
-    With m = 127, 7 or 1, s is the smallest number of the scale's type for which s m, rounded, is at least max |x|, or
-    the largest for which s m is finite. q = floor(x / s + (r + 1/2) / 2^16), limited to [-m, m], where value i takes
-    r from bits 16 i to 16 i + 15 of the block's words. The error is less than s (1 + 2^-16); its mean over the keys is
-    within s 2^-16 of 0 for |x| < max |x| and all scales in the normal range. Sparse values stay sparse: 0 gives 0.
+    With m = 127, 7 or 1, s is max |x| / m, and the next larger number if max |x| / s, rounded, would be over m, and the
+    next smaller one if s m would be infinite. q = floor(x / s + (r + 1/2) / 2^16), limited to [-m, m], where value i
+    takes r from bits 16 i to 16 i + 15 of the block's words. The error is less than s (1 + 2^-16), and rounding to the
+    dtype; its mean over the keys is within s 2^-16 of 0. Sparse values stay sparse: 0 gives 0.
 
     Levels are two's complement, low bits first: of four levels in a byte the first has bits 0 and 1. Unused bits are 0.
     """
@@ -50,18 +50,19 @@ class Integers:
 
     def encode(self, values: Floats, blocks: Bytes, words: Words) -> None:
         """See `Scheme`."""
-        scales = self._scales(values)
+        scales, over = self._scales(values)
         offset = write_scales(scales, blocks)
-        rounding = np.empty_like(values)
-        np.copyto(rounding, words.view(np.uint16)[:, : values.shape[1]])
+        # Values of a block without scale are 0 and stay 0.
+        levels = values / np.where(scales == 0, 1, scales).astype(scales.dtype)
+        rounding = np.empty_like(levels)
+        np.copyto(rounding, words.view("<u2")[:, : values.shape[1]])
         rounding *= 2.0**-16
         rounding += 2.0**-17
-        # Values of a block without scale are 0 and stay 0.
-        values /= np.where(scales == 0, 1, scales).astype(scales.dtype)
-        values += rounding
-        np.floor(values, out=values)
-        np.clip(values, -self._largest, self._largest, out=values)
-        blocks[:, offset:] = pack_bits(values.astype(np.int8).view(np.uint8), self.bits)
+        levels += rounding
+        np.floor(levels, out=levels)
+        if over:
+            np.clip(levels, -self._largest, self._largest, out=levels)
+        blocks[:, offset:] = pack_bits(levels.astype(np.int8).view(np.uint8), self.bits)
 
     def decode(self, blocks: Bytes, values: Floats, words: Words) -> None:
         """See `Scheme`."""
@@ -73,31 +74,31 @@ class Integers:
             raise EncodingError(f"expected scales whose levels are finite as {self.dtype}, got larger ones")
         packed = blocks[:, scales.dtype.itemsize :]
         require_zero_where(scales[:, 0] == 0, packed)
-        levels = self._unpacked(packed, values)
+        if self.bits == 8:
+            levels: npt.NDArray[Any] = packed.view(np.int8)
+        else:
+            levels = _levels(self.bits, values.dtype.char).read(packed, values.shape[1])
         if levels.min() < -self._largest:
             raise EncodingError(f"expected levels of {-self._largest} and more, got lower ones")
-        np.multiply(levels, scales, out=values)
-
-    def _unpacked(self, packed: Bytes, values: Floats) -> npt.NDArray[Any]:
-        if self.bits == 8:
-            return packed.copy().view(np.int8)
-        return _levels(self.bits, values.dtype.char).read(packed, values.shape[1])
+        np.copyto(values, levels)
+        values *= scales
 
     @property
     def _largest(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
-    def _scales(self, values: Floats) -> Floats:
-        """[blocks, 1]: s."""
+    def _scales(self, values: Floats) -> tuple[Floats, bool]:
+        """[blocks, 1]: s, and whether a level may be over m."""
         largest = np.abs(values).max(axis=1, keepdims=True)
         require_finite(np.isfinite(largest), self.dtype)
-        levels = largest.dtype.type(self._largest)
-        with np.errstate(over="ignore"):
-            scales = largest / levels
-            # Rounding to nearest may leave max |x| beyond the largest level, by much if s is denormal.
-            scales = np.where(scales * levels < largest, np.nextafter(scales, np.inf, dtype=scales.dtype), scales)
-            finite: Floats = np.where(np.isinf(scales * levels), np.nextafter(scales, 0, dtype=scales.dtype), scales)
-            return finite
+        m = largest.dtype.type(self._largest)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            scales = largest / m
+            # A denormal s may be far from the quotient. Then levels would be over m.
+            scales = np.where(largest / scales > m, np.nextafter(scales, np.inf, dtype=scales.dtype), scales)
+            over = np.isinf(scales * m)
+            scales = np.where(over, np.nextafter(scales, 0, dtype=scales.dtype), scales)
+        return scales, bool(over.any())
 
 
 @cache

@@ -41,9 +41,13 @@ class RandomWords:
         words = np.frombuffer(key, "<u8").astype(np.uint64)
         self._generator = np.random.Philox(key=words)
         self._key = words
+        self._at = (-1, -1)
 
     def seek(self, tensor: int, word: int) -> None:
         """Continue with this word of the stream of a tensor. word: a multiple of 4."""
+        if self._at == (tensor, word):
+            return
+        self._at = (tensor, word)
         counter = np.array([word // _WORDS_PER_COUNT, 0, tensor, 0], np.uint64)
         self._generator.state = {
             "bit_generator": "Philox",
@@ -55,5 +59,6 @@ class RandomWords:
         }
 
     def take(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next `count` words."""
+        """The next `count` words: a multiple of 4."""
+        self._at = (self._at[0], self._at[1] + count)
         return np.asarray(self._generator.random_raw(count), dtype="<u8")

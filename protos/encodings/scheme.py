@@ -36,7 +36,7 @@ class Scheme(Protocol):
         """Write blocks.
 
         Args:
-            values: [blocks, values of a block], contiguous. They may be overwritten.
+            values: [blocks, values of a block], contiguous. They are not changed.
             blocks: [blocks, bytes of a block], contiguous, to be written completely.
             words: [blocks, words of a block].
 
@@ -59,8 +59,12 @@ def arithmetic_type(dtype: torch.dtype) -> type[np.floating[Any]]:
 
 def finite_in(values: Floats, dtype: torch.dtype) -> npt.NDArray[np.bool_]:
     """Which values are finite after conversion to a dtype."""
-    found: npt.NDArray[np.bool_] = torch.from_numpy(values).to(dtype).isfinite().numpy()
+    found: npt.NDArray[np.bool_] = np.abs(values) < _TOO_LARGE.get(dtype, np.inf)
     return found
+
+
+_TOO_LARGE = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
+"""The smallest numbers that a conversion rounds to infinity: half a step above the largest of the dtype."""
 
 
 def require_finite(finite: npt.NDArray[np.bool_], dtype: torch.dtype) -> None:

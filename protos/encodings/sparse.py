@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ BLOCK = 4096
 _POSITION_BITS = 12
 _POSITION_BYTES = 2
 
-Positions = npt.NDArray[np.integer[Any]]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +85,12 @@ class RandomK:
     def _positions(self, values: Floats, words: Words) -> Positions:
         count = values.shape[1]
         kept = _kept(self.fraction, count)
-        numbers = words.view("<u2")[:, :count].astype(np.uint32)
+        numbers: npt.NDArray[np.uint32] = words.view("<u2")[:, :count].astype(np.uint32)
         np.left_shift(numbers, _POSITION_BITS, out=numbers)
         np.bitwise_or(numbers, np.arange(count, dtype=np.uint32), out=numbers)
         numbers.partition(kept - 1, axis=1)
-        positions = np.bitwise_and(numbers[:, :kept], BLOCK - 1, dtype=np.uint32).astype(np.int64)
+        positions: Positions = numbers[:, :kept].astype(np.int64)
+        positions &= BLOCK - 1
         positions.sort(axis=1)
         return positions
 
@@ -104,10 +104,9 @@ def _largest(values: Floats, kept: int, dtype: torch.dtype) -> Positions:
     blocks, count = values.shape
     # Without their signs, floats have the order of the integers with the same bits. NaN is larger than infinity.
     kind = np.int32 if values.dtype == np.float32 else np.int64
-    magnitudes = values.view(kind) & np.iinfo(kind).max
-    ordered = np.partition(magnitudes, (count - kept, count - 1), axis=1)
-    require_finite(np.isfinite(ordered[:, -1].view(values.dtype)), dtype)
-    threshold = ordered[:, count - kept, None]
+    magnitudes = np.bitwise_and(values.view(kind), np.iinfo(kind).max)
+    require_finite(np.isfinite(magnitudes.max(keepdims=True).view(values.dtype)), dtype)
+    threshold = np.partition(magnitudes, count - kept, axis=1)[:, count - kept, None]
     chosen = magnitudes >= threshold
     if int(np.count_nonzero(chosen)) != blocks * kept:
         equal = magnitudes == threshold

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from fl_server.aggregation.blocks import CPU
+from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from fl_server.store.files import disk_errors
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     number: int
     """Of the tensor in the payload's layout."""
     start: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,22 @@ class EncodedUpdate:
             payload.encoded,
             part.number,
             part.start,
-            part.count,
+            part.length,
             self.keys.of_payload(payload.payload),
         )
+
+
+def opened(sources: Sequence[Source], shape: UpdateShape, keys: Callable[[int], UpdateKeys]) -> Sequence[Source]:
+    """Updates whose values can be read: those in an encoding are decoded wherever they are.
+
+    keys: of the update with a number.
+    """
+    if shape.plain:
+        return sources
+    return [
+        EncodedUpdate(source, shape, keys(number)) if isinstance(source, Path) else source
+        for number, source in enumerate(sources)
+    ]
 
 
 def parts_of(shape: UpdateShape, entry: Entry, start: int, count: int) -> Iterator[Part]:

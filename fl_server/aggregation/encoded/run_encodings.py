@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import algorithms as fl
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from protos.encodings import EncodingSpec, encoding_key
+from protos.fl.v1.tensor_pb2 import ResourceKind
 
 PLAIN = EncodingSpec("plain")
 
@@ -18,15 +17,14 @@ def update_encoding(config: RunConfig) -> EncodingSpec:
     return EncodingSpec(section.update, section.fraction or 0.0)
 
 
-def bundle_encoding(config: RunConfig, kind: Literal["model", "direction"]) -> EncodingSpec:
-    """The encoding of a bundle for clients."""
-    return EncodingSpec(getattr(config.encodings, kind))
+def kind_name(kind: ResourceKind) -> str:
+    """One of "model", "direction", "frozen" or "optimizer"."""
+    return ResourceKind.Name(kind).removeprefix("RESOURCE_KIND_").lower()
 
 
-def bundle_key(config: RunConfig, kind: Literal["model", "direction"], round_: int) -> bytes:
-    """The key of a bundle for clients, which is sent with it; empty without an encoding. round_: under way."""
-    plain = bundle_encoding(config, kind) == PLAIN
-    return b"" if plain else encoding_key(config.seed, "broadcast", round_, kind)
+def bundle_key(config: RunConfig, kind: ResourceKind, round_: int) -> bytes:
+    """The key of an encoded bundle for clients, which is sent with it. round_: under way."""
+    return encoding_key(config.seed, "broadcast", round_, kind_name(kind))
 
 
 class UpdateKeys:

@@ -91,6 +91,23 @@ def test_option_one_of_scaffold_has_the_mean_too(simulated: Simulated) -> None:
         torch.testing.assert_close(dict(server), mean_state(simulation, "c_i"), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("update", ["int2", "eden1", "topk"])
+def test_the_averaged_state_of_an_optimizer_stays_plain(simulated: Simulated, update: str) -> None:
+    """Adam's second moment would have zeros, and steps of any length. In lockstep the bits are the same."""
+    sections = {
+        "encodings": {"update": update, **({"fraction": 0.2} if update == "topk" else {})},
+        "local": {"optimizer": {"name": "adam", "state": "server"}, "learning_rate": 0.01},
+        "algorithm": {"name": "fedavg"},
+    }
+    with simulated(**sections) as simulation:
+        rounds = list(simulation.rounds())
+        for symbol, tensors in simulation.federation.snapshot.state.memory.items():
+            if symbol.endswith("_sq"):
+                assert all(bool((tensor >= 0).all()) for tensor in tensors.values())
+    assert all(done.metrics["loss"] < 2 for done in rounds)
+    assert rounds[0].bytes_up > 2 * 2 * 4 * PARAMETERS
+
+
 def test_neutral_encodings_change_nothing(simulated: Simulated) -> None:
     """All values of a block, and "plain" by name, are the plain run."""
     plain = digests(simulated)

@@ -37,7 +37,7 @@ SPECS = [EncodingSpec(name, 0.1 if name in {"topk", "randk"} else 0.0) for name 
 def gate(spec: EncodingSpec = INT8, **changes: Any) -> AdmissionGate:
     """A gate for deltas in an encoding."""
     usual: dict[str, Any] = {
-        "shape": UpdateShape.of(["delta"], LAYOUT, TRAINABLE, encoding=spec),
+        "shape": UpdateShape.of(["delta"], LAYOUT, TRAINABLE).encoded_as(spec),
         "max_bytes": 1 << 20, "max_norm": 0.0, "clip_norm": 0.0, "state_epoch": 0, "keys": KEYS,
     }  # fmt: skip
     return AdmissionGate(**{**usual, **changes})
