@@ -15,9 +15,9 @@ tensors that both have. Terms with mu and clipping of the step change how short 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 
@@ -54,6 +54,14 @@ def reference_of(
     return _of_rule(algorithm.client_rule(context))
 
 
+def has_reference(algorithm: Algorithm) -> bool:
+    """Whether deltas of the method can have a reference, in some exchange."""
+    direction = {"any": torch.ones(1)}
+    found = (reference_of(algorithm, exchange, direction) for exchange in range(len(algorithm.exchanges)))
+    # A client state of zeros gives zeros: then the method has a constant part, which the server does not know.
+    return any(one is not None and any(bool(it.any()) for it in one.tensors.values()) for one in found)
+
+
 def _of_rule(rule: LocalRule) -> Reference | None:
     if rule.optimizer is not None:  # its steps are not linear in d
         return None
@@ -62,23 +70,28 @@ def _of_rule(rule: LocalRule) -> Reference | None:
     return None if rule.u is None else Reference(widened(rule.u), 1.0)
 
 
-def without_reference(delta: Tensors, reference: Reference, scale: float) -> Tensors:
-    """r_i = delta_i + s_i u, in the dtypes of the delta."""
-    return {name: values + _step(reference.tensors[name], scale).to(values.dtype) for name, values in delta.items()}
+class KnownPart(NamedTuple):
+    """s_i u of one client."""
 
+    reference: Reference
+    scale: float
+    """s_i."""
 
-def add_back(part: torch.Tensor, reference: torch.Tensor, scale: float) -> torch.Tensor:
-    """delta_i = r_i - s_i u for any part of a tensor, in its dtype.
+    def removed_from(self, delta: Tensors) -> Tensors:
+        """r_i = delta_i + s_i u, in the dtypes of the delta."""
+        return {name: values + self._step(name, values) for name, values in delta.items()}
 
-    Each entry is computed alone, and no multiplication is fused with the subtraction: cutting a tensor changes no bit.
-    """
-    return part - _step(reference, scale).to(part.dtype)
+    def added_to(self, rest: Tensors) -> Tensors:
+        """delta_i = r_i - s_i u, in the dtypes of r_i."""
+        return {name: values - self._step(name, values) for name, values in rest.items()}
 
+    def added_to_part(self, values: torch.Tensor, name: str, start: int) -> torch.Tensor:
+        """`added_to` for flat values of one tensor from place `start` on.
 
-def with_reference(rest: Mapping[str, torch.Tensor], reference: Reference, scale: float) -> Tensors:
-    """`add_back` for whole tensors, by name."""
-    return {name: add_back(values, reference.tensors[name], scale) for name, values in rest.items()}
+        Each entry is computed alone, and no multiplication is fused with the subtraction: cutting changes no bit.
+        """
+        known = self.reference.tensors[name].flatten()[start : start + len(values)]
+        return values - torch.mul(known, self.scale).to(values.dtype)
 
-
-def _step(tensor: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.mul(tensor, scale)
+    def _step(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return torch.mul(self.reference.tensors[name], self.scale).to(like.dtype)

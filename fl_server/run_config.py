@@ -126,6 +126,7 @@ class EncodingsSection(_Section):
     model: Dense = "plain"
     direction: Dense = "plain"
     fraction: float | None = Field(default=None, gt=0, le=1)
+    reference: Literal["none", "direction"] = "none"
 
     @field_validator("model", "direction", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from algorithms.base import ClientUpdate, Payload, Tensors
+from algorithms.reference import KnownPart
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, work_digest
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
@@ -58,11 +59,19 @@ def laid_out(computed: ClientUpdate, encoding: EncodingSpec = PLAIN) -> list[Pla
     return placed
 
 
-def pack_update(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int, seconds: float) -> Update:
+def pack_update(  # noqa: PLR0913, PLR0917 - what a header has
+    assignment: training_pb2.Assignment,
+    computed: ClientUpdate,
+    examples: int,
+    seconds: float,
+    known: KnownPart | None = None,
+) -> Update:
     """Pack the payloads in order. Raises WorkFailed for a value that the encoding cannot have.
 
-    examples: n_i; seconds: of training.
+    examples: n_i; seconds: of training; known: the part of the delta that is not sent.
     """
+    if known is not None:
+        computed = _with_delta(computed, known.removed_from(computed.payloads["delta"]))
     parts = laid_out(computed, encoding_of(assignment))
     pieces: list[Buffer] = [piece for part in parts for piece in _pieces(assignment, part)]
     header = header_of(assignment, computed, parts, digest_of(*pieces))
@@ -80,8 +89,17 @@ def _pieces(assignment: training_pb2.Assignment, part: PlacedPayload) -> Sequenc
         raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"{part.payload}: {error}") from error
 
 
-def as_counted(assignment: training_pb2.Assignment, computed: ClientUpdate, update: Update) -> ClientUpdate:
-    """The computed update with the values that the coordinator decodes from its bytes, on the device of its own."""
+def _with_delta(computed: ClientUpdate, delta: Tensors) -> ClientUpdate:
+    return replace(computed, payloads={**computed.payloads, "delta": delta})
+
+
+def as_counted(
+    assignment: training_pb2.Assignment, computed: ClientUpdate, update: Update, known: KnownPart | None = None
+) -> ClientUpdate:
+    """The computed update with the values that the coordinator decodes from its bytes, on the device of its own.
+
+    known: as in `pack_update`.
+    """
     if encoding_of(assignment) == PLAIN:
         return computed
     payloads: dict[Payload, Tensors] = {}
@@ -89,7 +107,8 @@ def as_counted(assignment: training_pb2.Assignment, computed: ClientUpdate, upda
         decoded = decode(piece, part.encoded, _key(assignment, part.payload))
         sent = computed.payloads[part.payload]
         payloads[part.payload] = {name: decoded[name].to(tensor.device) for name, tensor in sent.items()}
-    return replace(computed, payloads=payloads)
+    counted = replace(computed, payloads=payloads)
+    return counted if known is None else _with_delta(counted, known.added_to(payloads["delta"]))
 
 
 def _key(assignment: training_pb2.Assignment, payload: Payload) -> bytes:

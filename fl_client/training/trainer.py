@@ -20,6 +20,7 @@ from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
 from algorithms.precision import widened
+from algorithms.reference import KnownPart, reference_of
 from fl_client.connection.bundles import Layouts
 from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
@@ -198,8 +199,9 @@ class Trainer:
     ) -> TrainingResult:
         """The update of computed payloads. seconds: of training. Raises WorkFailed for a value that is not finite."""
         payloads.check_finite(computed)
-        update = packing.pack_update(assignment, computed, self.examples_of(computed), seconds)
-        counted = packing.as_counted(assignment, computed, update) if _keeps_state(ready) else computed
+        known = _known_part(assignment, ready.work, computed.steps)
+        update = packing.pack_update(assignment, computed, self.examples_of(computed), seconds, known)
+        counted = packing.as_counted(assignment, computed, update, known) if _keeps_state(ready) else computed
         return TrainingResult(update, self.next_state(ready, counted))
 
     def examples_of(self, computed: ClientUpdate) -> int:
@@ -317,6 +319,14 @@ def _keeps_state(ready: PreparedWork) -> bool:
     """Whether the method has a client state after this exchange."""
     algorithm = ready.work.algorithm
     return algorithm.keeps_client_state and algorithm.exchanges[ready.work.exchange].trains
+
+
+def _known_part(assignment: training_pb2.Assignment, work: Work, steps: int) -> KnownPart | None:
+    """What the coordinator adds to a delta of so many steps. None: the whole delta is sent."""
+    if not assignment.without_direction:
+        return None
+    reference = reference_of(work.algorithm, work.exchange, work.context.direction)
+    return None if reference is None else KnownPart(reference, reference.scale(work.settings, steps))
 
 
 def _state_of(

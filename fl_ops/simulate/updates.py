@@ -81,7 +81,7 @@ def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribut
         if not isinstance(update, Path):
             norms = gate.check_values(update, update.squares)
         elif trained.content is None:
-            norms = gate.check_file(update, digest)
+            norms = gate.check_file(update, digest, header.num_steps)
         else:
             norms = gate.check_content(update, digest, trained.content)
         clip_factor = gate.clip_factor(next(iter(norms.values())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fl_server.admission.expected_work import ExpectedWork
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.blocks import Source
+from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
 from fl_server.aggregation.encoded.run_encodings import PLAIN, UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
@@ -64,8 +65,8 @@ class AdmissionGate:
     ordered: ExpectedWork | None = None
     """The assigned work; None: the header is not compared with it."""
     buffers: BufferRules = field(default_factory=BufferRules)
-    keys: UpdateKeys = field(default_factory=lambda: UpdateKeys(0, 0))
-    """Of the client's encoded payloads."""
+    decoding: Callable[[int], Decoding] = lambda _: Decoding(UpdateKeys(0, 0))
+    """Of the client's update, by its number of steps, K_i."""
 
     def check_header(self, header: UpdateHeader) -> None:
         """All checks that need no tensor bytes. Raises UpdateRefused."""
@@ -128,25 +129,23 @@ class AdmissionGate:
         limits = [limit for limit in (self.clip_norm, self.relative.limit if clips else 0.0) if limit]
         return min(1.0, min(limits) / norm) if limits and norm else 1.0
 
-    def check_file(self, path: Path, digest: bytes) -> dict[str, float]:
+    def check_file(self, path: Path, digest: bytes, steps: int = 0) -> dict[str, float]:
         """Check a whole update on disk; returns the L2 norms of its vectors, the first payload's first.
 
-        A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
+        steps: K_i of the header, to decode it. A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
         includes every value, so it also finds NaN. Raises WrongDigest, UpdateRefused.
         """
-        return self.check_content(path, digest, read_update(self._opened(path), self.shape))
+        update = path if self.shape.plain else EncodedUpdate(path, self.shape, self.decoding(steps))
+        return self.check_content(update, digest, read_update(update, self.shape))
 
-    def check_content(self, path: Path, digest: bytes, content: UpdateContent) -> dict[str, float]:
+    def check_content(self, update: Source, digest: bytes, content: UpdateContent) -> dict[str, float]:
         """As `check_file`, of a file that was read."""
         came, squares, wrong = content
         if came != digest:
             raise WrongDigest(digest, came)
         if wrong:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{self.shape.payloads[0].encoding}: {wrong}")
-        return self.check_values(self._opened(path), squares)
-
-    def _opened(self, path: Path) -> Path | EncodedUpdate:
-        return path if self.shape.plain else EncodedUpdate(path, self.shape, self.keys)
+        return self.check_values(update, squares)
 
     def check_values(self, update: Source, squares: Sequence[float]) -> dict[str, float]:
         """As `check_file`, of an update whose bytes are known to be the sent ones.

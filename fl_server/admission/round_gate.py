@@ -8,7 +8,6 @@ from fl_server.admission.buffers import BufferRules, most_counted
 from fl_server.admission.expected_work import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, NormHistory
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.engine import Engine, Snapshot
 
 
@@ -51,5 +50,5 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},
         ordered,
         buffers,
-        UpdateKeys.of(engine.config, collecting.snapshot.round + 1, exchange, client),
+        lambda steps: engine.decoding(collecting.snapshot.round + 1, exchange, client, steps),
     )

@@ -24,7 +24,9 @@ from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.broadcast import Outgoing, in_encoding
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped, left_out, lighter
+from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.encoded.encoded_update import opened
+from fl_server.aggregation.encoded.references import References, check_reference
 from fl_server.aggregation.encoded.run_encodings import UpdateKeys, update_encoding
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.mean import SumUpdates, sum_updates
@@ -81,6 +83,8 @@ class Engine:
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
             check_own_loop(config, self.algorithm)
+        check_reference(config, self.algorithm, own_loop=self.own_loop)
+        self._references = References(config)
         self._model = TaskModel(task, config.seed, config.personal, own_frozen=config.task.frozen == "local")
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
@@ -179,7 +183,11 @@ class Engine:
             ]
         if self.frozen:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
-        return [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
+        outgoing = [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
+        if self.config.encodings.reference != "none":
+            received = next((it.received(it.bundle()) for it in outgoing if it.kind == RESOURCE_KIND_DIRECTION), None)
+            self._references.prepare(algorithm, snapshot.round + 1, exchange, received)
+        return outgoing
 
     def _sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> dict[str, fl.Tensors]:
         """The direction that the clients of an exchange received, if it differs from the server's: it was encoded."""
@@ -249,11 +257,16 @@ class Engine:
     ) -> AcceptedUpdates:
         """The updates of an exchange, whose values can be read."""
 
-        def keys(number: int) -> UpdateKeys:
-            return UpdateKeys.of(self.config, snapshot.round + 1, exchange, cohort[number].client_id)
+        def decoding(number: int) -> Decoding:
+            return self.decoding(snapshot.round + 1, exchange, cohort[number].client_id, cohort[number].num_steps)
 
         shape = self.shape(exchange)
-        return AcceptedUpdates(self._capped(cohort), opened(sources, shape, keys), shape)
+        return AcceptedUpdates(self._capped(cohort), opened(sources, shape, decoding), shape)
+
+    def decoding(self, round_: int, exchange: int, client: str, steps: int) -> Decoding:
+        """What is needed to decode a client's update. steps: K_i."""
+        keys = UpdateKeys.of(self.config, round_, exchange, client)
+        return Decoding(keys, self._references.of_client(round_, exchange, steps))
 
     def _capped(self, cohort: Sequence[fl.UpdateInfo]) -> Sequence[fl.UpdateInfo]:
         """The cohort with weights cut to the run's largest share of the examples, if it has such a limit."""

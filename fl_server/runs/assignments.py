@@ -80,6 +80,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         state_epoch=work.state_epoch,
         upload_encodings=[encoding.wire],
         upload_fraction=encoding.fraction,
+        without_direction=work.config.encodings.reference == "direction",
         max_update_bytes=work.max_update_bytes,
         personal=work.config.personal,
         local_frozen=work.local_frozen,

@@ -194,7 +194,8 @@ class UploadReceiver:
         """Check the whole file, seal it, and admit the update. Raises UpdateRefused, UploadBroken."""
         digest = digest_bytes(upload.header.digest)
         try:
-            norms = await self._in_io(upload.client, upload.gate.check_file, upload.part.path, digest)
+            steps = upload.header.num_steps
+            norms = await self._in_io(upload.client, upload.gate.check_file, upload.part.path, digest, steps)
         except WrongDigest:
             # The first time it may be a prefix torn by a restart, which a new upload repairs; then it is the client.
             work = upload.header.key.SerializeToString(deterministic=True)

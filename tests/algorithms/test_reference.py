@@ -11,7 +11,7 @@ from algorithms import tree
 from algorithms.base import ClientContext, LocalSettings, Tensors
 from algorithms.client import LocalData, Work, answer
 from algorithms.optimizers.spec import RateSchedule
-from algorithms.reference import Reference, add_back, reference_of, with_reference, without_reference
+from algorithms.reference import KnownPart, Reference, has_reference, reference_of
 
 WITH_DIRECTION = {"fedcm", "mimelite", "mime", "mofedsam", "qg", "mfl", "scaffold"}
 STEPS = 5
@@ -50,7 +50,7 @@ def test_without_gradients_the_delta_is_the_reference(method: str, schedule: Rat
     assert (reference is not None) == (method in WITH_DIRECTION)
     if reference is not None:
         delta = delta_of(algorithm, exchange, direction, settings)
-        rest = without_reference(delta, reference, reference.scale(settings, STEPS))
+        rest = KnownPart(reference, reference.scale(settings, STEPS)).removed_from(delta)
         assert float(tree.norm(rest)) < 1e-5 * float(tree.norm(delta))
 
 
@@ -80,10 +80,16 @@ def test_what_is_removed_is_added_back(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     delta = {"w": torch.randn(1001, dtype=dtype)}
     reference = Reference({"w": torch.randn(1001, dtype=torch.promote_types(dtype, torch.float32))}, 1.0)
-    rest = without_reference(delta, reference, 0.7)
-    back = with_reference(rest, reference, 0.7)["w"]
+    known = KnownPart(reference, 0.7)
+    rest = known.removed_from(delta)
+    back = known.added_to(rest)["w"]
     assert back.dtype == rest["w"].dtype == dtype
     assert torch.allclose(back, delta["w"], rtol=0, atol=float(8 * torch.finfo(dtype).eps))
-    parts = zip(rest["w"].split(13), reference.tensors["w"].split(13), strict=True)
-    pieces = [add_back(part, of, 0.7) for part, of in parts]
+    pieces = [known.added_to_part(part, "w", 13 * number) for number, part in enumerate(rest["w"].split(13))]
     assert torch.equal(torch.cat(pieces), back)
+
+
+@pytest.mark.parametrize("method", fl.names())
+def test_methods_with_a_reference(method: str) -> None:
+    """Those whose clients add a direction of the server to their steps."""
+    assert has_reference(fl.build(method)) == (method in WITH_DIRECTION)

@@ -83,14 +83,15 @@ class ClientWork:
         return replace(result, content=self._content(assigned, path))
 
     def _content(self, assigned: Assigned, path: Path) -> UpdateContent | None:
-        """What admission has to read of an update, here where its bytes are in the processor's cache."""
-        server, key = self._context.server, assigned.assignment.key
-        if server is None:
+        """What admission has to read of an update, here where its bytes are in the processor's cache.
+
+        None: the process of the rounds reads it, which has what is needed to decode it.
+        """
+        server, exchange = self._context.server, assigned.assignment.key.exchange
+        if server is None or not server.shape(exchange).plain:
             return None
         with one_thread():
-            return read_update(
-                server.opened_file(path, key.round, key.exchange, assigned.client), server.shape(key.exchange)
-            )
+            return read_update(path, server.shape(exchange))
 
     def part(self, part: Part) -> PartResult:
         """Do a part of the server's work."""

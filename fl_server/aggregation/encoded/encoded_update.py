@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys
+from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from fl_server.store.files import disk_errors
 from protos.codec import Entry
@@ -42,7 +42,7 @@ class EncodedUpdate:
     path: Path
     shape: UpdateShape
     """Of the whole update, with encoded layouts."""
-    keys: UpdateKeys
+    decoding: Decoding
 
     @property
     def device(self) -> torch.device:
@@ -70,26 +70,30 @@ class EncodedUpdate:
 
     def decoded(self, part: Part, read: Read) -> torch.Tensor:
         """The values of a part, from the file's bytes."""
-        payload = part.payload
-        return decode_range(
+        payload, decoding = part.payload, self.decoding
+        values = decode_range(
             lambda offset, size: read(payload.encoded_base + offset, size),
             payload.encoded,
             part.number,
             part.start,
             part.length,
-            self.keys.of_payload(payload.payload),
+            decoding.keys.of_payload(payload.payload),
         )
+        entry = payload.layout.entries[part.number]
+        if decoding.known is None or payload.payload != "delta" or not entry.trainable:
+            return values
+        return decoding.known.added_to_part(values, entry.name, part.start)
 
 
-def opened(sources: Sequence[Source], shape: UpdateShape, keys: Callable[[int], UpdateKeys]) -> Sequence[Source]:
+def opened(sources: Sequence[Source], shape: UpdateShape, decoding: Callable[[int], Decoding]) -> Sequence[Source]:
     """Updates whose values can be read: those in an encoding are decoded wherever they are.
 
-    keys: of the update with a number.
+    decoding: of the update with a number.
     """
     if shape.plain:
         return sources
     return [
-        EncodedUpdate(source, shape, keys(number)) if isinstance(source, Path) else source
+        EncodedUpdate(source, shape, decoding(number)) if isinstance(source, Path) else source
         for number, source in enumerate(sources)
     ]
 
