@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +15,14 @@ from typing import Self
 ROOT = Path(__file__).parents[4]
 TASKS = Path(__file__).parents[2]
 SIMULATE = ("-m", "fl_ops", "simulate", "run.toml", "--json")
+PYTHON = (sys.executable,)
+TORCHRUN = (*PYTHON, "-m", "torch.distributed.run")
+"""The command `torchrun` of this interpreter."""
 
 
-def torchrun(*options: str) -> list[str]:
-    """The command `torchrun` with these options, of this interpreter."""
-    return ["-m", "torch.distributed.run", *options]
-
-
-def standalone(ranks: int) -> list[str]:
-    """The command `torchrun` for so many ranks on this machine; nothing for 0, which is a process without torchrun."""
-    return torchrun("--standalone", "--nproc-per-node", str(ranks)) if ranks else []
+def standalone(ranks: int) -> Sequence[str]:
+    """Before the options of Python: starts so many ranks on this machine; 0 is one process without torchrun."""
+    return (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)) if ranks else PYTHON
 
 
 class Launches:
@@ -47,17 +45,17 @@ class Launches:
                     os.kill(each, signal.SIGKILL)
             process.communicate()
 
-    def start(self, folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start this interpreter with these arguments in a folder."""
+    def start(self, folder: Path, *command: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command in a folder. The tests and their tasks are importable in it."""
         environment = {
             **os.environ,
-            **(variables or {}),
             "PYTHONPATH": f"{TASKS}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
+            **(variables or {}),
         }
         process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
+            command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
         )  # fmt: skip
         self._started.append(process)
         return process

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fl_ops.simulate.ranks.launch import SIMULATE, Launches, children_of, standalone
+from tests.fl_ops.simulate.ranks.launch import PYTHON, SIMULATE, Launches, children_of, standalone
 from tests.processes.process import eventually
 
 RUN = """
@@ -79,7 +79,7 @@ def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Pa
 def test_without_torchrun_it_names_the_command(launches: Launches, tmp_path: Path) -> None:
     """A process that torchrun did not start exits with 2 and an example."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))
-    process = launches.start(tmp_path, *SIMULATE, "--distributed")
+    process = launches.start(tmp_path, *PYTHON, *SIMULATE, "--distributed")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "without RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT" in errors
