@@ -39,7 +39,8 @@ class EngineOptions:
     def arithmetic(self) -> dict[str, str | int | None]:
         """What decides the bits of updates, as JSON values: a run continues only with the same.
 
-        The bits of the engines for one client at a time are the same for any number of workers.
+        The bits of the engines for one client at a time are the same for any number of workers and ranks. In lockstep
+        each rank makes groups of its own share, so the number of ranks changes the bits.
         """
         if self.batched is None:
             return {"clients": "one at a time"}
@@ -51,6 +52,7 @@ class EngineOptions:
             "group": batched.group,
             **({"autocast": batched.autocast} if batched.autocast else {}),
             **({"passes": "recorded"} if batched.captures else {}),
+            **({"ranks": self.ranks.size} if self.ranks else {}),
         }
 
 
