@@ -47,7 +47,7 @@ class EngineOptions:
         batched = self.batched
         return {
             "clients": "in lockstep",
-            "device": str(batched.device),
+            **_kind(batched.device),
             "strategy": batched.strategy,
             "group": batched.group,
             **({"autocast": batched.autocast} if batched.autocast else {}),
@@ -105,6 +105,12 @@ class EngineRequest:
         return EngineOptions(
             batched=BatchedOptions(device, self.strategy, self.group or 0, self.autocast, self.cuda_graph)
         )
+
+
+def _kind(device: torch.device) -> dict[str, str]:
+    """A device without its number: GPUs of one model have the same bits."""
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return {"device": device.type, **gpu}
 
 
 def _device(text: str) -> torch.device:
