@@ -25,7 +25,7 @@ from algorithms.base import (
     Payload,
     Tensors,
 )
-from algorithms.batches import Forward, forward_pair
+from algorithms.batches import Batch, Forward, forward_pair
 from algorithms.gradients import Batches, Loss, full_gradient
 from algorithms.local import LocalResult, train_locally, values_before
 from algorithms.model_state import personal_views, read_buffers, trainable_parameters, trainable_views
@@ -50,7 +50,7 @@ class LocalData:
     """A client's examples for one exchange."""
 
     batches: Batches
-    """One batch for each local step."""
+    """One batch for each local step; with `finish`, before its last step."""
     whole: Batches
     """Every example once, for a full gradient. Methods without one do not read it."""
     loss: Loss
@@ -62,6 +62,14 @@ class LocalData:
     """Batches of an epoch, to measure the mean loss of each. 0: it is not measured."""
     loop: Callable[[], LoopReport] | None = None
     """A training loop of the task's own, which trains the model in place of local steps."""
+    finish: Callable[[Batch], Batch] | None = None
+    """Completes a batch of `batches`, each example by itself, so that batches of many clients may be completed as one.
+    Such a batch is a tuple of tensors. Equal functions do the same. None: the batches are complete."""
+
+    @property
+    def complete(self) -> Batches:
+        """`batches`, completed."""
+        return self.batches if self.finish is None else map(self.finish, self.batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
         return train_by_loop(model, data.loop, work.x, work.personal)
     return train_locally(
         model,
-        data.batches,
+        data.complete,
         data.loss,
         rule,
         work.settings,

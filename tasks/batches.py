@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from algorithms.batches import Batch
 from tasks.data.batched import Batched
-from tasks.data.examples import Examples
+from tasks.data.examples import Augmentation, Examples
 from tasks.data.forms import Data
 from tasks.data.samples import Samples
 from tasks.errors import TaskError
@@ -43,9 +44,48 @@ def batches(  # noqa: PLR0913 - epochs and steps are alternatives
     does not divide the number of examples. With `steps`, epochs repeat until there are enough batches. Raises TaskError
     for no examples, invalid settings and an error in the code of the data.
     """
+    raw, finish = raw_batches(data, batch_size, seed, epochs=epochs, steps=steps)
+    return raw if finish is None else map(finish, raw)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Completes batches of Examples: (inputs as they are kept, targets, numbers drawn for them) -> (inputs, targets).
+
+    Each example by itself, so batches of several clients may be completed as one.
+    """
+
+    prepare: Callable[[Tensor], Tensor] | None
+    augment: Augmentation | None
+
+    def __call__(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The complete batch."""
+        inputs, targets, *drawn = raw
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+        return (inputs if self.augment is None else self.augment.apply(inputs, *drawn)), targets
+
+
+def raw_batches(  # noqa: PLR0913 - the parameters of `batches`
+    data: Data, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
+) -> tuple[Iterator[Batch], Finish | None]:
+    """`batches` before the last step, and that step; None where the batches are complete."""
     total = count_steps(len(data), batch_size, epochs=epochs, steps=steps, own_batches=data.own_batches)
     if isinstance(data, Examples):
-        return islice(_endless(data, batch_size, seed), total)
+        finish = _finish(data)
+        return islice(_endless(data, batch_size, seed, finish), total), finish
+    return _own_order(data, batch_size, seed, total), None
+
+
+def _finish(examples: Examples) -> Finish | None:
+    """None: there is nothing to do, or an augmentation that draws its numbers while it changes a batch."""
+    augment, prepare = examples.augment, examples.prepare
+    if augment is None:
+        return None if prepare is None else Finish(prepare, None)
+    return Finish(prepare, augment) if isinstance(augment, Augmentation) else None
+
+
+def _own_order(data: Samples | Batched, batch_size: int, seed: int, total: int) -> Iterator[Batch]:
     if isinstance(data, Samples):
         return data.read_epochs(islice(_endless_orders(len(data), batch_size, seed), total), seed)
     return islice(data.epochs(seed), total)
@@ -54,26 +94,34 @@ def batches(  # noqa: PLR0913 - epochs and steps are alternatives
 def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
     """Batches of all examples in order, for evaluation and the gradient of the whole local set.
 
-    Of Examples they are views without augmentation; of a data set they are seeded by 0. Only the last one may be
-    smaller than `batch_size`; Batched data has its own sizes. Raises TaskError as `batches` does.
+    Of Examples they are without augmentation, and views if there is nothing to prepare; of a data set they are seeded
+    by 0. Only the last one may be smaller than `batch_size`; Batched data has its own sizes. Raises TaskError as
+    `batches` does.
     """
     _check(len(data), batch_size, 1, None)
     if isinstance(data, Examples):
-        return zip(torch.split(data.inputs, batch_size), torch.split(data.targets, batch_size), strict=True)
+        parts = zip(torch.split(data.inputs, batch_size), torch.split(data.targets, batch_size), strict=True)
+        return parts if data.prepare is None else map(Finish(data.prepare, None), parts)
     if isinstance(data, Batched):
         return data.epoch(0)
     size = len(data)
     return data.read((range(at, min(at + batch_size, size)) for at in range(0, size, batch_size)), 0)
 
 
-def _endless(examples: Examples, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _endless(examples: Examples, batch_size: int, seed: int, finish: Finish | None) -> Iterator[tuple[Tensor, ...]]:
+    """Batches for `finish`, or complete ones if it is None."""
     # Always on the CPU, so that daemons on CUDA and on a CPU have the same order.
-    generator = torch.Generator().manual_seed(seed)
+    generator, augment, prepare = torch.Generator().manual_seed(seed), examples.augment, examples.prepare
     while True:
         order = torch.randperm(len(examples), generator=generator).to(examples.inputs.device)
         for chosen in torch.split(order, batch_size):
-            inputs = examples.inputs[chosen]
-            yield (inputs if examples.augment is None else examples.augment(inputs)), examples.targets[chosen]
+            inputs, targets = examples.inputs[chosen], examples.targets[chosen]
+            if finish is not None:
+                yield inputs, targets, *(() if finish.augment is None else finish.augment.draw(inputs))
+            elif augment is not None:
+                yield augment(inputs if prepare is None else prepare(inputs)), targets
+            else:
+                yield inputs, targets
 
 
 def _endless_orders(size: int, batch_size: int, seed: int) -> Iterator[tuple[int, Sequence[int]]]:

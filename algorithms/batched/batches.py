@@ -7,7 +7,7 @@ real examples only, so every loss of a batch is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from algorithms.batched.refusals import NotBatched
 from algorithms.batches import Batch, leaves, map_leaves, split
 
 Signature = tuple[object, ...]
+Finish = Callable[[Batch], Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,17 @@ def _group(positions: list[int], batches: list[Batch]) -> Group:
         for size, batch in zip(sizes, batches, strict=True)
     ]
     return Group(tuple(positions), _stacked(filled), sizes)
+
+
+def finished(batches: Sequence[Batch], finishes: Sequence[Finish | None]) -> list[Batch]:
+    """The clients' batches, completed: as one batch if all have the same last step."""
+    first = finishes[0]
+    if len(batches) > 1 and first is not None and all(each == first for each in finishes):
+        parts = zip(*(leaves(batch) for batch in batches), strict=True)
+        whole = first(tuple(torch.cat(part) for part in parts))
+        sizes = [_size(batch) for batch in batches]
+        return [*zip(*(leaf.split(sizes) for leaf in leaves(whole)), strict=True)]
+    return [batch if finish is None else finish(batch) for batch, finish in zip(batches, finishes, strict=True)]
 
 
 def fillable(batch: Batch) -> bool:

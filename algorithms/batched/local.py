@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from algorithms import tree
 from algorithms.base import LocalRule, Tensors
 from algorithms.batched import stacked
+from algorithms.batched.batches import finished
 from algorithms.batched.gradients import Settings, StackedGradients
 from algorithms.batched.refusals import check_rules
 from algorithms.batched.stacked import Factor
@@ -54,7 +55,8 @@ def train_together(
     model.train()
     for step in range(counts[0]):
         active = sum(count > step for count in counts)
-        losses.append(steps.take([_next(batches[i], members[i], step) for i in range(active)]))
+        raw = [_next(batches[i], members[i], step) for i in range(active)]
+        losses.append(steps.take(finished(raw, [member.data.finish for member in members[:active]])))
     return [steps.result(i, _sums(losses, i, counts[i])) for i in range(len(members))]
 
 

@@ -14,7 +14,6 @@ from torch import nn
 from algorithms import tree
 from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
-from algorithms.gradients import Batches
 from algorithms.model_state import trainable_views
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
@@ -36,7 +35,7 @@ from fl_client.training.model_values import Bundles
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-from tasks.batches import batches, count_steps, ordered_batches, seed_everything
+from tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
 from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
 from tasks.own_loop import MAX_EPOCHS, own_loop
@@ -305,14 +304,15 @@ class Trainer:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
         local, size, task = self._local.train, training.batch_size, self._local.task
         work, own_batches = work_of(training), local.own_batches
-        steps: Batches = batches(local, size, training.seed, **work)
+        steps, finish = raw_batches(local, size, training.seed, **work)
         total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
         count = count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
         # With one epoch its mean loss is the training loss.
         several = 1 < training.local_epochs <= MAX_EPOCHS
         epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
         whole, forward = ordered_batches(local, size), forward_of(task)
-        return LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch), total + count
+        data = LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish)
+        return data, total + count
 
 
 def _keeps_state(ready: PreparedWork) -> bool:

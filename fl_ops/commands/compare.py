@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import CellEngine, Context, Device, command
+from fl_ops.commands.options import Autocast, CellEngine, Context, CudaGraph, Device, command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
@@ -35,6 +35,8 @@ def compare(
     processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one thread.")] = 1,
     engine: CellEngine = "sequential",
     device: Device = None,
+    autocast: Autocast = None,
+    cuda_graph: CudaGraph = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="A label of the table; repeat it for several.")
     ] = None,
@@ -67,8 +69,8 @@ def compare(
     from fl_ops.simulate.engines.choice import EngineRequest
 
     check_plotting("fl compare")
-    options = EngineRequest(engine, 1, device).options()
-    # With the coordinator's arithmetic the engine is no setting of a cell.
+    options = EngineRequest(engine, 1, device, autocast=autocast, cuda_graph=cuda_graph).options()
+    # What changes the numbers is a setting of each cell. With the coordinator's arithmetic the engine is none.
     comparison = replace(read_table(table), engine=options.arithmetic if options.batched else {})
     out = out or Path("fl-compare") / table.stem
     folder = CellFolder(cells or out / CELLS)

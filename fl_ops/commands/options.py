@@ -45,6 +45,15 @@ Group = Annotated[
     int | None,
     typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
 ]
+Autocast = Annotated[
+    Literal["bfloat16"] | None,
+    typer.Option(
+        help="Precision of the engine batched for products in training, by torch.autocast. Default: the model's."
+    ),
+]
+CudaGraph = Annotated[
+    bool, typer.Option("--cuda-graph", help="With --device cuda: record passes of the engine batched as graphs.")
+]
 Distributed = Annotated[
     bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
 ]

@@ -7,13 +7,15 @@ import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fl_ops.commands.options import (
+    Autocast,
     Context,
+    CudaGraph,
     Device,
     Distributed,
     Engine,
@@ -46,15 +48,8 @@ def simulate(
     device: Device = None,
     strategy: Strategy = None,
     group: Group = None,
-    autocast: Annotated[
-        Literal["bfloat16"] | None,
-        typer.Option(
-            help="Precision of the engine batched for products in training, by torch.autocast. Default: the model's."
-        ),
-    ] = None,
-    cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph", help="With --device cuda: record passes of the engine batched as graphs.")
-    ] = False,
+    autocast: Autocast = None,
+    cuda_graph: CudaGraph = False,
     distributed: Distributed = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:
         return None
     cut = whole[part] if len(part) and int(part.max()) < len(whole) else whole[:0]
     same = len(cut) == len(one) and torch.equal(cut.inputs, one.inputs) and torch.equal(cut.targets, one.targets)
-    return whole if same else None
+    return whole if same and cut.prepare == one.prepare else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class ValidatedTask:
         if shard is not None:
             return self._task.eval_data(shard)
         examples = self._task.train_data(Shard(self._indices))
-        return Examples(examples.inputs, examples.targets) if isinstance(examples, Examples) else examples
+        return replace(examples, augment=None) if isinstance(examples, Examples) else examples
 
 
 def load_daemons(folder: Path, task_name: str) -> dict[str, LocalTask]:

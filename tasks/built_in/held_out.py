@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tasks.base import Examples, TaskError
@@ -15,7 +17,7 @@ def split_shard(examples: Examples, fraction: float) -> tuple[Examples, Examples
     """
     count = int(checked_fraction(fraction) * len(examples))
     evaluation = torch.arange(count) * len(examples) // max(count, 1)
-    held_out = Examples(examples.inputs[evaluation], examples.targets[evaluation])
+    held_out = replace(examples[evaluation], augment=None)
     if not count:
         return examples, held_out
     trained = torch.ones(len(examples), dtype=torch.bool)

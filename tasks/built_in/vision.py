@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from tasks.base import Examples, Shard, TaskError
-from tasks.built_in.augment import flip_and_crop, flip_and_cut
+from tasks.built_in.augment import FlipAndCrop, FlipAndCut
 from tasks.built_in.held_out import checked_fraction, split_shard
+from tasks.built_in.normalise import Normalise
 from tasks.built_in.vision_files import (
     Images,
     cifar10,
@@ -79,12 +80,12 @@ class Vision(Classifier, ABC):
         return self._model(self.num_classes)
 
     def train_data(self, shard: Shard) -> Examples:
-        """The shard without its held-out part, normalised."""
-        return self._normalised(self._shard_parts(shard)[0])
+        """The shard without its held-out part: bytes, which are normalised batch by batch."""
+        return self._shard_parts(shard)[0]
 
     def eval_data(self, shard: Shard | None = None) -> Examples:
-        """The held-out images, or a shard's own held-out part, normalised."""
-        return self._normalised(Examples(*self._images(train=False)) if shard is None else self._shard_parts(shard)[1])
+        """The held-out images, or a shard's own held-out part, in the same form."""
+        return self._examples(self._images(train=False)) if shard is None else self._shard_parts(shard)[1]
 
     def train_labels(self) -> Tensor:
         """Labels of the whole training set, without its images."""
@@ -102,14 +103,11 @@ class Vision(Classifier, ABC):
         return self._kept[train]
 
     def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
-        images, labels = self._images(train=True)
-        return split_shard(shard.of(Examples(images, labels, self._augment)), self.client_eval_fraction)
+        whole = replace(self._examples(self._images(train=True)), augment=self._augment)
+        return split_shard(shard.of(whole), self.client_eval_fraction)
 
-    def _normalised(self, images: Examples) -> Examples:
-        # After the shard is selected: a float takes four times the memory of a byte.
-        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (self.MEAN, self.STD))
-        # Not `inputs / 255`: it makes a second copy of the floats.
-        return Examples(images.inputs.float().div_(255).sub_(mean).div_(std), images.targets, images.augment)
+    def _examples(self, images: Images) -> Examples:
+        return Examples(*images, prepare=Normalise(self.MEAN, self.STD))
 
 
 class FashionMnist(Vision):
@@ -167,7 +165,7 @@ class Cifar(Vision, ABC):
             "resnet18-preact-24": PreActResNet18,
         }
     )
-    AUGMENTS = MappingProxyType({name: flip_and_cut if name.endswith("-24") else flip_and_crop for name in MODELS})
+    AUGMENTS = MappingProxyType({name: FlipAndCut() if name.endswith("-24") else FlipAndCrop() for name in MODELS})
 
 
 class Cifar10(Cifar):

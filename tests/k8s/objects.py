@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Object = dict[str, Any]
-WORKLOADS = ("StatefulSet", "DaemonSet", "Deployment")
+WORKLOADS = ("StatefulSet", "DaemonSet", "Deployment", "Job")
 
 
 def title(thing: Object) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-import warnings
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -17,39 +13,9 @@ from tests.k8s.checks import problems
 from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
 from tests.k8s.objects import namespace, of_kind, pods, settings, title
 from tests.k8s.pod_checks import pods_are_restricted
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the package warns about its old dependencies
-    import kubernetes_validate
+from tests.k8s.schemas.validation import NEWEST, OLDEST, SCHEMAS, refusal
 
 pytestmark = needs_kubectl
-
-SCHEMAS = {
-    (schema["properties"]["apiVersion"]["const"], schema["properties"]["kind"]["const"]): schema
-    for schema in (json.loads(path.read_text()) for path in sorted(Path(__file__).parent.glob("schemas/*.json")))
-}
-
-
-OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version().rpartition(".")[0]
-"""Versions of Kubernetes: the oldest one of README.md, and the newest one with schemas here."""
-
-
-@functools.cache
-def _refusal(text: str, version: str) -> str | None:
-    thing = json.loads(text)
-    if schema := SCHEMAS.get((thing["apiVersion"], thing["kind"])):
-        found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(thing))
-        return found and str(found)
-    try:
-        kubernetes_validate.validate(thing, version, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return str(error)
-    return None
-
-
-def refusal(thing: dict[str, Any], version: str = NEWEST) -> str | None:
-    """A schema's objection to an object; None if it is valid. Most objects are in several kustomizations."""
-    return _refusal(json.dumps(thing), version)
 
 
 def first(folder: str, kind: str) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from tasks import Examples, TaskError
-from tasks.batches import batches, count_steps, ordered_batches, seed_everything
+from tasks.batches import batches, count_steps, ordered_batches, raw_batches, seed_everything
+from tasks.built_in.augment import FlipAndCrop
+from tasks.built_in.normalise import Normalise
 
 TEN = Examples(torch.arange(10.0), torch.arange(10))
 
@@ -101,3 +103,30 @@ def test_the_whole_of_nothing_is_refused() -> None:
     """As for training, a shard without examples is an error."""
     with pytest.raises(TaskError, match="at least one example"):
         ordered_batches(TEN[:0], 4)
+
+
+def noisy(inputs: torch.Tensor) -> torch.Tensor:
+    """A function, whose numbers are not drawn apart."""
+    assert inputs.dtype == torch.float32
+    return inputs + torch.randn_like(inputs)
+
+
+@pytest.mark.parametrize("augment", [None, noisy, FlipAndCrop()], ids=["none", "function", "drawn-apart"])
+def test_bytes_are_prepared_batch_by_batch(augment: Any) -> None:
+    """Batches of bytes are those of the prepared floats, with the same random numbers; also without the last step."""
+    normalise = Normalise((0.5, 0.4), (0.2, 0.3))
+    kept = Examples(torch.arange(10 * 2 * 36).view(10, 2, 6, 6).byte(), torch.arange(10), augment, normalise)
+    floats = Examples(kept.prepared(), kept.targets, augment)
+    found = []
+    for data in (floats, kept):
+        seed_everything(3)
+        found.append([*batches(data, 4, 0, epochs=2)])
+    seed_everything(3)
+    raw, finish = raw_batches(kept, 4, 0, epochs=2)
+    found.append([*raw] if finish is None else [finish(batch) for batch in raw])
+    for expected, other, last in zip(*found, strict=True):
+        torch.testing.assert_close(other, expected, rtol=0, atol=0)
+        torch.testing.assert_close(last, expected, rtol=0, atol=0)
+    for expected, other in zip(ordered_batches(floats, 3), ordered_batches(kept, 3), strict=True):
+        torch.testing.assert_close(other, expected, rtol=0, atol=0)
+    assert (finish is None) == (augment is noisy)

@@ -217,7 +217,7 @@ class BatchedEngine:
         """A batch of a client, of work of its own: reading it takes nothing from the client's batches."""
         seed_everything(0)
         data = self._work.assigned(common, client, 0).prepare(self._bundles).data
-        return next(iter(data.batches))
+        return next(iter(data.complete))
 
     def _group_size(self, common: Assignment, first: tuple[str, int]) -> int:
         """Clients of a group, by the memory that the first one needs."""
@@ -227,7 +227,7 @@ class BatchedEngine:
         try:
             ready = self._work.assigned(common, *first).prepare(self._bundles)
             with one_thread():
-                each = bytes_of_client(ready.model, ready.data, next(iter(ready.data.batches)))
+                each = bytes_of_client(ready.model, ready.data, next(iter(ready.data.complete)))
         except Exception:  # noqa: BLE001 - the error is reported when the client trains
             return 1
         free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * torch.cuda.mem_get_info(device)[0]

@@ -39,18 +39,20 @@ class EngineOptions:
     def arithmetic(self) -> dict[str, str | int | None]:
         """What decides the bits of updates, as JSON values: a run continues only with the same.
 
-        The bits of the engines for one client at a time are the same for any number of workers.
+        The bits of the engines for one client at a time are the same for any number of workers and ranks. In lockstep
+        each rank makes groups of its own share, so the number of ranks changes the bits.
         """
         if self.batched is None:
             return {"clients": "one at a time"}
         batched = self.batched
         return {
             "clients": "in lockstep",
-            "device": str(batched.device),
+            **_kind(batched.device),
             "strategy": batched.strategy,
             "group": batched.group,
             **({"autocast": batched.autocast} if batched.autocast else {}),
             **({"passes": "recorded"} if batched.captures else {}),
+            **({"ranks": self.ranks.size} if self.ranks else {}),
         }
 
 
@@ -103,6 +105,12 @@ class EngineRequest:
         return EngineOptions(
             batched=BatchedOptions(device, self.strategy, self.group or 0, self.autocast, self.cuda_graph)
         )
+
+
+def _kind(device: torch.device) -> dict[str, str]:
+    """A device without its number: GPUs of one model have the same bits."""
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return {"device": device.type, **gpu}
 
 
 def _device(text: str) -> torch.device:

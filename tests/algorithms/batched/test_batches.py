@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
+from algorithms.batched.batches import finished
 from algorithms.batched.choice import NAMES, choose
 from algorithms.batched.strategies import Name
 from algorithms.optimizers.federated import with_optimizer
@@ -157,3 +158,22 @@ def test_what_vmap_cannot_do_is_done_one_by_one() -> None:
     assert chosen.name == "one_by_one"
     assert "item" in chosen.impossible["grouped"]
     assert_equal(pair(small_cnn, loss=reading))
+
+
+def test_batches_are_completed_as_one() -> None:
+    """One call for clients with the same last step, whatever their sizes; one for each client otherwise."""
+    calls = []
+
+    def double(batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        inputs, targets, drawn = batch
+        calls.append(len(inputs))
+        return inputs.float() * 2 + drawn, targets
+
+    raw = [(torch.full((size, 2), size).byte(), torch.arange(size), torch.rand(size, 1)) for size in (3, 1, 2)]
+    expected = [double(batch) for batch in raw]
+    calls.clear()
+    torch.testing.assert_close(finished(raw, [double] * 3), expected, rtol=0, atol=0)
+    assert calls == [6]
+    calls.clear()
+    torch.testing.assert_close(finished([*raw[:2], expected[2]], [double, double, None]), expected, rtol=0, atol=0)
+    assert calls == [3, 1]

@@ -79,6 +79,7 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl", "compare"), "out"): True,  # test_compare.py
     (("fl", "compare"), "cells"): True,
     (("fl", "compare"), "device"): BatchedOptions().device.type == "cpu",
+    (("fl", "compare"), "autocast"): BatchedOptions().autocast is None,
     (("fl", "simulate"), "engine"): EngineRequest().options().batched is None,
     (("fl", "simulate"), "workers"): EngineRequest().options(runs=10**6).workers == 1,
     (("fl", "simulate"), "save_every"): SAVE_EVERY_S == 30,

@@ -72,6 +72,19 @@ def test_batch_norm_dropout_and_low_precision(simulated: Simulated, task: str) -
     assert difference(before, after) < (1e-5 if task == "points:NormedPoints" else 1e-2)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize("method", ["fedcm", "scaffold", "mime"])
+def test_bytes_are_augmented_for_all_clients_at_once(
+    simulated: Simulated, method: str, precision: str, tolerance: float
+) -> None:
+    """Clients of different sizes with random numbers of their own: the run is that of the sequential engine."""
+    task = {"name": "pictures:Pictures", "options": {"precision": precision}}
+    sections = {**UNEVEN, "task": task, "algorithm": {"name": method}, "evaluation": {"every": 1}}
+    (alone, before), (together, after) = run(simulated, SEQUENTIAL, **sections), run(simulated, BATCHED, **sections)
+    assert difference(before, after) < tolerance
+    assert alone[-1].metrics == pytest.approx(together[-1].metrics, rel=1e-5)
+
+
 def test_the_same_groups_have_the_same_bits(simulated: Simulated) -> None:
     """Two runs with one strategy and one size of groups have equal digests."""
     first, second = (run(simulated, BATCHED, **UNEVEN)[0] for _ in range(2))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasks.built_in.augment import flip_and_crop, flip_and_cut
+from tasks.built_in.augment import FlipAndCrop, FlipAndCut
 
 
 def ways(image: Tensor) -> Iterator[tuple[bool, tuple[int, int], Tensor]]:
@@ -24,7 +24,7 @@ def ways(image: Tensor) -> Iterator[tuple[bool, tuple[int, int], Tensor]]:
 def test_every_image_is_one_of_the_allowed_ways() -> None:
     """Each result is the image or its mirror, cut at an offset of 0 to 8 from its padding by 4 zeros."""
     images = torch.randn(20, 2, 6, 5)
-    for image, result in zip(images, flip_and_crop(images), strict=True):
+    for image, result in zip(images, FlipAndCrop()(images), strict=True):
         assert any(torch.equal(result, way) for *_, way in ways(image))
 
 
@@ -33,7 +33,7 @@ def test_half_are_mirrored_and_half_are_cropped() -> None:
     torch.manual_seed(0)
     image = torch.randn(1, 6, 5)
     table = {way.numpy().tobytes(): (plain, offset) for plain, offset, way in ways(image)}
-    found = [table[result.numpy().tobytes()] for result in flip_and_crop(image.expand(4000, 1, 6, 5))]
+    found = [table[result.numpy().tobytes()] for result in FlipAndCrop()(image.expand(4000, 1, 6, 5))]
     assert abs(sum(plain for plain, _ in found) - 2000) < 190
     assert abs(sum(offset == (4, 4) for _, offset in found) - 4000 * (1 / 2 + 1 / 162)) < 190
     assert len({offset for _, offset in found}) == 81
@@ -48,18 +48,18 @@ def test_every_cut_is_a_piece_of_the_image_or_its_mirror() -> None:
         for top in range(3)
         for left in range(2)
     }
-    cuts = flip_and_cut(image.expand(1000, 2, 6, 5), size=4)
+    cuts = FlipAndCut(4)(image.expand(1000, 2, 6, 5))
     assert len({pieces[cut.numpy().tobytes()] for cut in cuts}) == 12
 
 
 def test_an_image_of_the_size_is_only_mirrored() -> None:
     """Where there is nothing to cut, 24x24 stays 24x24."""
     images = torch.randn(20, 3, 24, 24)
-    for image, result in zip(images, flip_and_cut(images), strict=True):
+    for image, result in zip(images, FlipAndCut()(images), strict=True):
         assert torch.equal(image, result) or torch.equal(image.flip(2), result)
 
 
-@pytest.mark.parametrize("augment", [flip_and_crop, flip_and_cut])
+@pytest.mark.parametrize("augment", [FlipAndCrop(), FlipAndCut()])
 def test_the_default_generator_decides(augment: Callable[[Tensor], Tensor]) -> None:
     """Equal seeds give equal batches, and the input is left as it was."""
     images = torch.randn(8, 3, 32, 32)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tasks import Shard, TaskError, load_task, training_labels
+from tasks.batches import ordered_batches
 from tasks.built_in.vision import Cifar10
 from tasks.built_in.vision_files import cifar10_holds_out_batch_5
 from tasks.models import PreActResNet18, ResNet18
@@ -31,9 +32,11 @@ def test_fashion_mnist_as_it_is(data_root: str) -> None:
     assert training_labels(task).bincount().tolist() == [6000] * 10
     assert test.targets.bincount().tolist() == [1000] * 10
     assert test.inputs.shape == (10_000, 1, 28, 28)
-    assert test.inputs.mean().item() == pytest.approx(0, abs=0.01)
-    assert test.inputs.std().item() == pytest.approx(1, abs=0.01)
-    assert task.model()(test.inputs[:2]).shape == (2, 10)
+    inputs = test.prepared()
+    assert (test.inputs.dtype, inputs.dtype) == (torch.uint8, torch.float32)
+    assert inputs.mean().item() == pytest.approx(0, abs=0.01)
+    assert inputs.std().item() == pytest.approx(1, abs=0.01)
+    assert task.model()(inputs[:2]).shape == (2, 10)
 
 
 def test_kept_files_are_read_once(data_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +58,11 @@ def test_normalised_pixels_have_the_bits_of_a_division_of_bytes(data_root: str) 
     task = load("fashion-mnist", {"data_root": data_root})
     images, _ = task._read(train=True)
     expected = (images[SHARD.indices] / 255 - 0.2860) / 0.3530
-    assert torch.equal(task.train_data(SHARD).inputs, expected)
+    data = task.train_data(SHARD)
+    assert torch.equal(data.prepared(), expected)
+    parts = [inputs for inputs, _ in ordered_batches(data, 7)]
+    assert torch.equal(torch.cat(parts), expected)
+    assert torch.equal(data.inputs, images[SHARD.indices])
 
 
 def test_cifar10_holds_out_batch_5_without_the_official_test(data_root: str) -> None:
@@ -78,10 +85,10 @@ def test_cifar10_images_are_normalised_channel_by_channel(data_root: str) -> Non
     assert (train.inputs.shape, evaluation.inputs.shape) == ((90, 3, 32, 32), (10, 3, 32, 32))
     raw, _ = task._read(train=True)
     expected = (raw[0, 2].double() / 255 - 0.447) / 0.262
-    torch.testing.assert_close(evaluation.inputs[0, 2].double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(evaluation.prepared()[0, 2].double(), expected, atol=1e-6, rtol=1e-6)
     assert evaluation.augment is None
     assert train.augment is not None
-    assert train.augment(train.inputs).shape == train.inputs.shape
+    assert train.augment(train.prepared()).shape == train.inputs.shape
 
 
 @pytest.mark.parametrize(("model", "stem"), [("resnet18-gn", (7, 7)), ("resnet18-gn-cifar", (3, 3))])
@@ -191,8 +198,8 @@ def test_cifar100_reads_the_original_layout(cifar100_root: str) -> None:
     )
     assert train.inputs.shape == (2, 3, 32, 32)
     expected = torch.tensor([-0.5071 / 0.2675, (128 / 255 - 0.4867) / 0.2565, (1 - 0.4408) / 0.2761])
-    torch.testing.assert_close(test.inputs[0, :, 5, 9], expected)
-    assert task.model()(test.inputs).shape == (1, 100)
+    torch.testing.assert_close(test.prepared()[0, :, 5, 9], expected)
+    assert task.model()(test.prepared()).shape == (1, 100)
 
 
 @pytest.mark.parametrize(("model", "side"), [("cnn", 32), ("cnn-24", 24), ("resnet18-preact-24", 24)])
@@ -201,10 +208,10 @@ def test_models_for_crops_train_on_crops(cifar100_root: str, model: str, side: i
     task = load("cifar100", {"data_root": cifar100_root, "model": model})
     train, test = task.train_data(Shard()), task.eval_data()
     assert train.augment is not None
-    assert train.augment(train.inputs).shape == (3, 3, side, side)
+    assert train.augment(train.prepared()).shape == (3, 3, side, side)
     net = task.model().eval()
-    assert net(train.augment(train.inputs)).shape == (3, 100)
-    assert (net(test.inputs).shape, test.augment) == ((1, 100), None)
+    assert net(train.augment(train.prepared())).shape == (3, 100)
+    assert (net(test.prepared()).shape, test.augment) == ((1, 100), None)
     assert isinstance(net, PreActResNet18) == (model == "resnet18-preact-24")
 
 
@@ -238,9 +245,9 @@ def test_emnist_reads_the_original_layout(emnist_root: Path, name: str, classes:
     train, test = task.train_data(Shard()), task.eval_data()
     assert (train.targets.tolist(), test.targets.tolist()) == ([classes - 1, 0], [3])
     assert test.inputs.shape == (1, 1, 28, 28)
-    assert test.inputs.nonzero().tolist() == [[0, 0, 0, 1]]
-    assert (test.inputs.max().item(), train.augment) == (1, None)
-    assert task.model()(test.inputs).shape == (1, classes)
+    assert test.prepared().nonzero().tolist() == [[0, 0, 0, 1]]
+    assert (test.prepared().max().item(), train.augment) == (1, None)
+    assert task.model()(test.prepared()).shape == (1, classes)
 
 
 def test_emnist_labels_are_read_without_the_images(emnist_root: Path) -> None:
