@@ -262,7 +262,7 @@ class Federation:
         for each in outgoing:
             key = (each.kind, each.name) if each.name else each.kind
             plain = each.encoding == PLAIN
-            sent = pack(each.tensors, each.layout) if plain else each.bundle()
+            sent = pack(each.tensors, each.layout) if plain else memoryview(each.bundle())
             digest = each.encoded.digest(sent)
             bundles[key] = Bundle(each.layout, sent if plain else pack(each.received(sent), each.layout))
             self.bundles[key, digest + each.key] = each.encoded.size_bytes

@@ -18,7 +18,7 @@ from fl_server.store.files import disk_errors
 from protos.codec import Entry
 from protos.encodings import decode_range
 
-Read = Callable[[int, int], bytes]
+Read = Callable[[int, int], bytes | memoryview]
 """(offset in the file, size) -> bytes of it."""
 
 

@@ -209,7 +209,7 @@ async def test_a_step_far_back_is_refused() -> None:
     size = 8 << 20
     layout = codec.Layout.of({"w": torch.zeros(size // 4)})
     download = Download(
-        ExpectedBundle(RESOURCE, layout), memoryview(bytearray(size)), Backoff(RetryDelays()), lambda count: None
+        ExpectedBundle.of(RESOURCE, layout), memoryview(bytearray(size)), Backoff(RetryDelays()), lambda count: None
     )
     spans = [[(at, 4 << 20) for at in (0, 4 << 20)][:1], [(0, 64)]]
 

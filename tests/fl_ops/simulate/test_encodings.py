@@ -37,7 +37,7 @@ def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections
 )
 def test_engines_have_the_same_bits(simulated: Simulated, engine: EngineOptions, method: str) -> None:
     """Workers, and clients whose updates would stay in memory without an encoding, as one client after the other."""
-    sections = {"algorithm": {"name": method}, "population": 4, "encodings": ALL}
+    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "encodings": ALL}
     alone, plain = digests(simulated, **sections), digests(simulated, **{**sections, "encodings": {}})
     assert digests(simulated, engine, **sections) == alone != plain
 
@@ -54,7 +54,7 @@ def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:
     federation = simulation.federation
     kept = [state[symbol] for client in federation.clients if (state := federation.states.get(client)) is not None]
     assert len(kept) > 2
-    return {name: sum(each[name] for each in kept) / 4 for name in kept[0]}
+    return {name: torch.stack([each[name] for each in kept]).sum(dim=0) / 4 for name in kept[0]}
 
 
 @pytest.mark.parametrize("method", STATES)

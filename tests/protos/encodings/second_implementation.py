@@ -58,11 +58,11 @@ class Decoder:
             self.type(x) for x in struct.unpack(f"<{count}{self.kind}", self.take(count * struct.calcsize(self.kind)))
         ]
 
-    def bf16(self, n: int, _block: int) -> list[Number]:
+    def bf16(self, n: int) -> list[Number]:
         """A bfloat16 is the upper half of a float32."""
         return [self.type(struct.unpack("<f", bytes(2) + self.take(2))[0]) for _ in range(n)]
 
-    def integers(self, n: int, _block: int, bits: int) -> list[Number]:
+    def integers(self, n: int, bits: int) -> list[Number]:
         """A scale and levels in two's complement."""
         (s,) = self.numbers(1)
         q = fields(self.take(math.ceil(n * bits / 8)), n, bits)
@@ -82,7 +82,7 @@ class Decoder:
             s * self.type(total / 2 ** (10 + h)) * (-1 if sign else 1) for total, sign in zip(sums, signs, strict=True)
         ]
 
-    def topk(self, n: int, _block: int, fraction: float) -> list[Number]:
+    def topk(self, n: int, fraction: float) -> list[Number]:
         """Positions, then values."""
         k = math.ceil(fraction * n)
         return self.placed(n, list(struct.unpack(f"<{k}H", self.take(2 * k))))
@@ -100,17 +100,20 @@ class Decoder:
 
     def decode(self, name: str, numel: int, fraction: float) -> npt.NDArray[np.floating]:
         """All values of the tensor."""
-        readers: dict[str, tuple[int, Callable[[int, int], list[Number]]]] = {
-            "bf16": (numel, self.bf16),
-            "topk": (4096, lambda n, block: self.topk(n, block, fraction)),
-            "randk": (4096, lambda n, block: self.randk(n, block, fraction)),
-        }
-        readers |= {f"int{bits}": (256, lambda n, b, bits=bits: self.integers(n, b, bits)) for bits in (8, 4, 2)}
-        readers |= {f"eden{bits}": (4096, lambda n, b, bits=bits: self.eden(n, b, bits)) for bits in (4, 2, 1)}
-        length, read = readers[name]
-        values = [value for n, block in blocks(numel, length) for value in read(n, block)]
+        length = {"b": numel, "i": 256}.get(name[0], 4096)
+        values = [value for n, block in blocks(numel, length) for value in self.block(name, n, block, fraction)]
         assert self.at == len(self.raw)
         return np.array(values)
+
+    def block(self, name: str, n: int, block: int, fraction: float) -> list[Number]:
+        """The n values of the next block."""
+        if name == "bf16":
+            return self.bf16(n)
+        if name.startswith("int"):
+            return self.integers(n, int(name[3:]))
+        if name == "topk":
+            return self.topk(n, fraction)
+        return self.randk(n, block, fraction) if name == "randk" else self.eden(n, block, int(name[4:]))
 
 
 def blocks(numel: int, length: int) -> Iterator[tuple[int, int]]:

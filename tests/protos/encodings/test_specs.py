@@ -78,7 +78,7 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "more tensors": (lambda m: m.tensors.add(name="x"), "expected no tensor at position 9, got 'x'"),
     "other name": (
         lambda m: setattr(m.tensors[1], "name", "y" * 999),
-        "expected tensor 'weight' at position 1, got 'yy",
+        "expected tensor 'weight' at position 1, got 'y",
     ),
     "other dtype": (lambda m: setattr(m.tensors[1], "dtype", 2), "tensor 'weight': expected dtype 1, got 2"),
     "other shape": (lambda m: m.tensors[1].shape.append(1), r"expected shape \[70, 130\], got \[70, 130, 1\]"),
