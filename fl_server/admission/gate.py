@@ -132,8 +132,10 @@ class AdmissionGate:
     def check_file(self, path: Path, digest: bytes, steps: int = 0) -> dict[str, float]:
         """Check a whole update on disk; returns the L2 norms of its vectors, the first payload's first.
 
-        steps: K_i of the header, to decode it. A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
+        A payload's norm is that of its trainable part; "buffers" is the distance of the buffers from those sent. A norm
         includes every value, so it also finds NaN. Raises WrongDigest, UpdateRefused.
+
+        steps: K_i of the header; only for encoded updates.
         """
         update = path if self.shape.plain else EncodedUpdate(path, self.shape, self.decoding(steps))
         return self.check_content(update, digest, read_update(update, self.shape))

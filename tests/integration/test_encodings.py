@@ -19,6 +19,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "eden": {"algorithm": {"name": "mime"}, "encodings": {"update": "eden2", "model": "eden4", "direction": "eden4"}},
     "all-scaffold": {**SCAFFOLD, "encodings": {"update": "int4", "model": "int8", "direction": "int8"}},
     "topk": {"encodings": {"update": "topk", "fraction": 0.25}, "algorithm": {"name": "fedavg"}},
+    "reference-fedcm": {"encodings": {"update": "int2", "reference": "direction"}},
+    "reference-scaffold": {
+        **SCAFFOLD,
+        "encodings": {"update": "int4", "direction": "int8", "reference": "direction"},
+        "round": {"clip_update_norm": 0.1},
+    },
+    "reference-mime": {
+        "algorithm": {"name": "mime"},
+        "encodings": {"update": "eden2", "direction": "bf16", "reference": "direction"},
+    },
     "evaluated": {"encodings": {"update": "bf16", "model": "int4"}, "evaluation": {"clients_every": 2}},
 }
 
@@ -54,7 +64,7 @@ def test_fewer_bytes_travel(fleet: Fleet) -> None:
     assert few.bytes_down < 0.55 * plain.bytes_down
 
 
-@pytest.mark.parametrize("name", ["int8-scaffold", "eden"])
+@pytest.mark.parametrize("name", ["int8-scaffold", "eden", "reference-scaffold"])
 def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str) -> None:
     """SIGKILL after the first receipt of a round: the encoded update is kept, and not trained again."""
     run = f"killed-{name}"

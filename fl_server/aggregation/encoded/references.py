@@ -53,11 +53,11 @@ def check_reference(config: RunConfig, algorithm: fl.Algorithm, *, own_loop: boo
     why = ""
     if section.update == "plain":
         why = 'with update = "plain", which has no error that a reference could reduce'
+    elif own_loop or not optimizer_spec(config.local).plain:
+        why = "unless clients make plain SGD steps, which are linear in the direction"
     elif not has_reference(algorithm):
         why = f"with {algorithm.name}, whose clients add no direction of the server to their steps"
     elif algorithm.objective != "uniform":
         why = 'with objective = "examples": the reference would differ among clients'
-    elif own_loop or not optimizer_spec(config.local).plain:
-        why = "unless clients make plain SGD steps, which are linear in the direction"
     if why:
         raise InvalidInput(KEY, f'"none" {why}', section.reference)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,11 @@ def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: 
     )
     assert before.settings != cell.settings
     assert before.digest == cell.digest
-    others = [{"round": {**run["round"], "max_client_share": 0.5}}, {"evaluation": {"every": 7}}, {"seed": 77}]
+    others: list[dict[str, Any]] = [
+        {"round": {**run["round"], "max_client_share": 0.5}},
+        {"evaluation": {"every": 7}},
+        {"seed": 77},
+    ]
     changed = [replace(cell, settings={**cell.settings, "run": {**run, **other}}) for other in others]
     assert len({each.digest for each in [cell, *changed]}) == 4
     sized = replace(cell, settings={**cell.settings, "simulation": {**cell.settings["simulation"], "clients": 3}})

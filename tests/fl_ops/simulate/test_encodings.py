@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from algorithms.reference import KnownPart
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.simulation import Simulation
+from fl_server.errors import InvalidInput
 from tests.fl_ops.simulate.conftest import Simulated
 
 ALL = {"update": "int8", "model": "bf16", "direction": "int8"}
@@ -35,9 +37,14 @@ def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections
         pytest.param(EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=2)), id="batched"),
     ],
 )
-def test_engines_have_the_same_bits(simulated: Simulated, engine: EngineOptions, method: str) -> None:
+@pytest.mark.parametrize(
+    "reference", [pytest.param({}, id="delta"), pytest.param({"reference": "direction"}, id="reference")]
+)
+def test_engines_have_the_same_bits(
+    simulated: Simulated, engine: EngineOptions, method: str, reference: dict[str, str]
+) -> None:
     """Workers, and clients whose updates would stay in memory without an encoding, as one client after the other."""
-    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "encodings": ALL}
+    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "encodings": {**ALL, **reference}}
     alone, plain = digests(simulated, **sections), digests(simulated, **{**sections, "encodings": {}})
     assert digests(simulated, engine, **sections) == alone != plain
 
@@ -57,7 +64,14 @@ def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name] for each in kept]).sum(dim=0) / 4 for name in kept[0]}
 
 
-@pytest.mark.parametrize("method", STATES)
+@pytest.mark.parametrize(
+    ("method", "reference"),
+    [
+        pytest.param("scaffold", False, id="scaffold"),
+        pytest.param("scaffold", True, id="scaffold-reference"),
+        pytest.param("feddyn", False, id="feddyn"),
+    ],
+)
 @pytest.mark.parametrize(
     "encodings",
     [
@@ -68,11 +82,14 @@ def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:
     ],
 )
 def test_the_server_s_state_is_the_mean_of_the_clients_states(
-    simulated: Simulated, method: str, encodings: dict[str, Any]
+    simulated: Simulated, method: str, encodings: dict[str, Any], *, reference: bool
 ) -> None:
     """After every round, with clipped deltas: clients compute their states from the values that the server adds."""
     shared, own = STATES[method]
-    sections = {"algorithm": {"name": method}, "population": 4, "encodings": encodings, "stop": {"rounds": 6}}
+    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "stop": {"rounds": 6}}
+    sections["encodings"] = encodings
+    if reference:
+        sections["encodings"] = {**encodings, "reference": "direction"}
     with simulated(**sections, round={"clip_update_norm": 0.05}) as simulation:
         for done in simulation.rounds():
             if done.round < 3:
@@ -106,6 +123,76 @@ def test_the_averaged_state_of_an_optimizer_stays_plain(simulated: Simulated, up
                 assert all(bool((tensor >= 0).all()) for tensor in tensors.values())
     assert all(done.metrics["loss"] < 2 for done in rounds)
     assert rounds[0].bytes_up > 2 * 2 * 4 * PARAMETERS
+
+
+@pytest.mark.parametrize("method", ["fedcm", "mofedsam", "mimelite", "mime", "qg", "mfl", "scaffold"])
+def test_a_reference_without_loss_changes_only_the_rounding(
+    simulated: Simulated, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All values are sent, without the steps along the direction, and the server adds these back."""
+    sections: dict[str, Any] = {
+        "algorithm": {"name": method},
+        "population": 4,
+        "stop": {"rounds": 4},
+        "local": {"schedule": {"kind": "cosine"}, "inexact": True},
+    }
+    added: list[str] = []
+    add = KnownPart.added_to_part
+
+    def watched(self: KnownPart, values: torch.Tensor, name: str, start: int) -> torch.Tensor:
+        added.append(name)
+        return add(self, values, name, start)
+
+    monkeypatch.setattr(KnownPart, "added_to_part", watched)
+    models = []
+    for encodings in ({}, {"update": "topk", "fraction": 1.0, "reference": "direction"}):
+        with simulated(**sections, encodings=encodings) as simulation:
+            list(simulation.rounds())
+            models.append(simulation.model())
+    torch.testing.assert_close(models[1], models[0], rtol=1e-5, atol=1e-6)
+    assert set(added) == set(models[0])
+
+
+def test_a_reference_makes_residuals_shorter(simulated: Simulated) -> None:
+    """What int2 loses is in proportion to what is encoded: FedCM with a small share of local gradients."""
+    sections: dict[str, Any] = {
+        "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.05}},
+        "round": {"clients_per_round": 4},
+        "stop": {"rounds": 8},
+    }
+    models = []
+    for encodings in ({}, {"update": "int2"}, {"update": "int2", "reference": "direction"}):
+        with simulated(**sections, encodings=encodings) as simulation:
+            list(simulation.rounds())
+            models.append(simulation.model())
+    without, with_reference = (
+        sum(float((model[name] - models[0][name]).norm()) for name in models[0]) for model in models[1:]
+    )
+    assert with_reference < without
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        pytest.param({"algorithm": {"name": "fedavg"}}, "whose clients add no direction", id="fedavg"),
+        pytest.param({"algorithm": {"name": "feddyn"}, "population": 4}, "whose clients add no direction", id="feddyn"),
+        pytest.param({"encodings": {"reference": "direction"}}, 'with update = "plain"', id="plain"),
+        pytest.param({"local": {"optimizer": {"name": "adam"}, "inexact": True}}, "plain SGD steps", id="adam"),
+        pytest.param(
+            {"algorithm": {"name": "scaffold", "parameters": {"objective": "examples"}}, "population": 4},
+            'objective = "examples"',
+            id="examples",
+        ),
+    ],
+)
+def test_a_reference_that_cannot_be_is_refused(simulated: Simulated, sections: dict[str, Any], expected: str) -> None:
+    """Before the run begins, with the key."""
+    encodings = {"update": "int8", "reference": "direction"}
+    with (
+        pytest.raises(InvalidInput, match=f"encodings.reference: expected .*{expected}"),
+        simulated(**{"encodings": encodings, **sections}),
+    ):
+        pass
 
 
 def test_neutral_encodings_change_nothing(simulated: Simulated) -> None:

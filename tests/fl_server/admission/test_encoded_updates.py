@@ -13,6 +13,7 @@ from fl_server.admission import encoded_norms
 from fl_server.admission.digest_and_norms import digest_and_norms
 from fl_server.admission.encoded_norms import digest_and_norms_of_encoded
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
+from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
 from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import UpdateShape
@@ -38,7 +39,8 @@ def gate(spec: EncodingSpec = INT8, **changes: Any) -> AdmissionGate:
     """A gate for deltas in an encoding."""
     usual: dict[str, Any] = {
         "shape": UpdateShape.of(["delta"], LAYOUT, TRAINABLE).encoded_as(spec),
-        "max_bytes": 1 << 20, "max_norm": 0.0, "clip_norm": 0.0, "state_epoch": 0, "keys": KEYS,
+        "max_bytes": 1 << 20, "max_norm": 0.0, "clip_norm": 0.0, "state_epoch": 0,
+        "decoding": lambda _: Decoding(KEYS),
     }  # fmt: skip
     return AdmissionGate(**{**usual, **changes})
 
@@ -71,7 +73,7 @@ def test_norms_are_those_of_the_decoded_values(
     (tmp_path / "encoded").write_bytes(data)
     plain = pack(decode(data, shape.payloads[0].encoded, KEYS.of_payload("delta")), LAYOUT)
     (tmp_path / "plain").write_bytes(plain)
-    digest, squares, wrong = digest_and_norms_of_encoded(EncodedUpdate(tmp_path / "encoded", shape, KEYS))
+    digest, squares, wrong = digest_and_norms_of_encoded(EncodedUpdate(tmp_path / "encoded", shape, Decoding(KEYS)))
     _, expected = digest_and_norms(tmp_path / "plain", LAYOUT.entries)
     assert (digest, wrong) == (digest_of(data), "")
     assert squares == pytest.approx(expected, rel=1e-14)

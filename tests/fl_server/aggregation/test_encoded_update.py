@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from algorithms.robust import trimmed_mean
 
 import algorithms as fl
+from algorithms.reducers.robust import trimmed_mean
 from fl_server.aggregation.blocks import Source, by_block, joined, neighbours
+from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
 from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.mean import average_buffers, sum_updates
@@ -70,7 +71,7 @@ def both(folder: Path, spec: EncodingSpec, count: int = 3) -> tuple[list[Encoded
         paths = folder / f"{number}.encoded", folder / f"{number}.plain"
         for path, data in zip(paths, (parts, plain), strict=True):
             path.write_bytes(b"".join(data))
-        encoded.append(EncodedUpdate(paths[0], shape, keys))
+        encoded.append(EncodedUpdate(paths[0], shape, Decoding(keys)))
         decoded.append(paths[1])
     return encoded, decoded
 

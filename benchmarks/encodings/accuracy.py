@@ -1,0 +1,154 @@
+"""The accuracy of runs whose updates, models and directions travel in encodings.
+
+    python -m benchmarks.encodings.accuracy --task fashion-mnist --data-root DIR --processes 2 --out FILE.json
+
+Each case runs under each seed, as `fl simulate` does it. Finished runs are kept in the file, so the same command goes
+on where it was stopped. It prints a table: the mean of the last five evaluations, over the seeds, and the bytes of all
+updates relative to float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.table import markdown
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import parse_simulation
+from fl_ops.simulate.simulation import Simulation
+
+LAST = 5
+"""Evaluations of which a run's accuracy is the mean."""
+SEEDS = (1, 2, 3)
+METHODS: Mapping[str, dict[str, Any]] = {
+    "FedAvg": {"algorithm": {"name": "fedavg"}, "rate": 0.2},
+    "FedCM, alpha 0.1": {"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.1}}, "rate": 0.4},
+}
+"""Rates are those that the search of docs/results.md chose or had within its range."""
+UPDATES = ("plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1")
+TASKS: Mapping[str, dict[str, Any]] = {
+    "fashion-mnist": {"rounds": 40, "batch_size": 25, "alpha": 0.3, "clients": 10},
+    "cifar10": {"rounds": 60, "batch_size": 25, "alpha": 0.6, "clients": 10},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with encodings."""
+
+    method: str
+    encodings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return ", ".join(f"{bundle} {name}" for bundle, name in self.encodings.items()) or "plain"
+
+
+def cases() -> Iterator[Case]:
+    """All cases of a table."""
+    for method in METHODS:
+        yield from (Case(method, {} if update == "plain" else {"update": update}) for update in UPDATES)
+        yield Case(method, {"update": "topk", "fraction": 0.05})
+        yield Case(method, {"update": "int8", "model": "bf16"})
+        yield Case(method, {"update": "int8", "model": "int8"})
+    for update in ("int4", "int2", "eden2", "eden1"):
+        yield Case("FedCM, alpha 0.1", {"update": update, "reference": "direction"})
+    yield Case("FedCM, alpha 0.1", {"update": "int8", "model": "int8", "direction": "int8"})
+
+
+def run(task: str, data_root: str, case: Case, seed: int) -> dict[str, Any]:
+    """One run: its accuracy, and its bytes of updates and of downloads."""
+    torch.set_num_threads(1)
+    setting, method = TASKS[task], METHODS[case.method]
+    config = parse_simulation(
+        {
+            "seed": seed,
+            "task": {"name": task, "options": {"model": "cnn-small", "data_root": data_root}},
+            "algorithm": method["algorithm"],
+            "local": {"learning_rate": method["rate"], "epochs": 1, "batch_size": setting["batch_size"]},
+            "round": {"clients_per_round": setting["clients"]},
+            "stop": {"rounds": setting["rounds"]},
+            "evaluation": {"every": 2},
+            "simulation": {"clients": 100, "partition": {"method": "dirichlet", "alpha": setting["alpha"]}},
+            **({"encodings": dict(case.encodings)} if case.encodings else {}),
+        }
+    )
+    prepared = prepare(config, seed)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        rounds = list(simulation.rounds())
+        diverged = simulation.diverged
+    found = [done.metrics["accuracy"] for done in rounds if "accuracy" in done.metrics]
+    return {
+        "case": case.name,
+        "method": case.method,
+        "seed": seed,
+        "accuracy": None if diverged else statistics.mean(found[-LAST:]),
+        "bytes_up": sum(done.bytes_up for done in rounds),
+        "bytes_down": sum(done.bytes_down for done in rounds),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing in the file, and print the table."""
+    options = _parser().parse_args(arguments)
+    done: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
+    known = {(each["method"], each["case"], each["seed"]) for each in done}
+    missing = [(case, seed) for seed in SEEDS for case in cases() if (case.method, case.name, seed) not in known]
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(run, options.task, options.data_root, case, seed) for case, seed in missing]
+        for number, future in enumerate(as_completed(futures), start=1):
+            done.append(future.result())
+            options.out.write_text(json.dumps(done, indent=1))
+            print(f"{number} of {len(missing)}: {json.dumps(done[-1])}", flush=True)
+    print("\n".join(markdown(table(done))))
+
+
+def table(done: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """A row for each case, in percent."""
+    for case in cases():
+        runs = [each for each in done if (each["method"], each["case"]) == (case.method, case.name)]
+        plain = [each for each in done if (each["method"], each["case"]) == (case.method, "plain")]
+        found = [100 * each["accuracy"] for each in runs if each["accuracy"] is not None]
+        if not found or not plain:
+            continue
+        base = {each["seed"]: 100 * each["accuracy"] for each in plain if each["accuracy"] is not None}
+        apart = [100 * each["accuracy"] - base[each["seed"]] for each in runs if each["accuracy"] is not None]
+        yield {
+            "method": case.method,
+            "encodings": case.name,
+            "last 5 evaluations, %": f"{statistics.mean(found):.2f} ± {_spread(found):.2f}",
+            "to float32, same seeds": f"{statistics.mean(apart):+.2f} ± {_spread(apart):.2f}",
+            "bytes up": f"{_ratio(runs, plain, 'bytes_up'):.4f}",
+            "bytes down": f"{_ratio(runs, plain, 'bytes_down'):.4f}",
+        }
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _ratio(runs: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(statistics.mean(each[key] for each in runs) / statistics.mean(each[key] for each in plain))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="The accuracy of runs with encodings.")
+    parser.add_argument("--task", choices=TASKS, default="fashion-mnist")
+    parser.add_argument("--data-root", required=True, help="a torchvision folder with the data set")
+    parser.add_argument("--processes", type=int, default=1, help="runs at the same time, of one thread each")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of finished runs")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
