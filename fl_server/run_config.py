@@ -144,6 +144,11 @@ class EncodingsSection(_Section):
         return self
 
     @property
+    def sparse(self) -> bool:
+        """Whether clients keep what their updates leave out, for the next one."""
+        return self.update in SPARSE
+
+    @property
     def needed(self) -> frozenset[str]:
         """The encodings that a client must know."""
         return frozenset({self.update, self.model, self.direction}) - {"plain"}

@@ -119,7 +119,7 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         state = await services.state.required(services.storage.state_for, assignment)
-        if assignment.personal or services.trainer.method_of(assignment.training).keeps_client_state:
+        if services.trainer.keeps_state(assignment):
             await services.state.required(services.storage.check_limits, key[0])
         await services.policy.begin_training(assignment, services.trainer.examples, services.trainer.own_batches)
         self._show(key, "fetching the model")

@@ -44,8 +44,13 @@ class PlacedPayload(NamedTuple):
 
 
 def encoding_of_payload(payload: Payload, encoding: EncodingSpec) -> EncodingSpec:
-    """The encoding of a payload in an update: plain if it is NAMED, for it may have numbers that must not become 0."""
-    return PLAIN if payload_name(payload) else encoding
+    """The encoding of a payload in an update.
+
+    Plain if it is NAMED, for it may have numbers that must not become 0, and with a sparse encoding unless it is the
+    delta, for no other has error feedback.
+    """
+    sparse = encoding.sparse and payload != "delta"
+    return PLAIN if sparse or payload_name(payload) else encoding
 
 
 def laid_out(computed: ClientUpdate, encoding: EncodingSpec = PLAIN) -> list[PlacedPayload]:

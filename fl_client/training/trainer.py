@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 import torch
@@ -25,7 +25,7 @@ from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
-from fl_client.training import model_values, packing, payloads
+from fl_client.training import error_feedback, model_values, packing, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
 from fl_client.training.failures import task_failures
@@ -66,6 +66,8 @@ class PreparedWork:
     work: Work
     steps: int
     """Number of batches: of a full gradient, then of steps."""
+    unsent: Tensors = field(default_factory=dict)
+    """e_i of `error_feedback`; empty: zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,8 @@ class Trainer:
                 payloads.check_loop(algorithm)
                 round_ = Round(assignment.key.round, context.direction, on_step)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
-        return PreparedWork(model, data, work, steps)
+        unsent = error_feedback.unsent_in(client_state, packing.encoding_of(assignment))
+        return PreparedWork(model, data, work, steps, unsent)
 
     def finish(
         self, assignment: training_pb2.Assignment, ready: PreparedWork, computed: ClientUpdate, seconds: float
@@ -199,9 +202,13 @@ class Trainer:
         """The update of computed payloads. seconds: of training. Raises WorkFailed for a value that is not finite."""
         payloads.check_finite(computed)
         known = _known_part(assignment, ready.work, computed.steps)
-        update = packing.pack_update(assignment, computed, self.examples_of(computed), seconds, known)
-        counted = packing.as_counted(assignment, computed, update, known) if _keeps_state(ready) else computed
-        return TrainingResult(update, self.next_state(ready, counted))
+        sparse = "delta" in computed.payloads and packing.encoding_of(assignment).sparse
+        sent = error_feedback.with_unsent(computed, ready.unsent)
+        update = packing.pack_update(assignment, sent, self.examples_of(computed), seconds, known)
+        keeps = sparse or _keeps_state(ready)
+        counted = packing.as_counted(assignment, sent, update, known) if keeps else computed
+        next_state = self.next_state(ready, counted)
+        return TrainingResult(update, error_feedback.added(next_state, sent, counted) if sparse else next_state)
 
     def examples_of(self, computed: ClientUpdate) -> int:
         """n_i of computed payloads."""
@@ -247,6 +254,11 @@ class Trainer:
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
         return payloads.method_of(training, self._local.methods, self._optimizers)
+
+    def keeps_state(self, assignment: training_pb2.Assignment) -> bool:
+        """Whether this device keeps a state for the assignment's run. Raises WorkFailed as `method_of`."""
+        sparse = packing.encoding_of(assignment).sparse
+        return bool(assignment.personal) or sparse or self.method_of(assignment.training).keeps_client_state
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""

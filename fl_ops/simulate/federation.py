@@ -33,7 +33,7 @@ from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.encoded.run_encodings import PLAIN
 from fl_server.aggregation.engine import Engine, Snapshot
-from fl_server.aggregation.methods import optimizer_spec
+from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
@@ -247,7 +247,7 @@ class Federation:
 
     def _state_bytes(self) -> int:
         """Estimate of the bytes of all clients' states, each with the next one."""
-        keeps = self.engine.algorithm.keeps_client_state or self.config.personal
+        keeps = keeps_client_state(self.config, self.engine.algorithm)
         return 2 * self.engine.layout.size_bytes * len(self.clients) if keeps else 0
 
     def _prepare_bundles(self, exchange: int) -> None:

@@ -26,6 +26,9 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     algorithm = _with_optimizer(config, plain)
     # A state that only its own device reads does not have to add up to one on the server.
     check_reducer(config.round, algorithm if algorithm.averaged else plain)
+    if config.encodings.sparse and config.round.reducer != "mean":
+        expected = f'"mean" with encodings.update = "{config.encodings.update}": most values of each update are 0'
+        raise InvalidInput("round.reducer", expected, config.round.reducer)
     smallest = config.round.clients_per_round if config.round.sampling == "fixed" else 1
     if algorithm.needs_population and config.population < smallest:
         raise InvalidInput(
@@ -107,7 +110,7 @@ def complete(config: RunConfig) -> RunConfig:
 
 def keeps_client_state(config: RunConfig, algorithm: fl.Algorithm) -> bool:
     """Whether each client of the run keeps a state of its own from round to round."""
-    return algorithm.keeps_client_state or bool(config.personal)
+    return algorithm.keeps_client_state or bool(config.personal) or config.encodings.sparse
 
 
 def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:

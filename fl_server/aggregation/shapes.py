@@ -85,11 +85,12 @@ class UpdateShape:
         return UpdateShape(tuple(shapes))
 
     def encoded_as(self, encoding: EncodingSpec) -> UpdateShape:
-        """The same update in an encoding. Payloads of kind NAMED stay plain."""
+        """The same update in an encoding. Payloads of kind NAMED stay plain; sparse is the delta alone."""
         shapes: list[PayloadShape] = []
         base = 0
         for payload in self.payloads:
-            own = _PLAIN if payload.name else encoding
+            sparse = encoding.sparse and payload.payload != "delta"
+            own = _PLAIN if sparse or payload.name else encoding
             shapes.append(replace(payload, encoding=own, encoded_base=base))
             base += shapes[-1].encoded.size_bytes
         return UpdateShape(tuple(shapes))

@@ -39,10 +39,15 @@ class EncodingSpec:
     fraction: float = 0.0
     """For topk and randk the share of values that is sent, 0 < fraction <= 1; 0 for all others."""
 
+    @property
+    def sparse(self) -> bool:
+        """Whether it sends only a share of the values."""
+        return self.name in _SPARSE
+
     def __post_init__(self) -> None:
         if self.name not in ENCODINGS:
             raise ValueError(f"expected an encoding of {', '.join(ENCODINGS)}, got {self.name!r}")
-        if self.name in _SPARSE:
+        if self.sparse:
             if not 0 < self.fraction <= 1:
                 raise ValueError(f"expected a fraction over 0 and up to 1 for {self.name}, got {self.fraction}")
         elif self.fraction:

@@ -18,7 +18,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "bf16-model": {"encodings": {"model": "bf16", "direction": "bf16"}},
     "eden": {"algorithm": {"name": "mime"}, "encodings": {"update": "eden2", "model": "eden4", "direction": "eden4"}},
     "all-scaffold": {**SCAFFOLD, "encodings": {"update": "int4", "model": "int8", "direction": "int8"}},
-    "topk": {"encodings": {"update": "topk", "fraction": 0.25}, "algorithm": {"name": "fedavg"}},
+    "topk": {
+        "encodings": {"update": "topk", "fraction": 0.25},
+        "algorithm": {"name": "fedavg"},
+        "round": {"clip_update_norm": 0.1},
+    },
+    "randk-scaffold": {**SCAFFOLD, "encodings": {"update": "randk", "fraction": 0.25}},
     "reference-fedcm": {"encodings": {"update": "int2", "reference": "direction"}},
     "reference-scaffold": {
         **SCAFFOLD,
@@ -64,7 +69,7 @@ def test_fewer_bytes_travel(fleet: Fleet) -> None:
     assert few.bytes_down < 0.55 * plain.bytes_down
 
 
-@pytest.mark.parametrize("name", ["int8-scaffold", "eden", "reference-scaffold"])
+@pytest.mark.parametrize("name", ["int8-scaffold", "eden", "reference-scaffold", "topk"])
 def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str) -> None:
     """SIGKILL after the first receipt of a round: the encoded update is kept, and not trained again."""
     run = f"killed-{name}"
@@ -79,15 +84,17 @@ def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str)
     assert len(trained) == (2 if name == "eden" else 1)  # two exchanges
 
 
-def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet) -> None:
+@pytest.mark.parametrize("name", ["int8-scaffold", "topk"])
+def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet, name: str) -> None:
     """It trains while the coordinator is down, and is killed. Its next start sends the same encoded bytes."""
-    sections = {**RUNS["int8-scaffold"], "stop": {"rounds": 3}}
-    _, slow = fleet.half_delivered("pending-int8", **sections)
+    run = f"pending-{name}"
+    sections = {**RUNS[name], "stop": {"rounds": 3}}
+    _, slow = fleet.half_delivered(run, **sections)
     fleet.server.kill()
     slow.hold.unlink()
-    slow.logged("trained", run="pending-int8", round=0)
+    slow.logged("trained", run=run, round=0)
     slow.kill()
     fleet.server.serve()
     slow.start()
-    assert [each[0] for each in simulated("pending-int8", **sections)] == fleet.server.digests("pending-int8")
-    assert len(slow.events("trained", run="pending-int8", round=0)) == 1
+    assert [each[0] for each in simulated(run, **sections)] == fleet.server.digests(run)
+    assert len(slow.events("trained", run=run, round=0)) == 1

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from algorithms.base import ClientUpdate, Tensors
 from algorithms.reference import KnownPart
+from fl_client.training import error_feedback
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.simulation import Simulation
@@ -38,7 +40,12 @@ def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections
     ],
 )
 @pytest.mark.parametrize(
-    "reference", [pytest.param({}, id="delta"), pytest.param({"reference": "direction"}, id="reference")]
+    "reference",
+    [
+        pytest.param({}, id="delta"),
+        pytest.param({"reference": "direction"}, id="reference"),
+        pytest.param({"update": "topk", "fraction": 0.3, "reference": "direction"}, id="sparse"),
+    ],
 )
 def test_engines_have_the_same_bits(
     simulated: Simulated, engine: EngineOptions, method: str, reference: dict[str, str]
@@ -123,6 +130,53 @@ def test_the_averaged_state_of_an_optimizer_stays_plain(simulated: Simulated, up
                 assert all(bool((tensor >= 0).all()) for tensor in tensors.values())
     assert all(done.metrics["loss"] < 2 for done in rounds)
     assert rounds[0].bytes_up > 2 * 2 * 4 * PARAMETERS
+
+
+@pytest.mark.parametrize("update", ["topk", "randk"])
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_nothing_of_a_delta_is_lost(
+    simulated: Simulated, update: str, clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Error feedback: what the server added in all rounds and what clients still keep is the sum of all deltas.
+
+    A clipped part is kept, too.
+    """
+    deltas: list[dict[str, torch.Tensor]] = []
+    whole = error_feedback.with_unsent
+
+    def watched(computed: ClientUpdate, unsent: Tensors) -> ClientUpdate:
+        deltas.append({name: tensor.clone() for name, tensor in computed.payloads["delta"].items()})
+        return whole(computed, unsent)
+
+    monkeypatch.setattr(error_feedback, "with_unsent", watched)
+    sections: dict[str, Any] = {
+        "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
+        "round": {"clients_per_round": 4, "clip_update_norm": clip},
+        "stop": {"rounds": 5},
+        "encodings": {"update": update, "fraction": 0.2},
+    }
+    with simulated(**sections) as simulation:
+        first = {name: tensor.clone() for name, tensor in simulation.snapshot.state.x.items()}
+        list(simulation.rounds())
+        kept = mean_state(simulation, error_feedback.SYMBOL)
+        for name, tensor in simulation.snapshot.state.x.items():
+            assert float(kept[name].norm()) > 1e-3
+            sums = torch.stack([delta[name] for delta in deltas]).sum(dim=0) / 4
+            torch.testing.assert_close(tensor - first[name] + kept[name], sums, rtol=1e-4, atol=1e-5)
+
+
+def test_sparse_updates_need_a_mean(simulated: Simulated) -> None:
+    """A median of values that are mostly 0 is 0."""
+    encodings = {"update": "topk", "fraction": 0.1}
+    with (
+        pytest.raises(InvalidInput, match='round.reducer: expected "mean" with encodings.update = "topk"'),
+        simulated(
+            encodings=encodings,
+            algorithm={"name": "fedavg"},
+            round={"reducer": "median", "clients_per_round": 3, "quorum": 3},
+        ),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("method", ["fedcm", "mofedsam", "mimelite", "mime", "qg", "mfl", "scaffold"])
