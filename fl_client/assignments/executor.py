@@ -29,7 +29,8 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.training.own_loop import OnStep
-from fl_client.training.trainer import AnyAssignment, Trainer, TrainingResult
+from fl_client.training.results import TrainingResult
+from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
 from fl_common.tracing import UNTRACED, Traces
 from protos.digests import digest_bytes, digest_text

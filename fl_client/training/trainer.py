@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -19,12 +19,9 @@ from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
 from algorithms.precision import widened
-from algorithms.reference import KnownPart, reference_of
 from fl_client.connection.bundles import Layouts
 from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
-from fl_client.storage.client_state_store import NextState
-from fl_client.storage.pending_updates import Update
 from fl_client.training import error_feedback, model_values, packing, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
@@ -33,6 +30,7 @@ from fl_client.training.local_model import LocalModel
 from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
+from fl_client.training.results import PreparedWork, TrainingResult, result_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
@@ -45,29 +43,6 @@ log = structlog.get_logger()
 
 AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
 """What both have: the values to load."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """An update, and the client state to keep if it counts."""
-
-    update: Update
-    next_state: NextState | None
-    """None where the method has no client state in this exchange."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedWork:
-    """Everything that the training for an assignment needs."""
-
-    model: nn.Module
-    """It has the values of the assignment's bundles."""
-    data: LocalData
-    work: Work
-    steps: int
-    """Number of batches: of a full gradient, then of steps."""
-    unsent: Tensors = field(default_factory=dict)
-    """e_i of `error_feedback`; empty: zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,29 +175,11 @@ class Trainer:
         self, assignment: training_pb2.Assignment, ready: PreparedWork, computed: ClientUpdate, seconds: float
     ) -> TrainingResult:
         """The update of computed payloads. seconds: of training. Raises WorkFailed for a value that is not finite."""
-        payloads.check_finite(computed)
-        known = _known_part(assignment, ready.work, computed.steps)
-        sparse = "delta" in computed.payloads and packing.encoding_of(assignment).sparse
-        sent = error_feedback.with_unsent(computed, ready.unsent)
-        update = packing.pack_update(assignment, sent, self.examples_of(computed), seconds, known)
-        keeps = sparse or _keeps_state(ready)
-        counted = packing.as_counted(assignment, sent, update, known) if keeps else computed
-        next_state = self.next_state(ready, counted)
-        return TrainingResult(update, error_feedback.added(next_state, sent, counted) if sparse else next_state)
+        return result_of(assignment, ready, computed, self.examples_of(computed), seconds)
 
     def examples_of(self, computed: ClientUpdate) -> int:
         """n_i of computed payloads."""
         return computed.examples or len(self._local.train)
-
-    @staticmethod
-    def next_state(ready: PreparedWork, computed: ClientUpdate) -> NextState | None:
-        """The client state to keep if these payloads count; None where the method has none in this exchange.
-
-        computed: with the values that the coordinator adds.
-        """
-        algorithm, context = ready.work.algorithm, ready.work.context
-        next_state = NextState.of(algorithm, context, computed) if _keeps_state(ready) else None
-        return own.added(next_state, computed.personal)
 
     def evaluate(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None
@@ -325,20 +282,6 @@ class Trainer:
         whole, forward = ordered_batches(local, size), forward_of(task)
         data = LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish)
         return data, total + count
-
-
-def _keeps_state(ready: PreparedWork) -> bool:
-    """Whether the method has a client state after this exchange."""
-    algorithm = ready.work.algorithm
-    return algorithm.keeps_client_state and algorithm.exchanges[ready.work.exchange].trains
-
-
-def _known_part(assignment: training_pb2.Assignment, work: Work, steps: int) -> KnownPart | None:
-    """What the coordinator adds to a delta of so many steps. None: the whole delta is sent."""
-    if not assignment.without_direction:
-        return None
-    reference = reference_of(work.algorithm, work.exchange, work.context.direction)
-    return None if reference is None else KnownPart(reference, reference.scale(work.settings, steps))
 
 
 def _state_of(

@@ -28,7 +28,7 @@ from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.packing import PLAIN, encoding_of, header_of, laid_out
 from fl_client.training.payloads import check_finite, check_finite_metrics
-from fl_client.training.trainer import PreparedWork
+from fl_client.training.results import PreparedWork, next_state_of
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
@@ -190,7 +190,7 @@ class BatchedEngine:
                 continue
             header = header_of(assigned.assignment, update, parts[position], NO_DIGEST)
             header.num_examples, header.training_seconds = assigned.trainer.examples_of(update), seconds
-            next_state = assigned.trainer.next_state(work, update)
+            next_state = next_state_of(work, update)
             yield self._work.result(assigned, header, next_state, held[position])
 
     def _answers(self, common: Assignment, ready: Sequence[_Ready]) -> list[ClientUpdate]:

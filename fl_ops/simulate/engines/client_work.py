@@ -16,7 +16,8 @@ from fl_client.settings.config import Precision
 from fl_client.settings.device import Compute
 from fl_client.storage.client_state_store import NextState
 from fl_client.training.local_model import LocalModel
-from fl_client.training.trainer import PreparedWork, Trainer, TrainingResult
+from fl_client.training.results import PreparedWork, TrainingResult
+from fl_client.training.trainer import Trainer
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import HeldInMemory
 from fl_ops.simulate.engines.server_parts import Part, PartResult

@@ -13,7 +13,8 @@ from algorithms import tree
 from fl_client.errors import WorkFailed
 from fl_client.training.packing import encoding_of, pack_update
 from fl_client.training.payloads import check_size, exchange_of
-from fl_client.training.trainer import Trainer, TrainingResult
+from fl_client.training.results import TrainingResult
+from fl_client.training.trainer import Trainer
 from protos.codec import Layout, digest_message, digest_of
 from protos.encodings import EncodedLayout, EncodingSpec, decode, encoding_key
 from protos.fl.v1 import coordinator_pb2 as pb

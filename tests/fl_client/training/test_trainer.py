@@ -14,7 +14,8 @@ from fl_client.connection.bundles import Bundle
 from fl_client.errors import WorkFailed
 from fl_client.training.failures import Interrupted
 from fl_client.training.own_loop import OnStep
-from fl_client.training.trainer import Trainer, TrainingResult, _state_of
+from fl_client.training.results import TrainingResult
+from fl_client.training.trainer import Trainer, _state_of
 from protos.codec import Layout, digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
