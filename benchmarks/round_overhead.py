@@ -67,10 +67,10 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     with server.operator() as admin:
         with during(server):
             run = admin.create_run(_spec(case)).run_id
-            rounds = _rounds(admin, run, case.rounds)
+            rounds = committed_rounds(admin, run, case.rounds)
         first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
-        _export(admin, run, model := deployment.folder / "model.safetensors")
-    _check(case, load_file(model))
+        export(admin, run, model := deployment.folder / "model.safetensors")
+    check(case, load_file(model))
     seconds = [each.seconds for each in rounds]
     return {
         "clients": case.clients,
@@ -119,7 +119,8 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
     return spec
 
 
-def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
+def committed_rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
+    """Wait for the run's rounds. Ends the program if they do not come in time."""
     ends = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends:
         answer = admin.get_run(run)
@@ -129,14 +130,15 @@ def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSu
     raise SystemExit(f"{len(answer.rounds)} of {wanted} rounds after {TIMEOUT_S:g} s: {answer.run.reason}")
 
 
-def _export(admin: AdminClient, run: str, path: Path) -> None:
+def export(admin: AdminClient, run: str, path: Path) -> None:
+    """Write the run's latest model as safetensors."""
     with path.open("wb") as file:
         for part in admin.export_model(run, "latest"):
             if part.HasField("chunk"):
                 file.write(part.chunk.data)
 
 
-def _check(case: argparse.Namespace, model: dict[str, torch.Tensor]) -> None:
+def check(case: argparse.Namespace, model: dict[str, torch.Tensor]) -> None:
     """Every parameter must be the sum of the steps: STEP per round, or FedCM's recurrence of it."""
     value, direction = 0.0, 0.0
     alpha = ALPHA if case.algorithm == "fedcm" else 1.0
