@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
+    parser.add_argument("--ahead-mib", type=int, default=1, help="the coordinator's transfers.ahead_mib")
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     parser.add_argument("--json", action="store_true", help="ignored: the output is always JSON")
     return parser
@@ -61,7 +62,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     """Start all processes, run and measure; the caller stops the processes. during: entered while rounds run."""
     began = time.monotonic()
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
-    server = deployment.serve()
+    server = deployment.serve(extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n")
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
     clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
@@ -78,6 +79,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         "tensors": case.tensors,
         "algorithm": case.algorithm,
         "tls": case.tls,
+        "ahead_mib": case.ahead_mib,
         "round_s": [round(each, 4) for each in seconds],
         "round_s_median": round(statistics.median(seconds), 4),
         "server_rss_mb": peak_mb(server.child),

@@ -1,4 +1,4 @@
-"""Seconds of downloads, uploads and rounds over slow and long links: a real coordinator, and real daemons behind a proxy.
+"""Seconds of downloads, uploads and rounds over slow and long links: real daemons behind a proxy.
 
     python -m benchmarks.links --links 50MB/s,200ms --params 11173962 --clients 1 --rounds 3
 
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--encoding", nargs="+", default=[], metavar="BUNDLE=NAME", type=_encoding,
         help=f"the run's encodings, for example update=int8; bundles: {', '.join(BUNDLES)}",
     )  # fmt: skip
-    parser.add_argument("--server-toml", default="", help="more sections of the coordinator's settings")
+    parser.add_argument("--ahead-mib", type=int, default=1, help="the coordinator's transfers.ahead_mib")
     return parser
 
 
@@ -81,7 +81,7 @@ def _encoding(text: str) -> tuple[str, str]:
 def measure(case: argparse.Namespace, link: str, deployment: Deployment) -> dict[str, Any]:
     """Run over one link; the caller stops the processes."""
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
-    server = deployment.serve(extra=case.server_toml)
+    server = deployment.serve(extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n")
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
     case.rounds += 1
     with proxy(server.address, Link.parse(link)) as address, server.operator() as admin:
@@ -100,6 +100,7 @@ def measure(case: argparse.Namespace, link: str, deployment: Deployment) -> dict
         "params": case.params,
         "algorithm": case.algorithm,
         "tls": case.tls,
+        "ahead_mib": case.ahead_mib,
         "encoding": dict(case.encoding),
         "download_s": [round(each.download_s, 3) for each in found],
         "upload_s": [round(each.upload_s, 3) for each in found],
