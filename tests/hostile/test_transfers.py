@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from tests.hostile.assigned import begin_run_of
-from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_fetches
+from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_bytes, unread_fetches
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import target, under
 from tests.processes.process import TIMEOUT_S, Workspace, eventually
@@ -44,8 +44,9 @@ def refused(federation: Federation, limit: str) -> float:
         (unread_fetches, "downloads", 100, 100),
         (query_storm, "calls", 50, 40),
         (refetch, "fetches", 10, 40),
+        (unread_bytes, "attends", 50, 45),
     ],
-    ids=["silent uploads", "unread fetches", "query storm", "refetch"],
+    ids=["silent uploads", "unread fetches", "query storm", "refetch", "unread bytes"],
 )
 def test_a_client_gets_no_more_than_its_share(
     federation: Federation,
