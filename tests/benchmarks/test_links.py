@@ -10,6 +10,7 @@ import struct
 import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_an_encoding_of_no_bundle_is_refused(capsys: pytest.CaptureFixture[str])
 
 def test_transfers_are_measured_from_a_daemons_log() -> None:
     """Two seconds to the trained update, of which half a second was training, and three more to the receipt."""
-    log = [
+    log: list[dict[str, Any]] = [
         {"event": "registered", "timestamp": "2026-11-23T10:00:00Z"},
         {"event": "assignment", "timestamp": "2026-11-23T10:00:01Z"},
         {"event": "trained", "timestamp": "2026-11-23T10:00:03Z", "seconds": 0.5},

@@ -73,7 +73,7 @@ def test_a_client_gets_no_more_than_its_share(
 
 
 def test_bytes_that_nobody_reads_are_limited(federation: Federation, undisturbed: list[str]) -> None:
-    """A call holds `transfers.ahead_mib` of them. 32 calls at once go on sending behind their request."""
+    """A call holds `transfers.ahead_mib` of them. Downloads that read nothing go on sending behind their request."""
     begin_run_of(federation, "unread-bytes")
     memory, run = Memory(federation.server.pid), federation.begin_run()
     memory.forget_peak()

@@ -1,4 +1,4 @@
-"""Calls of Attend that go on sending behind their request, as many bytes as the transport takes. Nobody reads them."""
+"""Calls of FetchModel that read nothing and go on sending behind their request, which nobody reads either."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from tests.hostile.assigned import assigned, channels
 from tests.hostile.target import Target, Until
 
-CONNECTIONS, STREAMS = 4, 32
+CONNECTIONS, STREAMS = 2, 4
 PAUSE_S = 0.5
 PIECE = bytes(64 << 10)
 
 
 def attack(target: Target, until: Until) -> None:
-    """Keep as many open as the coordinator lets stand."""
-    with assigned(target) as (client, _):
-        asyncio.run(_attack(target, pb.AttendRequest(session_id=client.session_id).SerializeToString(), until))
+    """Keep as many open as the coordinator lets stand; of the largest resource that the attacker was assigned."""
+    with assigned(target) as (client, work):
+        sizes = {resource.size_bytes: resource.digest for resource in work.resources}
+        digest = sizes[max(sizes)] if sizes else None
+        request = pb.FetchModelRequest(session_id=client.session_id, digest=digest)
+        asyncio.run(_attack(target, request.SerializeToString(), until))
 
 
 async def _attack(target: Target, request: bytes, until: Until) -> None:
     connections = channels(target, CONNECTIONS)
     # On the wire a stream of requests looks like one request until the second message comes.
-    methods: list[Any] = [channel.stream_stream("/fl.v1.Coordinator/Attend") for channel in connections]
+    methods: list[Any] = [channel.stream_stream("/fl.v1.Coordinator/FetchModel") for channel in connections]
     calls: list[Any] = []
     while not until():
         calls = [call for call in calls if not call.done()]
