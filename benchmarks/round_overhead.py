@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
+    parser.add_argument("--ahead-mib", type=int, default=1, help="the coordinator's transfers.ahead_mib")
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     parser.add_argument("--json", action="store_true", help="ignored: the output is always JSON")
     return parser
@@ -61,16 +62,16 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     """Start all processes, run and measure; the caller stops the processes. during: entered while rounds run."""
     began = time.monotonic()
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
-    server = deployment.serve()
+    server = deployment.serve(extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n")
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
     clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
         with during(server):
             run = admin.create_run(_spec(case)).run_id
-            rounds = _rounds(admin, run, case.rounds)
+            rounds = committed_rounds(admin, run, case.rounds)
         first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
-        _export(admin, run, model := deployment.folder / "model.safetensors")
-    _check(case, load_file(model))
+        export(admin, run, model := deployment.folder / "model.safetensors")
+    check(case, load_file(model))
     seconds = [each.seconds for each in rounds]
     return {
         "clients": case.clients,
@@ -78,6 +79,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         "tensors": case.tensors,
         "algorithm": case.algorithm,
         "tls": case.tls,
+        "ahead_mib": case.ahead_mib,
         "round_s": [round(each, 4) for each in seconds],
         "round_s_median": round(statistics.median(seconds), 4),
         "server_rss_mb": peak_mb(server.child),
@@ -119,7 +121,8 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
     return spec
 
 
-def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
+def committed_rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
+    """Wait for the run's rounds. Ends the program if they do not come in time."""
     ends = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends:
         answer = admin.get_run(run)
@@ -129,14 +132,15 @@ def _rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSu
     raise SystemExit(f"{len(answer.rounds)} of {wanted} rounds after {TIMEOUT_S:g} s: {answer.run.reason}")
 
 
-def _export(admin: AdminClient, run: str, path: Path) -> None:
+def export(admin: AdminClient, run: str, path: Path) -> None:
+    """Write the run's latest model as safetensors."""
     with path.open("wb") as file:
         for part in admin.export_model(run, "latest"):
             if part.HasField("chunk"):
                 file.write(part.chunk.data)
 
 
-def _check(case: argparse.Namespace, model: dict[str, torch.Tensor]) -> None:
+def check(case: argparse.Namespace, model: dict[str, torch.Tensor]) -> None:
     """Every parameter must be the sum of the steps: STEP per round, or FedCM's recurrence of it."""
     value, direction = 0.0, 0.0
     alpha = ALPHA if case.algorithm == "fedcm" else 1.0

@@ -22,6 +22,8 @@ MAX_CHUNK_BYTES = 4 << 20
 """Largest accepted chunk; at most two of them are in memory for each stream."""
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (1 << 20)
 """Largest message: a chunk and its envelope, or the manifest of a model of some 50,000 tensors."""
+AHEAD_BYTES = 1 << 20
+"""Bytes that one call may send before the receiver reads them. On `listen` it is the setting `transfers.ahead_mib`."""
 
 KEEPALIVE_SECONDS = 30
 """A connection is pinged after this time without traffic."""
@@ -69,9 +71,9 @@ def server_options() -> ChannelOptions:
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_SECONDS * 1000),
         # A second server on the port must fail instead of getting half of the connections.
         ("grpc.so_reuseport", 0),
-        # Bytes that an upload may send ahead. By default gRPC adapts this per connection and buffers many megabytes.
+        # By default gRPC adapts this per connection, from 4 MiB to 1 GiB: a hostile client can raise it.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 1 << 20),
+        ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
     )
 
 

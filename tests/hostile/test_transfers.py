@@ -10,12 +10,13 @@ from types import ModuleType
 import pytest
 
 from tests.hostile.assigned import begin_run_of
-from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_fetches
+from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_bytes, unread_fetches
 from tests.hostile.federation import Federation, Memory
-from tests.hostile.target import target, under
+from tests.hostile.target import for_seconds, target, under
 from tests.processes.process import TIMEOUT_S, Workspace, eventually
 
 MIB = 1 << 20
+ATTACK_S = 5.0
 
 
 def metric(federation: Federation, sample: str) -> float:
@@ -69,6 +70,17 @@ def test_a_client_gets_no_more_than_its_share(
         sample = f'fl_transfer_calls{{kind="{kind}"}}'
         drained = partial(metric_is_zero, federation, sample)
         eventually(drained, f"no {kind} are left")
+
+
+def test_bytes_that_nobody_reads_are_limited(federation: Federation, undisturbed: list[str]) -> None:
+    """A call holds `transfers.ahead_mib` of them. Downloads that read nothing go on sending behind their request."""
+    begin_run_of(federation, "unread-bytes")
+    memory, run = Memory(federation.server.pid), federation.begin_run()
+    memory.forget_peak()
+    usual = memory.now()
+    unread_bytes.attack(target(federation, "unread-bytes"), for_seconds(ATTACK_S))
+    assert memory.peak() - usual < 45
+    federation.still_works(undisturbed, run)
 
 
 def test_repeated_fetches_are_limited(federation: Federation) -> None:

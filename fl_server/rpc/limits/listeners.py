@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fl_server.config import ServerConfig
 from fl_server.rpc.limits.open_files import Connections
 from fl_server.rpc.limits.requests import LARGEST_ADMIN_BYTES, LARGEST_ENROLLMENT_BYTES, LARGEST_PROBE_BYTES
-from protos.wire import MAX_MESSAGE_BYTES, ChannelOptions, server_options
+from protos.wire import AHEAD_BYTES, MAX_MESSAGE_BYTES, ChannelOptions, server_options
 
 METADATA_BYTES = 8 << 10
 """Largest headers of a call; tracing adds some hundred bytes."""
@@ -39,6 +39,8 @@ class Port:
     handshake_s: float
     idle_s: float
     """A connection without a call is closed after this time."""
+    ahead_bytes: int = AHEAD_BYTES
+    """Bytes that one call may send before they are read."""
     age_s: float | None = None
     """Every connection is closed after this time."""
 
@@ -46,6 +48,7 @@ class Port:
         """The grpc options of the port's server."""
         own = {
             "grpc.max_receive_message_length": self.message_bytes,
+            "grpc.http2.lookahead_bytes": self.ahead_bytes,
             "grpc.max_allowed_incoming_connections": self.connections,
             "grpc.max_concurrent_streams": self.streams,
             "grpc.server_handshake_timeout_ms": _milliseconds(self.handshake_s),
@@ -67,7 +70,9 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
     streams, times = limits.calls_per_client, (limits.handshake_s, limits.idle_s)
     calls = CALLS_PER_CLIENT * config.limits.max_clients + EXTRA_CALLS
     return {
-        "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times),
+        "listen": Port(
+            MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times, ahead_bytes=config.transfers.ahead_mib << 20
+        ),
         "admin_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
         "token_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
         "enroll_listen": Port(

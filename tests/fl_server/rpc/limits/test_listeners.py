@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import grpc.aio
 import pytest
 
 from fl_server.config import ServerConfig
-from fl_server.limits_config import ConnectionsConfig
+from fl_server.limits_config import ConnectionsConfig, TransfersConfig
 from fl_server.rpc.limits.listeners import METADATA_BYTES, Port, ports
 from fl_server.rpc.limits.open_files import Connections, share
 from protos.wire import MAX_MESSAGE_BYTES
 from tests.fl_server.harness import TIMEOUT_S
 
 WANTED = ConnectionsConfig()
+SETTINGS, INITIAL_WINDOW_SIZE = 4, 4
+"""A type of frame, and one of its parameters, in HTTP/2."""
 PORT = Port(1024, connections=3, streams=4, calls=8, handshake_s=0.2, idle_s=60.0)
 
 
@@ -63,6 +67,32 @@ def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
     assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 20, 7, 10]
     assert "grpc.max_connection_age_ms" in options["health_listen"]
     assert "grpc.max_connection_age_ms" not in options["listen"]
+
+
+def test_only_the_clients_port_has_the_setting_for_bytes_ahead(tmp_path: Path) -> None:
+    """The other ports keep 1 MiB, which is more than their largest request."""
+    config = ServerConfig(state_dir=tmp_path, insecure=True, transfers=TransfersConfig(ahead_mib=12))
+    made = ports(config, Connections(100, 20, 10, 5, 7))
+    ahead = {setting: dict(port.options())["grpc.http2.lookahead_bytes"] >> 20 for setting, port in made.items()}
+    assert ahead.pop("listen") == 12
+    assert set(ahead.values()) == {1}
+
+
+@pytest.mark.parametrize("mib", [1, 12])
+async def test_the_transport_grants_a_call_the_bytes_ahead(mib: int) -> None:
+    """The server's first frame has them as the initial window of every stream (RFC 9113, 6.5.2)."""
+    port = replace(PORT, ahead_bytes=mib << 20)
+    server = grpc.aio.server(options=port.options())
+    number = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", number)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0)))
+    header = await reader.readexactly(9)
+    assert header[3] == SETTINGS
+    content = await reader.readexactly(int.from_bytes(header[:3]))
+    assert dict(struct.iter_unpack(">HI", content))[INITIAL_WINDOW_SIZE] == mib << 20
+    writer.close()
+    await server.stop(None)
 
 
 @pytest.fixture
