@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.test_simulation import over_the_wire, replayed, simulated
 from tests.processes.federation import Fleet
-from tests.processes.process import HERE
+from tests.processes.process import HERE, eventually
 
 SCAFFOLD: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "population": 3}
 RUNS: dict[str, dict[str, Any]] = {
@@ -92,7 +92,8 @@ def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet, name: str)
     _, slow = fleet.half_delivered(run, **sections)
     fleet.server.kill()
     slow.hold.unlink()
-    slow.logged("trained", run=run, round=0)
+    kept = Path(slow.settings["state_dir"])
+    eventually(lambda: list(kept.glob("**/*.update")), "its update is saved")
     slow.kill()
     fleet.server.serve()
     slow.start()

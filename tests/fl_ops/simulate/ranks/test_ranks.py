@@ -67,7 +67,9 @@ def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Pa
     (other / "run.toml").write_text(RUN.replace("METHOD", "fedavg").replace("0.2", "0.1"))
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
     processes = [
-        launches.start(place, *SIMULATE, "--distributed", "--workers", "1", variables={**address, "RANK": str(rank)})
+        launches.start(
+            place, *PYTHON, *SIMULATE, "--distributed", "--workers", "1", variables={**address, "RANK": str(rank)}
+        )
         for rank, place in enumerate((tmp_path, other))
     ]
     (_, first), (_, second) = [process.communicate(timeout=60) for process in processes]
