@@ -116,7 +116,7 @@ def _attacking(federation: Federation, name: str, seconds: float, failed: dict[s
     order = json.dumps({**what, "certificates": {key: str(path) for key, path in what["certificates"].items()}})
     out = federation.workspace.folder / f"attack-{name}.out"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    whole = [sys.executable, "-m", "tests.hostile.all_at_once", name, str(seconds), order]
+    whole = [sys.executable, "-m", "tests.hostile.attacker", name, str(seconds), order]
     with out.open("wb") as output:
         process = subprocess.Popen(whole, env=environment, stdout=output, stderr=output)
     try:
@@ -131,13 +131,9 @@ def _attacking(federation: Federation, name: str, seconds: float, failed: dict[s
             failed[name] = out.read_text(errors="replace")[-500:]
 
 
-def _attack(name: str, seconds: float, order: dict[str, Any]) -> None:
+def attack(name: str, seconds: float, order: dict[str, Any]) -> None:
     """The attacker's process."""
     os.nice(LOWEST_PRIORITY)
     files = {key: Path(path) for key, path in order.pop("certificates").items()}
     module = importlib.import_module(f"tests.hostile.attacks.{name}")
     module.attack(Target(**order, certificates=Certificates(**files)), for_seconds(seconds))
-
-
-if __name__ == "__main__":
-    _attack(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]))
