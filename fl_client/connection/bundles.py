@@ -14,7 +14,7 @@ from fl_client.storage.pending_updates import name_of
 from protos import codec
 from protos.buffers import BufferPool
 from protos.chunks import AnyChunk, ReadChunk
-from protos.encodings import EncodedLayout, EncodingError, EncodingSpec, decode
+from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode
 from protos.encodings.random_words import KEY_BYTES
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
@@ -36,8 +36,6 @@ A larger one is refused at once."""
 
 HEADER_BYTES = 64 << 10
 """Size of a header, in addition to twice the expected manifest."""
-
-PLAIN = EncodingSpec("plain")
 
 ResourceKey = tensor_pb2.ResourceKind | tuple[tensor_pb2.ResourceKind, str]
 """The kind of a resource, and its name if it has one."""

@@ -14,12 +14,10 @@ from algorithms.reference import KnownPart
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, work_digest
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
-from protos.encodings import EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key
+from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind, payload_name
-
-PLAIN = EncodingSpec("plain")
 
 
 def encoding_of(assignment: training_pb2.Assignment) -> EncodingSpec:
@@ -43,23 +41,13 @@ class PlacedPayload(NamedTuple):
     encoded: EncodedLayout
 
 
-def encoding_of_payload(payload: Payload, encoding: EncodingSpec) -> EncodingSpec:
-    """The encoding of a payload in an update.
-
-    Plain if it is NAMED, for it may have numbers that must not become 0, and with a sparse encoding unless it is the
-    delta, for no other has error feedback.
-    """
-    sparse = encoding.sparse and payload != "delta"
-    return PLAIN if sparse or payload_name(payload) else encoding
-
-
 def laid_out(computed: ClientUpdate, encoding: EncodingSpec = PLAIN) -> list[PlacedPayload]:
     """The payloads in order. The delta of a model has the final values of its buffers too."""
     placed = []
     for payload, tensors in computed.payloads.items():
         whole = {**tensors, **computed.buffers} if payload == "delta" else tensors
         layout = Layout.of(whole, tensors.keys())
-        encoded = EncodedLayout.of(layout, encoding_of_payload(payload, encoding))
+        encoded = EncodedLayout.of(layout, encoding.of_payload(payload))
         placed.append(PlacedPayload(payload, whole, layout, encoded))
     return placed
 

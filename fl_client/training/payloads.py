@@ -20,7 +20,7 @@ from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import name_of
 from fl_client.training.local_steps import optimizer_of
 from fl_client.training.methods import NO_METHODS, Methods, check_method
-from fl_client.training.packing import encoding_of, encoding_of_payload
+from fl_client.training.packing import encoding_of
 from protos.codec import Layout
 from protos.encodings import EncodedLayout
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -90,7 +90,7 @@ def check_size(assignment: training_pb2.Assignment, exchange: Exchange, model: L
     size = 0
     for payload in exchange.payloads:
         layout = model if payload == "delta" else trainable
-        size += EncodedLayout.of(layout, encoding_of_payload(payload, encoding)).size_bytes
+        size += EncodedLayout.of(layout, encoding.of_payload(payload)).size_bytes
     if 0 < assignment.max_update_bytes < size:
         raise WorkFailed(
             pb.FAILURE_REASON_RESOURCES,

@@ -31,7 +31,6 @@ from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
-from fl_server.aggregation.encoded.run_encodings import PLAIN
 from fl_server.aggregation.engine import Engine, Snapshot
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
@@ -39,6 +38,7 @@ from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, common_assignment
 from protos.codec import digest_text, pack
+from protos.encodings import PLAIN
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks import Task
@@ -80,22 +80,26 @@ class Federation:
         self._scratch = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
         self.states = ClientStates(self._state_folder.path)
-        self._context = EngineContext(
-            clients,
-            task,
-            optimizer_spec(config.local).name,
-            self.states,
-            Spool(self._scratch.path),
-            self._scratch.path,
-            partial(examples_of, clients),
-            self.engine,
-        )
+        self._context = self._new_context(task)
         if config.evaluation.every and options.workers > 1:
             self.engine.evaluation.held_out()  # read before the processes start, so that they share it
         self._engine = make_engine(options, self._context)
         self._shared = SharedWork(self.engine, self._engine, options.workers, self._scratch.path)
         self.engine.sum_updates = self._shared.sum_updates
         self._prepare_bundles(0)
+
+    def _new_context(self, task: Task) -> EngineContext:
+        """The run for its engine, with an empty spool."""
+        return EngineContext(
+            self.clients,
+            task,
+            optimizer_spec(self.config.local).name,
+            self.states,
+            Spool(self._scratch.path),
+            self._scratch.path,
+            partial(examples_of, self.clients),
+            self.engine,
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,8 @@ class SharedWork:
         self._server, self._engine, self._processes = server, engine, processes
         self._model, self._output = folder / "evaluated-model", folder / "sums"
         shapes = [server.shape(exchange) for exchange in range(len(server.algorithm.exchanges))]
-        self._payloads = [payload.placed for shape in shapes for payload in shape.payloads]
+        placed = [payload.placed for shape in shapes for payload in shape.payloads]
+        self._payloads = [(layout, frozenset(layout.entries)) for layout in placed]
         self._known: list[tuple[Layout, Sequence[Source], Sequence[Sequence[float]], list[fl.Tensors]]] = []
 
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
@@ -67,8 +68,7 @@ class SharedWork:
         self, sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]
     ) -> list[fl.Tensors] | None:
         """The sums of the whole payload that the layout is of. None: they cannot be shared."""
-        entries = set(layout.entries)
-        payload = next((whole for whole in self._payloads if entries <= set(whole.entries)), None)
+        payload = next((whole for whole, entries in self._payloads if entries.issuperset(layout.entries)), None)
         paths = [source for source in sources if isinstance(source, Path)]
         if payload is None or len(paths) < len(sources) or len(paths) * payload.size_bytes < LEAST_BYTES:
             return None

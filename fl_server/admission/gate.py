@@ -15,9 +15,10 @@ from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
-from fl_server.aggregation.encoded.run_encodings import PLAIN, UpdateKeys
+from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
+from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 from protos.wire import MAX_PAYLOAD_NAME
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
-from fl_server.aggregation.encoded.run_encodings import PLAIN, bundle_key, kind_name
+from fl_server.aggregation.encoded.run_encodings import bundle_key, kind_name
 from fl_server.run_config import RunConfig
 from protos.chunks import crc32c
 from protos.codec import (
@@ -18,7 +18,7 @@ from protos.codec import (
     encode_chunk,
     encode_fetch_header,
 )
-from protos.encodings import EncodedLayout, EncodingSpec, decode, encode
+from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, Resource, ResourceKind
 
 RECENT = 4

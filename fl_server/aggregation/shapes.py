@@ -10,13 +10,12 @@ from types import MappingProxyType
 import algorithms as fl
 from fl_server.aggregation.blocks import Source
 from protos.codec import Entry, Layout
-from protos.encodings import EncodedLayout, EncodingSpec
+from protos.encodings import PLAIN, EncodedLayout, EncodingSpec
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
 from protos.wire import payload_kind, payload_name
 
 _NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})
-_PLAIN = EncodingSpec("plain")
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class PayloadShape:
     """Offsets from the start of the payload, without an encoding."""
     base: int
     """Bytes before it in the update, without an encoding."""
-    encoding: EncodingSpec = _PLAIN
+    encoding: EncodingSpec = PLAIN
     encoded_base: int = 0
     """Bytes before it in the file of an encoded update."""
 
@@ -85,13 +84,11 @@ class UpdateShape:
         return UpdateShape(tuple(shapes))
 
     def encoded_as(self, encoding: EncodingSpec) -> UpdateShape:
-        """The same update in an encoding. Payloads of kind NAMED stay plain; sparse is the delta alone."""
+        """The same update in an encoding; some payloads stay plain (`EncodingSpec.of_payload`)."""
         shapes: list[PayloadShape] = []
         base = 0
         for payload in self.payloads:
-            sparse = encoding.sparse and payload.payload != "delta"
-            own = _PLAIN if sparse or payload.name else encoding
-            shapes.append(replace(payload, encoding=own, encoded_base=base))
+            shapes.append(replace(payload, encoding=encoding.of_payload(payload.payload), encoded_base=base))
             base += shapes[-1].encoded.size_bytes
         return UpdateShape(tuple(shapes))
 
@@ -103,7 +100,7 @@ class UpdateShape:
     @property
     def plain(self) -> bool:
         """Whether the values in the file need no decoding."""
-        return all(shape.encoding == _PLAIN for shape in self.payloads)
+        return all(shape.encoding == PLAIN for shape in self.payloads)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:

@@ -9,10 +9,11 @@ from protos.encodings.codec import decode, decode_range, encode
 from protos.encodings.encoded_layout import EncodedLayout, Section
 from protos.encodings.random_words import encoding_key
 from protos.encodings.scheme import EncodingError
-from protos.encodings.spec import ENCODINGS, EncodingSpec
+from protos.encodings.spec import ENCODINGS, PLAIN, EncodingSpec
 
 __all__ = [
     "ENCODINGS",
+    "PLAIN",
     "EncodedLayout",
     "EncodingError",
     "EncodingSpec",

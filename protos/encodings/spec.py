@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from protos.fl.v1 import tensor_pb2
+from protos.wire import payload_name
 
 ENCODINGS: Mapping[str, tensor_pb2.Encoding] = MappingProxyType(
     {
@@ -39,6 +40,14 @@ class EncodingSpec:
     fraction: float = 0.0
     """For topk and randk the share of values that is sent, 0 < fraction <= 1; 0 for all others."""
 
+    def of_payload(self, payload: str) -> EncodingSpec:
+        """The encoding of a payload of an update that has this one.
+
+        PLAIN if the payload is NAMED, for it may have numbers that must not become 0, and with a sparse encoding unless
+        it is the delta, for no other has error feedback.
+        """
+        return PLAIN if payload_name(payload) or (self.sparse and payload != "delta") else self
+
     @property
     def sparse(self) -> bool:
         """Whether it sends only a share of the values."""
@@ -69,3 +78,6 @@ class EncodingSpec:
 
     def __str__(self) -> str:
         return f"{self.name} {self.fraction!r}" if self.fraction else self.name
+
+
+PLAIN = EncodingSpec("plain")

@@ -26,13 +26,14 @@ from algorithms.batched.strategies import Name
 from algorithms.batched.streams import RandomStream
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
-from fl_client.training.packing import PLAIN, encoding_of, header_of, laid_out
+from fl_client.training.packing import encoding_of, header_of, laid_out
 from fl_client.training.payloads import check_finite, check_finite_metrics
 from fl_client.training.results import PreparedWork, next_state_of
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
 from fl_ops.simulate.engines.server_parts import Part, PartResult
+from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks.batches import seed_everything
 

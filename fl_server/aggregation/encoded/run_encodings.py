@@ -8,8 +8,6 @@ from fl_server.run_config import RunConfig
 from protos.encodings import EncodingSpec, encoding_key
 from protos.fl.v1.tensor_pb2 import ResourceKind
 
-PLAIN = EncodingSpec("plain")
-
 
 def update_encoding(config: RunConfig) -> EncodingSpec:
     """The encoding of a run's updates."""
