@@ -75,7 +75,7 @@ def _describe_older(context: RunContext) -> str:
 
 def _is_older(context: RunContext, record: ClientRecord) -> bool:
     """Whether only the protocol keeps the client from the run's task."""
-    task = {key: value for key, value in context.task.items() if key != "encodings"}
+    task = _task_in_any_encoding(context)
     newer = ({**offer, "protocol": PROTOCOL_MAX} for offer in record.tasks)
     has_task = any(offers_task(offer, task) for offer in newer)
     return has_task and not any(offers_task(offer, task) for offer in record.tasks)
@@ -94,9 +94,14 @@ def _describe_encodings(context: RunContext) -> str:
     )
 
 
+def _task_in_any_encoding(context: RunContext) -> dict[str, str]:
+    """What clients must offer, without the run's encodings."""
+    return {key: value for key, value in context.task.items() if key != "encodings"}
+
+
 def _missing_encodings(context: RunContext, record: ClientRecord) -> list[str]:
     """What only keeps the client from the run's task: the encodings that it does not know."""
-    task = {key: value for key, value in context.task.items() if key != "encodings"}
+    task = _task_in_any_encoding(context)
     offers = [offer for offer in record.tasks if offers_task(offer, task)]
     return lacking_encodings(offers[0], context.task) if offers else []
 
