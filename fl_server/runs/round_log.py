@@ -12,9 +12,9 @@ from fl_server.metrics import Metrics
 from fl_server.rounds.client_metrics import has_evaluation
 from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
-from fl_server.runs.status.client_transfers import ClientTransfers
 from fl_server.runs.committed.statistics import MOST_STALE, RoundStatistics
 from fl_server.runs.committed.totals import LOSS, RoundSums, SettledRounds
+from fl_server.runs.status.client_transfers import ClientTransfers
 from fl_server.store.records import CommitRecord, TotalsRecord, UpdateRecord
 
 RECENT = 16

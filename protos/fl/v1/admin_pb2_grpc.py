@@ -131,6 +131,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
                 _registered_method=True)
+        self.ListCohort = channel.unary_unary(
+                '/fl.v1.Admin/ListCohort',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortResponse.FromString,
+                _registered_method=True)
         self.ListEvaluations = channel.unary_unary(
                 '/fl.v1.Admin/ListEvaluations',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsRequest.SerializeToString,
@@ -140,6 +145,16 @@ class AdminStub:
                 '/fl.v1.Admin/ListHistory',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.FromString,
+                _registered_method=True)
+        self.WatchHistory = channel.unary_stream(
+                '/fl.v1.Admin/WatchHistory',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryResponse.FromString,
+                _registered_method=True)
+        self.GetOverview = channel.unary_unary(
+                '/fl.v1.Admin/GetOverview',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
                 _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/fl.v1.Admin/WhoAmI',
@@ -316,6 +331,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCohort(self, request, context):
+        """The clients of the current round's exchange, each with its phase and its progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListEvaluations(self, request, context):
         """Each client's evaluation of a committed model on its held-out part.
         """
@@ -325,6 +347,21 @@ class AdminServicer:
 
     def ListHistory(self, request, context):
         """Every state change: who, what, when, why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchHistory(self, request, context):
+        """The entries after a number, then each new one, until the caller ends the call. The first response comes at once. A
+        caller whose stream was cut continues with the last number that it has, also after the coordinator restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOverview(self, request, context):
+        """Counts of clients and runs, and the runs in short: what a first view of a coordinator needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -473,6 +510,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.SerializeToString,
             ),
+            'ListCohort': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCohort,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortResponse.SerializeToString,
+            ),
             'ListEvaluations': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvaluations,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsRequest.FromString,
@@ -482,6 +524,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListHistory,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.SerializeToString,
+            ),
+            'WatchHistory': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchHistory,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryResponse.SerializeToString,
+            ),
+            'GetOverview': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOverview,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewResponse.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1023,6 +1075,33 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def ListCohort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListCohort',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListEvaluations(request,
             target,
             options=(),
@@ -1066,6 +1145,60 @@ class Admin:
             '/fl.v1.Admin/ListHistory',
             protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fl.v1.Admin/WatchHistory',
+            protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/GetOverview',
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
             options,
             channel_credentials,
             insecure,
