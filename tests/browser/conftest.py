@@ -15,9 +15,9 @@ from tests.processes.web_page import WebPage
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser without a window, for all tests of a worker."""
+    """A browser without a window. Not for longer than a module: its event loop would run during other tests."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed: `make tools` installs Debian's")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -28,7 +28,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Coordinator, list[Daemon]]]:
     """A coordinator and two daemons."""
     with Workspace(tmp_path_factory.mktemp("browser")) as workspace:
@@ -36,17 +36,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Coord
         daemons = []
         for index in range(2):
             shard = {"partition": {"method": "iid", "clients": 2, "seed": 1}, "index": index}
-            options = {"kept": 8, "step_s": 0.02}
-            labels = {"site": f"lab-{index}"}
-            daemons.append(
-                Daemon(workspace, server, f"edge-{index}", shard=shard, options=options, labels=labels).start()
-            )
+            own = {"shard": shard, "options": {"kept": 8, "step_s": 0.02}, "labels": {"site": f"lab-{index}"}}
+            daemons.append(Daemon(workspace, server, f"edge-{index}", **own).start())
         for daemon in daemons:
             server.until_present(daemon.client_id)
         yield server, daemons
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page(federation: tuple[Coordinator, list[Daemon]]) -> Iterator[WebPage]:
     """The web page."""
     server, daemons = federation

@@ -13,6 +13,8 @@ from tests.processes.web_page import WebPage
 pytest.importorskip("starlette", reason="the extra `web` is not installed")
 
 TINY: dict[str, Any] = {"round": {"clients_per_round": 2, "min_clients": 2}}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+"""Of axe-core, by their tags."""
 Federation = tuple[Coordinator, list[Daemon]]
 
 
@@ -94,17 +96,18 @@ def test_every_view_is_accessible(
         if path.startswith(("/runs/", "/compare")):
             tab.locator("canvas").first.wait_for()
             tab.locator("summary").evaluate_all("all => all.forEach(each => { each.parentElement.open = true; })")
-        options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
-        for violation in axe.Axe().run(tab, options=options).response["violations"]:
-            nodes = "; ".join(
-                node["html"][:150] + " " + node["failureSummary"][:150] for node in violation["nodes"][:3]
-            )
-            found.append(f"{path}: {violation['id']}: {violation['help']}: {nodes}")
+        response = axe.Axe().run(tab, options={"runOnly": {"type": "tag", "values": RULES}}).response
+        found += [f"{path}: {each['id']}: {each['help']}: {_nodes(each)}" for each in response["violations"]]
         wide = tab.evaluate("document.documentElement.scrollWidth")
         if wide > width:
             found.append(f"{path}: {wide} pixels wide")
     context.close()
     assert found == []
+
+
+def _nodes(violation: dict[str, Any]) -> str:
+    """The first elements of a violation, and what is wrong with them."""
+    return "; ".join(f"{node['html'][:150]} {node['failureSummary'][:150]}" for node in violation["nodes"][:3])
 
 
 def all_runs(server: Coordinator) -> list[Any]:

@@ -48,9 +48,8 @@ class Ledger:
                 yield pb.WatchHistoryResponse(entries=new, last_number=after)
             first = False
             async with self._changed:
-                await self._changed.wait_for(
-                    lambda: self._cuts > cuts or any(entry.number > after for entry in self.entries)
-                )
+                while self._cuts == cuts and not any(entry.number > after for entry in self.entries):
+                    await self._changed.wait()
             if self._cuts > cuts:
                 raise Unreachable("cut")
 
