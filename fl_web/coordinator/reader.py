@@ -9,10 +9,21 @@ import grpc.aio
 
 from fl_web.coordinator.calls import Calls, Metadata
 from fl_web.coordinator.history import HistoryWatch
+from fl_web.coordinator.marked import MarkedEntries
 from fl_web.coordinator.rounds import Round, Rounds
 from fl_web.coordinator.run_watch import RunWatches
 from protos.fl.v1 import admin_pb2 as pb
 
+MARKED = {
+    "run_recovered": "restart",
+    "round_restarted": "restart",
+    "client_states_reset": "restart",
+    "update_dropped": "refused",
+    "culprit_dropped": "refused",
+    "run_paused": "pause",
+    "run_resumed": "pause",
+}
+"""Events of a run that are marked on its time axis -> the kind of the mark."""
 SPARK_POINTS = 40
 """Newest values of a run's metric in a list of runs."""
 
@@ -52,6 +63,7 @@ class Reader:
         self.history = HistoryWatch(self._calls)
         self.watches = RunWatches(self._calls)
         self._rounds = Rounds(self._calls)
+        self._marked = MarkedEntries(self.entries, MARKED)
 
     async def close(self) -> None:
         """End all watches. The channel is the caller's."""
@@ -110,6 +122,10 @@ class Reader:
         """The newest `limit` entries of the history before a number (0: of all), the oldest first; at most 1,000."""
         request = pb.ListHistoryRequest(subject=subject, limit=limit, page_size=limit, before_number=before)
         return await self._calls.call("ListHistory", request, pb.ListHistoryResponse)
+
+    async def marked_entries(self, run_id: str, newest: pb.ListHistoryResponse) -> list[pb.HistoryEntry]:
+        """The entries of a run that its curves mark, in order. newest: the end of its history."""
+        return await self._marked.of(run_id, newest)
 
     async def who_am_i(self) -> pb.WhoAmIResponse:
         """The identity, its roles and the methods that it may call."""

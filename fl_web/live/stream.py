@@ -33,8 +33,8 @@ class ViewStream:
         """Content of each part as it was sent last."""
         self._curves = CurveUpdates()
         self._passes = matches(params)
-        self._stale = True
-        """Whether the parts must be read again."""
+        self._stale = self._active = True
+        """Whether the parts must be read again; whether values change without an event."""
 
     async def messages(self) -> AsyncIterator[bytes]:
         """The events, until the browser leaves. Ends where the browser must connect again."""
@@ -58,7 +58,6 @@ class ViewStream:
             watches.enter_context(self._reader.watches.following(self._mailbox, self._params.text("id")))
 
     async def _changes(self) -> AsyncIterator[bytes]:
-        quiet_s = self._view.refresh_s or _KEEPALIVE_S
         last_sent = time.monotonic()
         while not self._mailbox.overrun:
             news = self._mailbox.take()
@@ -75,7 +74,7 @@ class ViewStream:
                 last_sent = time.monotonic()
                 yield KEEPALIVE
             await asyncio.sleep(_PAUSE_S)
-            await self._mailbox.wait(quiet_s)
+            await self._mailbox.wait(self._view.refresh_s if self._view.refresh_s and self._active else _KEEPALIVE_S)
             self._stale = True
 
     def _links(self, news: News) -> Iterator[bytes]:
@@ -105,7 +104,7 @@ class ViewStream:
             return []  # the watch of the history reports it
         except WebError as error:
             return [message("problem", {"title": error.title, "text": str(error)})]
-        self._stale = False
+        self._stale, self._active = False, context.get("active") is not False
         contents = {name: rendered(template, context) for name, template in self._view.parts.items()}
         changed = {name: text for name, text in contents.items() if self._sent.get(name) != text}
         self._sent = contents

@@ -10,8 +10,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_common.units import NOTHING, duration, percent, plain, size
 
-__all__ = ["NOTHING", "ago", "axis_value", "count", "duration", "iso", "measured", "metric_title", "moment", "percent",
-           "plain", "seconds_of", "size", "value"]  # fmt: skip
+__all__ = ["NOTHING", "ago", "axis_value", "count", "duration", "elapsed", "iso", "measured", "metric_title", "moment",
+           "percent", "plain", "seconds_of", "size", "value"]  # fmt: skip
 
 _SHARES = frozenset({"accuracy"})
 _CLIENTS = "clients_"
@@ -88,6 +88,12 @@ def ago(stamp: Timestamp | float, now: float | None = None) -> str:
     past = (time.time() if now is None else now) - seconds
     text = _one_unit(abs(past))
     return f"{text} ago" if past >= 0 else f"in {text}"
+
+
+def elapsed(seconds: float) -> str:
+    """A time that a page counts by the second: 0 s, 59 s, 3 min 05 s."""
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 60 else duration(whole)
 
 
 def _one_unit(seconds: float) -> str:

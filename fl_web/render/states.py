@@ -75,14 +75,3 @@ _BAD: Sequence[str] = ("failed", "banned", "quarantined", "refused", "revoked", 
 _WARN: Sequence[str] = ("lost", "missing", "restarted", "recovered", "paused", "fenced", "stopped", "waits", "drain",
                         "forgotten", "deleted", "removed", "gone")  # fmt: skip
 _GOOD = frozenset({"round_committed", "run_completed", "client_registered", "client_back"})
-
-RESTARTS: Mapping[str, str] = {
-    "run_recovered": "restart",
-    "round_restarted": "restart",
-    "update_dropped": "refused",
-    "culprit_dropped": "refused",
-    "client_states_reset": "restart",
-    "run_paused": "pause",
-    "run_resumed": "pause",
-}
-"""Events of a run that are marked on its time axis -> the kind of the mark."""

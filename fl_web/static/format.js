@@ -36,6 +36,11 @@ export function tick(value, unit) {
 
 export const AXIS_UNIT = { rounds: "number", bytes: "bytes", time: "seconds" };
 
+export function elapsed(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  return whole < 60 ? `${whole} s` : duration(whole);
+}
+
 export function ago(milliseconds) {
   const past = milliseconds >= 0, seconds = Math.abs(milliseconds) / 1000;
   let text = `${Math.floor(seconds)} s`;

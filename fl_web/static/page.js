@@ -1,6 +1,6 @@
 // Keeps an open page current. The server sends changed parts, new events and new points; without this script every page
 // is complete as it was loaded.
-import { ago } from "./format.js";
+import { ago, elapsed } from "./format.js";
 import { morph } from "./morph.js";
 import { CompareCurves, RunCurves } from "./curves.js";
 
@@ -39,7 +39,9 @@ const on = {
     }
     if (curves && "charts" in parts) curves.draw();
     if (comparison && "outcome" in parts) comparison.load();
+    if ("now" in parts) received = Date.now();
     times();
+    seconds();
   },
   curves(update) {
     if (curves) curves.add(update);
@@ -85,6 +87,16 @@ function connect() {
   };
 }
 
+// Seconds that are counted on here, from the last values that came.
+let received = Date.now();
+
+function seconds() {
+  const passed = (Date.now() - received) / 1000;
+  for (const element of document.querySelectorAll("[data-countdown]")) element.textContent = elapsed(element.dataset.countdown - passed);
+  for (const element of document.querySelectorAll("[data-since]")) element.textContent = elapsed(Number(element.dataset.since) + passed);
+}
+
 setInterval(times, 5000);
+setInterval(seconds, 1000);
 times();
 connect();

@@ -21,7 +21,7 @@ from fl_web.views.view import Params
 from protos.codec import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 
-_HISTORY = 500
+_HISTORY = 100
 _MOST_MARKS = 500
 _FIXED = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "bytes_down", "bytes_up", "training_loss",
           "cosine")  # fmt: skip
@@ -32,7 +32,8 @@ async def curves(reader: Reader, params: Params) -> Response:
     run_id = params.text("id")
     run, rounds, history = await reader.run(run_id), await reader.rounds(run_id), await reader.entries(run_id, _HISTORY)
     created = seconds_of(run.created)
-    found = marks(rounds, created, mark_events(history.entries))[-_MOST_MARKS:]
+    events = mark_events(await reader.marked_entries(run_id, history))
+    found = marks(rounds, created, events)[-_MOST_MARKS:]
     charts = [chart_json(chart, rounds, created) for chart in present_charts(rounds)]
     return JSONResponse({"charts": charts, "marks": found})
 

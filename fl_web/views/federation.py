@@ -14,7 +14,9 @@ from protos.fl.v1 import admin_pb2 as pb
 
 _ACTIVE = (pb.RUN_STATE_RUNNING, pb.RUN_STATE_WAITING, pb.RUN_STATE_PAUSED)
 _ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_STOPPED, pb.RUN_STATE_FAILED)
-_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS = 50, 10, 12
+_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 60
+_FREQUENT = frozenset({"attempt_opened"})
+"""Events that are left out of the latest ones: each is followed by another one of its round."""
 _RECENT_S = 24 * 3600.0
 """A run that failed within this time is a problem of now."""
 
@@ -23,7 +25,7 @@ async def _context(reader: Reader, _: Params) -> Context:
     active, ended, history = await asyncio.gather(
         reader.overview(RunsWanted(_MOST_ACTIVE, states=_ACTIVE)),
         reader.overview(RunsWanted(_MOST_ENDED, states=_ENDED)),
-        reader.entries(limit=_MOST_EVENTS),
+        reader.entries(limit=_READ_EVENTS),
     )
     problems = _problems(active, ended.runs)
     return {
@@ -35,7 +37,7 @@ async def _context(reader: Reader, _: Params) -> Context:
         "more_ended": ended.runs_found - len(ended.runs),
         "problems": problems,
         "health": "bad" if any(tone == "bad" for tone, _, _ in problems) else "warn" if problems else "good",
-        "entries": list(reversed(history.entries)),
+        "entries": [entry for entry in reversed(history.entries) if entry.event not in _FREQUENT][:_MOST_EVENTS],
         "run_states": RUN_STATES,
         "client_states": CLIENT_STATES,
         "client_marks": CLIENT_MARKS,

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from fl_web.coordinator.errors import Failed, NotFound, WrongInput
-from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.coordinator.reader import MARKED, Reader, RunsWanted
 from fl_web.coordinator.rounds import Round
 from fl_web.curves.charts import marks, present_charts
 from fl_web.render.formats import seconds_of
-from fl_web.render.states import RESTARTS, run_word
+from fl_web.render.states import run_word
 from fl_web.views.configuration import configuration
 from fl_web.views.estimates import left_of_run
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
-_HISTORY = 500
-"""Newest entries of a run's history that are searched for marks."""
+_HISTORY = 100
+"""Newest entries of a run's history."""
 _SHOWN_ENTRIES, _SHOWN_ROUNDS, _SHOWN_MARKS, _SHOWN_CLIENTS = 15, 25, 200, 100
 _TABLE_ROWS = 60
 """Of the table beside a curve. All rounds are in the CSV file."""
@@ -33,7 +33,7 @@ async def _context(reader: Reader, params: Params) -> Context:
         _cohort(reader, run),
         _evaluations(reader, run),
     )
-    events, created = mark_events(history.entries), seconds_of(run.created)
+    events, created = mark_events(await reader.marked_entries(run_id, history)), seconds_of(run.created)
     return {
         "title": run_id,
         "run": run,
@@ -52,6 +52,7 @@ async def _context(reader: Reader, params: Params) -> Context:
         "configuration": configuration(run.spec),
         "may_export": "ExportModel" in who.methods,
         "number": overview.history_number,
+        "active": not run.HasField("ended"),
         "params": params,
     }
 
@@ -81,11 +82,9 @@ async def _evaluations(reader: Reader, run: pb.RunStatus) -> pb.ListEvaluationsR
 
 
 def mark_events(entries: Sequence[pb.HistoryEntry]) -> list[dict[str, Any]]:
-    """The entries that are marked on the time axis."""
+    """Marked entries as marks of the time axis."""
     return [
-        {"time": seconds_of(entry.time), "kind": RESTARTS[entry.event], "text": _mark_text(entry)}
-        for entry in entries
-        if entry.event in RESTARTS
+        {"time": seconds_of(entry.time), "kind": MARKED[entry.event], "text": _mark_text(entry)} for entry in entries
     ]
 
 
@@ -109,4 +108,5 @@ RUN = View(
         "events": "run/_events.html",
     },
     watches_run=True,
+    refresh_s=2.0,
 )

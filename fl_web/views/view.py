@@ -65,7 +65,8 @@ class View:
     name: str
     template: str
     context: Callable[[Reader, Params], Awaitable[Context]]
-    """Reads the values of the templates. With `title`, and with `number`: of the history that they contain."""
+    """Reads the values of the templates. With `title`, and with `number`: of the history that they contain. `active` is
+    false where no value changes without an event."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Id of an element of the page -> the template of its content."""
     watches_run: bool = False
