@@ -49,6 +49,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "metrics",
         "aggregation",
         "enrollment",
+        "web",
         "audit",
         "store",
         "run_spec",

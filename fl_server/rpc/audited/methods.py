@@ -93,6 +93,7 @@ METHODS: Mapping[str, Recorded] = {
     "WatchHistory": Recorded(changes=False, subject=_field("subject")),
     "GetOverview": Recorded(changes=False),
     "WhoAmI": Recorded(changes=False),
+    "CreateWebLink": Recorded(),
     "CreateEnrollments": Recorded(subject=_enrolled_names, details=("ttl_s",), made=_token_ids),
     "ListEnrollments": Recorded(changes=False),
     "RevokeEnrollment": Recorded(subject=_field("id"), details=("reason",)),
