@@ -46,7 +46,7 @@ class AdminClient:
         if connection.security is None:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:
-            self._channel = grpc.secure_channel(connection.server, _credentials(connection.security), options)
+            self._channel = grpc.secure_channel(connection.server, credentials(connection.security), options)
         # The generated stub has no types; `_call` and `_stream` add them.
         self._stub: Any = cast(Any, admin_pb2_grpc).AdminStub(self._channel)
 
@@ -265,7 +265,8 @@ class AdminClient:
         return explain(FailedCall(server, security, error.code().name, error.details() or "", detail))
 
 
-def _credentials(files: Certificates | Token) -> grpc.ChannelCredentials:
+def credentials(files: Certificates | Token) -> grpc.ChannelCredentials:
+    """The credentials of a connection. Raises UsageError."""
     if isinstance(files, Token):
         check_oldest_tls(oldest_tls(os.environ))
         return grpc.ssl_channel_credentials(_read(files.ca))

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fl_common.units import duration, plain
 from fl_ops.commands import completion
 from fl_ops.commands.interrupts import interruptible
 from fl_ops.commands.options import Context, command
@@ -26,7 +27,6 @@ from fl_ops.demo.training import train
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Refused, UsageError
 from fl_ops.render import output
-from fl_ops.render.units import duration, plain
 
 PLOT, PAGE, NUMBERS, LOGS = "accuracy.png", "report.md", "demo.json", "logs"
 

@@ -12,13 +12,14 @@ from typing import Annotated
 
 import typer
 
+from fl_common import units
 from fl_common.command_help import Group, examples
 from fl_common.settings import split_address
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.files import PRIVATE, Target, check_free, written_whole
-from fl_ops.render import output, tables, units
+from fl_ops.render import output, tables
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Make tokens with which devices get their first certificate.")

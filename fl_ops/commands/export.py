@@ -12,6 +12,7 @@ import typer
 from blake3 import blake3
 from google.protobuf.json_format import MessageToDict
 
+from fl_common import units
 from fl_ops.admin.client import AdminClient
 from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
@@ -20,7 +21,7 @@ from fl_ops.errors import UsageError
 from fl_ops.exports.download import receive
 from fl_ops.exports.header import frozen_digest
 from fl_ops.files import Target, check_free
-from fl_ops.render import output, units
+from fl_ops.render import output
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import admin_pb2
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from fl_common import units
 from fl_ops.commands.options import Context, admin_command
-from fl_ops.render import output, units
+from fl_ops.render import output
 from protos.fl.v1 import admin_pb2
 
 _SOURCES = {

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fl_common.units import duration, percent
 from fl_ops.compare.cells import Cell, CellResult, RoundRow, rounds_of
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
-from fl_ops.render.units import duration, percent
 
 _EVERY_S = 60.0
 """Seconds between two lines about running cells."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from fl_common.units import NOTHING
 from fl_ops.compare.data_files import parameters_text
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.summary import Row, Spread, Tried, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
-from fl_ops.render.units import NOTHING
 
 _PUBLISHED = 3
 """Column of a paper's accuracy, before our own."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fl_common.units import percent
 from fl_ops.demo.grid_search import Difference, at_edge, difference, read_grid
 from fl_ops.demo.results import Demo, Result, title
 from fl_ops.demo.settings import BATCH_SIZE, EPOCHS, DemoSettings
-from fl_ops.render.units import percent
 
 
 def sentences(demo: Demo) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_common.units import percent
 from fl_ops.demo.results import Result
 from fl_ops.demo.settings import DIRICHLET_ALPHA, TARGET, DemoSettings
-from fl_ops.render.units import percent
 
 _COLOURS = ("#0b6e99", "#d1642e", "#5b8c3a", "#8a4f9e", "#8c6d1f")
 """The first two differ for colour-blind readers and in grey."""

@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fl_common.units import duration, percent, size
 from fl_ops.demo import conclusions
 from fl_ops.demo.grid_search import read_grid
 from fl_ops.demo.results import Demo, Result, title
 from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, TARGET, DemoSettings
 from fl_ops.environment import machine, versions
 from fl_ops.render.fitted import FirstThatFits, FittedTable
-from fl_ops.render.units import duration, percent, size
 
 _BY_SEED = ("mean_by_seed", "worst_by_seed")
 _HOW = {

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fl_ops.render import units
+from fl_common import units
+from fl_common.units import NOTHING
 from fl_ops.render.states import client_state, refused_runs
 from fl_ops.render.tables import history_table
-from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 
 _UNKNOWN = "an unknown address"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fl_ops.render import units
+from fl_common import units
 from fl_ops.render.fitted import FittedTable
 from fl_server.rounds.client_metrics import EVALUATED, PREFIX
 from fl_server.rounds.stop_rules import better

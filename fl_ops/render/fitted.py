@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fl_ops.render.units import NOTHING
+from fl_common.units import NOTHING
 
 _NARROWEST = 24
 """Least width of a column whose text may take several lines."""

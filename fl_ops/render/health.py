@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from fl_ops.render import units
+from fl_common import units
 from fl_server.rounds.client_metrics import by_clients, spread
 from protos.fl.v1 import admin_pb2
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fl_ops.render import units, waits
+from fl_common import units
+from fl_ops.render import waits
 from fl_ops.render.progress import SHOWN_EVENTS, RunProgress
 from fl_ops.render.rounds import rounds_table
 from fl_ops.render.states import run_state

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from rich.console import Console
 from rich.live import Live
 
+from fl_common.units import plain
 from fl_ops.errors import Exit, Unreachable
 from fl_ops.render import output
 from fl_ops.render.live_table import LiveTable
 from fl_ops.render.progress import Lost, RunProgress, event_line, exit_code
 from fl_ops.render.states import run_state
-from fl_ops.render.units import plain
 from protos.fl.v1 import admin_pb2
 
 Shown = admin_pb2.WatchRunResponse | Lost

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console, RenderableType
 
-from fl_ops.render.units import plain
+from fl_common.units import plain
 
 _PIPE_WIDTH = 1 << 16
 

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Self
 
+from fl_common import units
 from fl_ops.errors import Exit
-from fl_ops.render import units
 from fl_ops.render.states import run_state
 from protos.fl.v1 import admin_pb2
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from fl_ops.render import units
+from fl_common import units
+from fl_common.units import NOTHING
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.health import short, update_norms
 from fl_ops.render.progress import Row
-from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fl_ops.render import units
+from fl_common import units
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 
 

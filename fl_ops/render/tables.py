@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fl_ops.render import units, waits
+from fl_common import units
+from fl_common.units import NOTHING
+from fl_ops.render import waits
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.health import health_rows, lowest_loss
 from fl_ops.render.progress import Row
@@ -16,7 +18,6 @@ from fl_ops.render.rounds import local_epochs_table, round_details_table, rounds
 from fl_ops.render.schedules import schedules_text
 from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
 from fl_ops.render.target import TargetCost
-from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
 
 _STATE_STYLES = {

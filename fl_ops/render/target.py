@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from fl_ops.render import units
+from fl_common import units
 from fl_server.rounds.target import Reached, rounds_to_target
 from protos.fl.v1 import admin_pb2
 

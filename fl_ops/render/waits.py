@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_ops.render import units
+from fl_common import units
 from fl_ops.render.states import first_of
 from protos.fl.v1 import admin_pb2
 

@@ -21,6 +21,7 @@ from fl_server.rpc.browsing.clients import ClientList
 from fl_server.rpc.browsing.history import HISTORY_MOST, HistoryCalls
 from fl_server.rpc.browsing.overview import Overview
 from fl_server.rpc.client_details import client_details, work_of
+from fl_server.rpc.cohorts import cohort_page
 from fl_server.rpc.enrollment.operators import EnrollmentCalls
 from fl_server.rpc.lists import Lists
 from fl_server.rpc.model_exports import ModelExports
@@ -179,6 +180,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async with aclosing(self._exports.messages(run, request.round or "latest")) as messages:
             async for message in messages:
                 yield message
+
+    async def ListCohort(self, request: pb.ListCohortRequest, context: Context) -> pb.ListCohortResponse:
+        """A page of the clients of the round under way."""
+        return await cohort_page(self._runs.get(request.run_id), request)
 
     async def ListEvaluations(self, request: pb.ListEvaluationsRequest, context: Context) -> pb.ListEvaluationsResponse:
         """A page of the clients' evaluations of a committed model."""

@@ -99,18 +99,20 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             run.log.download_started(client, request.offset)
         # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
         # through all runs for each message would be most of the work for a large model.
-        kept = ref(broadcast)
+        kept, size = ref(broadcast), broadcast.resource.size_bytes
         del broadcast
-        for place in places:
-            transfer.check()
-            message, count = _message(kept(), place, digest)
-            if excess := fetch.send(count or len(message), time.monotonic()):
-                raise self._transfer_limits.exceeded(client, excess)
-            yield message
-            del message
-            sent.inc(count)
-            run.log.bytes_down += count
-            await limits.pace(count)
+        with run.log.transfers.transfer(client, "down", size, request.offset) as shown:
+            for place in places:
+                transfer.check()
+                message, count = _message(kept(), place, digest)
+                if excess := fetch.send(count or len(message), time.monotonic()):
+                    raise self._transfer_limits.exceeded(client, excess)
+                yield message
+                del message
+                sent.inc(count)
+                run.log.bytes_down += count
+                shown.done += count
+                await limits.pace(count)
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
         """Receive an upload."""

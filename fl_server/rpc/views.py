@@ -219,6 +219,9 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         note=record.note,
         policy_refusals=fleet.eligibility.policy.by(record.client_id),
     )
+    session = fleet.sessions.of(record.client_id)
+    if session is not None and session.origin.ends is not None:
+        status.certificate_end.CopyFrom(timestamp(session.origin.ends))
     if standing := fleet.quarantine.of(record.client_id):
         until = timestamp(standing.until)
         status.quarantine.CopyFrom(pb.Quarantine(until=until, refusals=standing.refusals, reason=standing.reason))

@@ -14,6 +14,7 @@ from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
 from fl_server.runs.committed.statistics import MOST_STALE, RoundStatistics
 from fl_server.runs.committed.totals import LOSS, RoundSums, SettledRounds
+from fl_server.runs.status.client_transfers import ClientTransfers
 from fl_server.store.records import CommitRecord, TotalsRecord, UpdateRecord
 
 RECENT = 16
@@ -37,6 +38,8 @@ class RoundLog:
     """Of the newest committed round."""
     being_evaluated: Counter[int] = field(default_factory=Counter)
     """Rounds that are evaluated now, with the number of evaluations: one of them may still become the best."""
+    transfers: ClientTransfers = field(default_factory=ClientTransfers)
+    """Of the clients of the round under way."""
     _sums: RoundSums = field(default_factory=RoundSums)
     """Over all committed rounds."""
     _settled: SettledRounds = field(init=False)
@@ -87,6 +90,7 @@ class RoundLog:
         self._bytes_per_client = self._recorded_down = self._recorded_up = 0
         self._downloading.clear()
         self._uploading.clear()
+        self.transfers.clear()
 
     def _settle(self, extended_at: int) -> None:
         """Keep only the totals of the rounds before the newest ones and before all that are being evaluated."""

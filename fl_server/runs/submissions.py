@@ -202,6 +202,7 @@ class Submissions:
     def _report_out(self, client: str, state: str, why: str) -> None:
         context = self._context
         context.counters.assignment_ended(state)
+        context.log.transfers.outs[client] = state, why
         log.info("client_out", run=context.run_id, round=self._control.state.round, client=client, state=state, why=why)
         context.watchers.publish(Progress("client_out", f"{client}: {why}"))
 

@@ -163,20 +163,23 @@ class UploadReceiver:
     async def _write_chunks(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, UpdateRefused."""
         offset = upload.header.resume_offset
-        upload.submission.run.log.upload_started(upload.client, offset)
-        stream = ChunkStream(requests, upload.header.size_bytes, self._services.config.limits)
+        round_log, size = upload.submission.run.log, upload.header.size_bytes
+        round_log.upload_started(upload.client, offset)
+        stream = ChunkStream(requests, size, self._services.config.limits)
         caller = self._transfer_limits.of(upload.client)
-        while True:
-            request = await _next(stream, upload)
-            # The client may be banned by now, or have a newer session.
-            self._services.fleet.session(upload.header.session_id)
-            if (trailer := trailer_of(request)) is not None:
-                return trailer
-            chunk = stream.chunk(request)
-            await self._write(upload, chunk, offset)
-            offset += len(chunk.data)
-            await caller.pace(len(chunk.data))
-            upload.submission.check_wanted()
+        with round_log.transfers.transfer(upload.client, "up", size, offset) as shown:
+            while True:
+                request = await _next(stream, upload)
+                # The client may be banned by now, or have a newer session.
+                self._services.fleet.session(upload.header.session_id)
+                if (trailer := trailer_of(request)) is not None:
+                    return trailer
+                chunk = stream.chunk(request)
+                await self._write(upload, chunk, offset)
+                offset += len(chunk.data)
+                shown.done = offset
+                await caller.pace(len(chunk.data))
+                upload.submission.check_wanted()
 
     async def _write(self, upload: _Upload, chunk: ReadChunk, offset: int) -> None:
         """Write a chunk, and count it once it is written, also when the stream is cut while a thread writes it."""

@@ -1,7 +1,5 @@
 """Login links and sessions of browsers. A session has the identity of the operator of its link, to read only.
 
-
-
 They are in memory, by the hash of their secret: after a restart of the coordinator an operator asks for another link.
 """
 

@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 
 from rich.console import Console
 
+from fl_common.units import NOTHING, duration, metric_name, plain, size
 from fl_ops.render.fitted import FittedTable
-from fl_ops.render.units import NOTHING, duration, metric_name, plain, size
 from fl_ops.simulate.output.progress import progress_lines
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.reports import Note, RoundResult, Step

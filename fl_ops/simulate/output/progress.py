@@ -11,7 +11,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fl_ops.render.units import duration, metric_name
+from fl_common.units import duration, metric_name
 from fl_ops.simulate.reports import RoundResult, Step
 
 _LATEST = 10

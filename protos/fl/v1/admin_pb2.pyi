@@ -582,7 +582,7 @@ class Quarantine(_message.Message):
     def __init__(self, until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusals: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine", "policy_refusals", "methods")
+    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine", "policy_refusals", "methods", "certificate_end")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +614,7 @@ class ClientStatus(_message.Message):
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     POLICY_REFUSALS_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_END_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     state: ClientState
     banned: bool
@@ -631,7 +632,8 @@ class ClientStatus(_message.Message):
     quarantine: Quarantine
     policy_refusals: _containers.ScalarMap[str, str]
     methods: _containers.RepeatedCompositeFieldContainer[_coordinator_pb2.MethodOffer]
-    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ...) -> None: ...
+    certificate_end: _timestamp_pb2.Timestamp
+    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ClientOrigin(_message.Message):
     __slots__ = ("address", "instance_id", "registered", "certificate_serial", "certificate_end")
@@ -805,6 +807,53 @@ class ExportModelResponse(_message.Message):
     header: ExportHeader
     chunk: _tensor_pb2.Chunk
     def __init__(self, header: _Optional[_Union[ExportHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class CohortMember(_message.Message):
+    __slots__ = ("client_id", "phase", "done_bytes", "size_bytes", "phase_s", "detail")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    phase: str
+    done_bytes: int
+    size_bytes: int
+    phase_s: float
+    detail: str
+    def __init__(self, client_id: _Optional[str] = ..., phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., phase_s: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ListCohortRequest(_message.Message):
+    __slots__ = ("run_id", "page_size", "page_token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    page_size: int
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListCohortResponse(_message.Message):
+    __slots__ = ("members", "next_page_token", "round", "exchange", "by_phase")
+    class ByPhaseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    BY_PHASE_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[CohortMember]
+    next_page_token: str
+    round: int
+    exchange: int
+    by_phase: _containers.ScalarMap[str, int]
+    def __init__(self, members: _Optional[_Iterable[_Union[CohortMember, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., round: _Optional[int] = ..., exchange: _Optional[int] = ..., by_phase: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClientEvaluation(_message.Message):
     __slots__ = ("client_id", "num_examples", "metrics", "reported")

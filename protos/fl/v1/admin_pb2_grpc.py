@@ -131,6 +131,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
                 _registered_method=True)
+        self.ListCohort = channel.unary_unary(
+                '/fl.v1.Admin/ListCohort',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortResponse.FromString,
+                _registered_method=True)
         self.ListEvaluations = channel.unary_unary(
                 '/fl.v1.Admin/ListEvaluations',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListEvaluationsRequest.SerializeToString,
@@ -331,6 +336,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCohort(self, request, context):
+        """The clients of the current round's exchange, each with its phase and its progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListEvaluations(self, request, context):
         """Each client's evaluation of a committed model on its held-out part.
         """
@@ -509,6 +521,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.SerializeToString,
+            ),
+            'ListCohort': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCohort,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortResponse.SerializeToString,
             ),
             'ListEvaluations': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvaluations,
@@ -1064,6 +1081,33 @@ class Admin:
             '/fl.v1.Admin/ExportModel',
             protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCohort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListCohort',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_ops.render import units
+from fl_common import units
 
 
 @pytest.mark.parametrize(

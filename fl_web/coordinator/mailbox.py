@@ -1,0 +1,87 @@
+"""What has changed since a browser was last sent something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos.fl.v1 import admin_pb2 as pb
+
+_MOST_ENTRIES = 5000
+"""Entries that wait for a browser. One that has fallen further behind connects again, from the number that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The connection to the coordinator."""
+
+    up: bool
+    why: str = ""
+    """Why there is none."""
+
+
+@dataclass(slots=True)
+class News:
+    """Changes since the last `take`."""
+
+    entries: list[pb.HistoryEntry] = field(default_factory=list)
+    number: int | None = None
+    """Every entry up to this number has been delivered. None: nothing new."""
+    run: pb.RunStatus | None = None
+    """The newest status of the watched run."""
+    links: list[Link] = field(default_factory=list)
+
+
+class Mailbox:
+    """The changes for one browser. Watches put them in; the browser's stream takes all of them at once."""
+
+    def __init__(self, number: int = 0) -> None:
+        """number: the browser has the history up to this number."""
+        self._news, self._changed, self._number = News(), asyncio.Event(), number
+        self.overrun = False
+        """True: the browser did not keep up. Its stream ends, and it connects again."""
+        self.ended: Exception | None = None
+        """Why a watch ended for good."""
+
+    def put_entries(self, entries: Sequence[pb.HistoryEntry], number: int) -> None:
+        """Entries of the history, in order; number: of the last one that was read, shown to the caller or not.
+
+        Entries that the browser has are passed over.
+        """
+        new = [entry for entry in entries if entry.number > self._number]
+        if len(self._news.entries) + len(new) > _MOST_ENTRIES:
+            self.overrun = True
+        elif number > self._number:
+            self._news.entries.extend(new)
+            self._news.number = self._number = number
+        self._changed.set()
+
+    def put_run(self, run: pb.RunStatus) -> None:
+        """A newer status of the watched run."""
+        self._news.run = run
+        self._changed.set()
+
+    def put_link(self, link: Link) -> None:
+        """The connection to the coordinator was lost, or is back."""
+        self._news.links.append(link)
+        self._changed.set()
+
+    def end(self, error: Exception) -> None:
+        """A watch cannot go on."""
+        self.ended = error
+        self._changed.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for a change, at most so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def take(self) -> News:
+        """The changes so far."""
+        news, self._news = self._news, News()
+        self._changed.clear()
+        return news

@@ -1,0 +1,121 @@
+"""Everything that the views read from the coordinator, with the identity of one person."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from fl_web.coordinator.calls import Calls, Metadata
+from fl_web.coordinator.history import HistoryWatch
+from fl_web.coordinator.rounds import Round, Rounds
+from fl_web.coordinator.run_watch import RunWatches
+from protos.fl.v1 import admin_pb2 as pb
+
+SPARK_POINTS = 40
+"""Newest values of a run's metric in a list of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunsWanted:
+    """A page of a list of runs."""
+
+    size: int = 50
+    token: str = ""
+    states: Sequence[int] = ()
+    search: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsWanted:
+    """A page of a list of clients."""
+
+    size: int = 100
+    token: str = ""
+    state: int = 0
+    search: str = ""
+    labels: Mapping[str, str] | None = None
+    marks: Sequence[str] = ()
+    order: int = 0
+    descending: bool = False
+
+
+class Reader:
+    """The Admin service for reading. One for each identity: its watches and replies serve all browsers of it.
+
+    Raises `WebError`; AioRpcError with UNAUTHENTICATED where the coordinator does not know the identity.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Metadata = ()) -> None:
+        self._calls = Calls(channel, metadata)
+        self.history = HistoryWatch(self._calls)
+        self.watches = RunWatches(self._calls)
+        self._rounds = Rounds(self._calls)
+
+    async def close(self) -> None:
+        """End all watches. The channel is the caller's."""
+        await self.history.closed()
+        await self.watches.close()
+
+    async def overview(self, wanted: RunsWanted) -> pb.GetOverviewResponse:
+        """Counts of runs and clients, and a page of runs, the newest first."""
+        request = pb.GetOverviewRequest(
+            page_size=wanted.size,
+            page_token=wanted.token,
+            states=[pb.RunState.Name(state) for state in wanted.states],  # type: ignore[arg-type]  # any number comes in
+            search=wanted.search,
+            points=SPARK_POINTS,
+        )
+        return await self._calls.call("GetOverview", request, pb.GetOverviewResponse)
+
+    async def run(self, run_id: str) -> pb.RunStatus:
+        """One run. Raises NotFound."""
+        return (await self._calls.call("GetRun", pb.GetRunRequest(run_id=run_id), pb.GetRunResponse)).run
+
+    async def rounds(self, run_id: str) -> list[Round]:
+        """All committed rounds of a run, in order."""
+        return await self._rounds.of(run_id)
+
+    async def cohort(self, run_id: str, size: int) -> pb.ListCohortResponse:
+        """The first clients of the current round, each with its phase. Raises Failed at an older coordinator."""
+        request = pb.ListCohortRequest(run_id=run_id, page_size=size)
+        return await self._calls.call("ListCohort", request, pb.ListCohortResponse)
+
+    async def evaluations(self, run_id: str, size: int) -> pb.ListEvaluationsResponse:
+        """The first clients' evaluations of the newest evaluated round. Raises WrongInput if there is none."""
+        request = pb.ListEvaluationsRequest(run_id=run_id, page_size=size)
+        return await self._calls.call("ListEvaluations", request, pb.ListEvaluationsResponse)
+
+    async def clients(self, wanted: ClientsWanted) -> pb.ListClientsResponse:
+        """A page of clients."""
+        request = pb.ListClientsRequest(
+            page_size=wanted.size,
+            page_token=wanted.token,
+            state=pb.ClientState.Name(wanted.state),  # type: ignore[arg-type]  # any number comes in
+            labels=wanted.labels,
+            search=wanted.search,
+            marks=wanted.marks,
+            order=pb.ClientOrder.Name(wanted.order),  # type: ignore[arg-type]  # any number comes in
+            descending=wanted.descending,
+        )
+        return await self._calls.call("ListClients", request, pb.ListClientsResponse)
+
+    async def client(self, client_id: str, history: int) -> pb.GetClientResponse:
+        """One client with its newest history entries. Raises NotFound."""
+        request = pb.GetClientRequest(client_id=client_id, history=history)
+        return await self._calls.call("GetClient", request, pb.GetClientResponse)
+
+    async def entries(self, subject: str = "", limit: int = 100, before: int = 0) -> pb.ListHistoryResponse:
+        """The newest `limit` entries of the history before a number (0: of all), the oldest first; at most 1,000."""
+        request = pb.ListHistoryRequest(subject=subject, limit=limit, page_size=limit, before_number=before)
+        return await self._calls.call("ListHistory", request, pb.ListHistoryResponse)
+
+    async def who_am_i(self) -> pb.WhoAmIResponse:
+        """The identity, its roles and the methods that it may call."""
+        return await self._calls.call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse)
+
+    def model(self, run_id: str, which: str) -> AsyncIterator[pb.ExportModelResponse]:
+        """Header and chunks of a model as safetensors. which: "latest", "best" or a round's number."""
+        request = pb.ExportModelRequest(run_id=run_id, round=which)
+        return self._calls.stream("ExportModel", request, pb.ExportModelResponse)

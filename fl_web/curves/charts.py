@@ -1,0 +1,173 @@
+"""The charts of a run: their series, units and values over rounds, bytes or time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fl_web.coordinator.rounds import Round
+from fl_web.curves.thinning import MOST_POINTS, thinned
+
+Unit = Literal["share", "number", "bytes", "seconds"]
+Axis = Literal["rounds", "bytes", "time"]
+AXES: tuple[Axis, ...] = ("rounds", "bytes", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve of a chart."""
+
+    key: str
+    title: str
+    value: Callable[[Round], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of a run."""
+
+    key: str
+    title: str
+    unit: Unit
+    about: str
+    """What it shows, for the hover text."""
+    series: Sequence[Series]
+
+    def rounds(self, rounds: Sequence[Round], most: int = MOST_POINTS) -> list[Round]:
+        """The rounds with a value, thinned by the first series that has one."""
+        with_value = [each for each in rounds if any(series.value(each) is not None for series in self.series)]
+        lead = [_first(self.series, each) for each in with_value]
+        kept = thinned([float(each.round) for each in with_value], lead, most)
+        return [with_value[index] for index in kept]
+
+
+def _first(series: Sequence[Series], of: Round) -> float:
+    return next((value for each in series if (value := each.value(of)) is not None), 0.0)
+
+
+def _metric(name: str) -> Callable[[Round], float | None]:
+    return lambda of: of.metrics.get(name)
+
+
+def _norm(name: str) -> Callable[[Round], float | None]:
+    return lambda of: of.norms.get(name)
+
+
+def _phase(name: str) -> Callable[[Round], float | None]:
+    return lambda of: of.phases.get(name)
+
+
+_PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
+
+
+def charts_of(metrics: Sequence[str]) -> list[Chart]:
+    """The charts of a run. metrics: names of all its metrics, which decide the charts of evaluations."""
+    own = [name for name in metrics if not name.startswith("clients_") and name != "loss"]
+    own.sort(key=lambda name: (name != "accuracy", name))
+    return [
+        *(_evaluation(name) for name in own or ["accuracy"]),
+        Chart("loss", "Loss", "number", "Mean loss: on held-out data, and of the clients' local steps", [
+            Series("loss", "held-out", _metric("loss")),
+            Series("training_loss", "training", lambda of: of.training_loss),
+            Series("clients_loss_mean", "on clients, mean", _metric("clients_loss_mean")),
+        ]),
+        Chart("norms", "Norms", "number", "L2 norms: the accepted updates (mean, smallest, largest), the model's change"
+              " and the direction sent", [
+            Series("update", "updates, mean", _norm("update")),
+            Series("update_smallest", "smallest", _norm("update_smallest")),
+            Series("update_largest", "largest", _norm("update_largest")),
+            Series("aggregate", "step", _norm("aggregate")),
+            Series("direction", "direction", _norm("direction")),
+        ]),
+        Chart("cosine", "Cosine", "number", "Cosine between the model's change and minus the direction sent", [
+            Series("cosine", "step and direction", lambda of: of.cosine),
+        ]),
+        Chart("phases", "Time by phase", "seconds", "Seconds of each round by phase", [
+            Series(name, name, _phase(name)) for name in _PHASES
+        ]),
+        Chart("bytes", "Bytes", "bytes", "Tensor bytes of each round", [
+            Series("down", "down", lambda of: of.down),
+            Series("up", "up", lambda of: of.up),
+        ]),
+    ]  # fmt: skip
+
+
+def _evaluation(name: str) -> Chart:
+    title = name.replace("_", " ").capitalize()
+    unit: Unit = "share" if name == "accuracy" else "number"
+    about = f"{title} on held-out data of the server, and its mean and worst tenth over the clients' own data"
+    return Chart(name, title, unit, about, [
+        Series(name, "held-out", _metric(name)),
+        Series(f"clients_{name}_mean", "on clients, mean", _metric(f"clients_{name}_mean")),
+        Series(f"clients_{name}_worst_decile", "worst tenth", _metric(f"clients_{name}_worst_decile")),
+        Series(f"clients_{name}_std", "spread", _metric(f"clients_{name}_std")),
+    ])  # fmt: skip
+
+
+def metric_names(rounds: Sequence[Round]) -> list[str]:
+    """Names of all metrics of the rounds."""
+    return sorted({name for each in rounds for name in each.metrics})
+
+
+def present_charts(rounds: Sequence[Round]) -> list[Chart]:
+    """The charts with at least one value, each with the series that have one."""
+    charts = []
+    for chart in charts_of(metric_names(rounds)):
+        series = [each for each in chart.series if any(each.value(of) is not None for of in rounds)]
+        if series:
+            charts.append(Chart(chart.key, chart.title, chart.unit, chart.about, series))
+    return charts
+
+
+def position(of: Round, created: float) -> dict[str, float]:
+    """Where a round lies on each axis: its number from 1, bytes down and up so far, seconds since the creation."""
+    return {
+        "rounds": of.round + 1,
+        "bytes": of.total_down + of.total_up,
+        "time": round(max(0.0, of.committed - created), 3),
+    }
+
+
+def chart_json(chart: Chart, rounds: Sequence[Round], created: float) -> dict[str, Any]:
+    """A chart for the browser: values by series, null where a round has none."""
+    kept = chart.rounds(rounds)
+    return {
+        "key": chart.key,
+        "unit": chart.unit,
+        "x": [position(each, created) for each in kept],
+        "series": [
+            {"key": each.key, "title": each.title, "values": [finite(each.value(of)) for of in kept]}
+            for each in chart.series
+        ],
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def marks(rounds: Sequence[Round], created: float, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is marked on the time axis: rounds with refused updates or repeated attempts, and restarts.
+
+    events: of the history, with `time` (Unix seconds), `kind` and `text`. On the axes of rounds and bytes an event lies
+    at the first round that was committed after it.
+    """
+    found = []
+    for each in rounds:
+        if each.refused:
+            reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(each.refused.items()))
+            found.append(
+                {**position(each, created), "kind": "refused", "text": f"round {each.round}: refused {reasons}"}
+            )
+        if each.attempts > 1:
+            text = f"round {each.round}: {each.attempts} attempts"
+            found.append({**position(each, created), "kind": "attempts", "text": text})
+    for event in events:
+        after = next((each for each in rounds if each.committed >= event["time"]), rounds[-1] if rounds else None)
+        at = position(after, created) if after else {"rounds": 0, "bytes": 0}
+        time = round(max(0.0, event["time"] - created), 3)
+        found.append({**at, "time": time, "kind": event["kind"], "text": event["text"]})
+    return found

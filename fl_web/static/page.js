@@ -1,0 +1,90 @@
+// Keeps an open page current. The server sends changed parts, new events and new points; without this script every page
+// is complete as it was loaded.
+import { ago } from "./format.js";
+import { morph } from "./morph.js";
+import { CompareCurves, RunCurves } from "./curves.js";
+
+const MOST_ENTRIES = 1000;
+const body = document.body;
+const link = document.getElementById("link");
+const notice = document.getElementById("notice");
+
+const section = document.querySelector("[data-curves]");
+const figure = document.querySelector("[data-compare]");
+const curves = section ? new RunCurves(section) : null;
+const comparison = figure ? new CompareCurves(figure) : null;
+if (curves) curves.load();
+if (comparison) comparison.load();
+
+function show(state, text, why = "") {
+  link.dataset.state = state;
+  link.querySelector(".link-text").textContent = text;
+  body.classList.toggle("lost", state === "lost");
+  notice.hidden = state !== "lost";
+  if (state === "lost") notice.textContent = why;
+}
+
+const on = {
+  link({ up, why }) {
+    if (up) show("live", "live");
+    else show("lost", "connection lost", `The coordinator does not answer: ${why}. The values below are the last known ones. The page goes on by itself when it is back.`);
+  },
+  problem({ title, text }) {
+    show("lost", "not live", `${title}: ${text}`);
+  },
+  parts(parts) {
+    for (const [id, html] of Object.entries(parts)) {
+      const target = document.getElementById(id);
+      if (target) morph(target, html);
+    }
+    if (curves && "charts" in parts) curves.draw();
+    if (comparison && "outcome" in parts) comparison.load();
+    times();
+  },
+  curves(update) {
+    if (curves) curves.add(update);
+  },
+  entries(rows) {
+    const table = document.getElementById("entries");
+    if (!table) return;
+    for (const { number, html } of rows) {
+      if (table.querySelector(`[data-number="${Number(number)}"]`)) continue;
+      const source = document.createElement("template");
+      source.innerHTML = html;
+      const row = source.content.querySelector("tr");
+      row.classList.add("fresh");
+      table.prepend(row);
+    }
+    while (table.rows.length > MOST_ENTRIES) table.lastElementChild.remove();
+  },
+};
+
+function times() {
+  for (const element of document.querySelectorAll("time[data-ago]")) {
+    const text = ago(Date.now() - Date.parse(element.dateTime));
+    if (element.textContent !== text) element.textContent = text;
+  }
+}
+
+let seen = "";
+
+function connect() {
+  const address = new URL(body.dataset.live, location.href);
+  if (seen) address.searchParams.set("after", seen);
+  const source = new EventSource(address);
+  for (const [name, act] of Object.entries(on)) {
+    source.addEventListener(name, (event) => {
+      seen = event.lastEventId || seen;
+      act(JSON.parse(event.data));
+    });
+  }
+  source.onerror = () => {
+    show("lost", "connection lost", "The web server does not answer. The values below are the last known ones. The page goes on by itself when it is back.");
+    // A stream that the server refuses is not opened again by the browser.
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
+  };
+}
+
+setInterval(times, 5000);
+times();
+connect();

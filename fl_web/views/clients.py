@@ -1,0 +1,92 @@
+"""Clients: search and filters, and the page of one client."""
+
+from __future__ import annotations
+
+from fl_web.coordinator.errors import WrongInput
+from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
+from fl_web.render.states import CLIENT_MARKS, CLIENT_STATES, client_marks, client_number, client_word
+from fl_web.views.view import Context, Params, View
+from protos.fl.v1 import admin_pb2 as pb
+
+_PAGE, _HISTORY = 100, 100
+ORDERS = {
+    "id": pb.CLIENT_ORDER_ID,
+    "state": pb.CLIENT_ORDER_STATE,
+    "seen": pb.CLIENT_ORDER_LAST_SEEN,
+    "counted": pb.CLIENT_ORDER_UPDATES_COUNTED,
+    "refused": pb.CLIENT_ORDER_UPDATES_REFUSED,
+}
+"""Columns by which the list can be ordered."""
+
+
+async def _context(reader: Reader, params: Params) -> Context:
+    order = params.one_of("order", tuple(ORDERS))
+    wanted = ClientsWanted(
+        _PAGE,
+        params.text("page"),
+        client_number(params.text("state")),
+        params.text("q"),
+        _labels(params.texts("label")),
+        [mark for mark in params.texts("mark") if mark in CLIENT_MARKS],
+        ORDERS[order],
+        params.text("descending") == "1",
+    )
+    overview = await reader.overview(RunsWanted(1))
+    found = await reader.clients(wanted)
+    return {
+        "title": "Clients",
+        "overview": overview,
+        "clients": found.clients,
+        "found": found.found,
+        "next_page": found.next_page_token,
+        "order": order,
+        "client_states": CLIENT_STATES,
+        "all_marks": CLIENT_MARKS,
+        "client_marks": client_marks,
+        "client_word": client_word,
+        "params": params,
+        "number": overview.history_number,
+    }
+
+
+def _labels(texts: list[str]) -> dict[str, str]:
+    """key=value of each label. Raises WrongInput."""
+    labels = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise WrongInput(f"label: expected key=value, got {text[:80]!r}")
+        labels[key] = value
+    return labels
+
+
+async def _client(reader: Reader, params: Params) -> Context:
+    client_id = params.text("id")
+    number = (await reader.overview(RunsWanted(1))).history_number
+    found = await reader.client(client_id, _HISTORY)
+    return {
+        "title": client_id,
+        "found": found,
+        "client": found.client,
+        "word": client_word(found.client.state),
+        "marks": client_marks(found.client),
+        "entries": list(reversed(found.history)),
+        "params": params,
+        "number": number,
+    }
+
+
+CLIENTS = View(
+    "clients",
+    "clients.html",
+    _context,
+    {"counts": "clients/_counts.html", "list": "clients/_list.html"},
+    refresh_s=5.0,
+)
+CLIENT = View(
+    "client",
+    "client.html",
+    _client,
+    {"head": "client/_head.html", "facts": "client/_facts.html", "events": "client/_events.html"},
+    refresh_s=3.0,
+)

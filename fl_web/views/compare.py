@@ -1,0 +1,120 @@
+"""Several runs on one axis: by rounds, bytes or time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from fl_web.coordinator.errors import WrongInput
+from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.coordinator.rounds import Round
+from fl_web.curves.charts import AXES, finite, metric_names, position
+from fl_web.curves.thinning import thinned
+from fl_web.render.formats import seconds_of
+from fl_web.views.view import Context, Params, View
+from protos.fl.v1 import admin_pb2 as pb
+
+MOST_RUNS = 8
+"""In one comparison: more curves cannot be told apart."""
+_OFFERED = 60
+"""Newest runs that the form offers."""
+_TABLE_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One run of a comparison."""
+
+    run: pb.RunStatus
+    rounds: list[Round]
+    metric: str
+
+    @property
+    def created(self) -> float:
+        """Unix seconds."""
+        return seconds_of(self.run.created)
+
+    def value(self, of: Round) -> float | None:
+        """The metric of a round."""
+        return of.training_loss if self.metric == "training_loss" else of.metrics.get(self.metric)
+
+    def curve(self, most: int) -> list[Round]:
+        """The rounds with a value, thinned."""
+        with_value = [each for each in self.rounds if self.value(each) is not None]
+        kept = thinned(
+            [float(each.round) for each in with_value], [self.value(each) or 0.0 for each in with_value], most
+        )
+        return [with_value[index] for index in kept]
+
+    @property
+    def best(self) -> Round | None:
+        """The round with the best value: the smallest loss, or the largest of another metric."""
+        with_value = [each for each in self.rounds if finite(self.value(each)) is not None]
+        sign = -1 if "loss" in self.metric else 1
+        return max(with_value, key=lambda each: sign * (self.value(each) or 0.0), default=None)
+
+    @property
+    def last(self) -> Round | None:
+        """The newest round with a value."""
+        return next((each for each in reversed(self.rounds) if self.value(each) is not None), None)
+
+    def position(self, of: Round) -> dict[str, float]:
+        """Where a round lies on each axis."""
+        return position(of, self.created)
+
+
+async def compared(reader: Reader, params: Params) -> tuple[list[Compared], list[str]]:
+    """The chosen runs, and the metrics that they have."""
+    chosen = params.texts("run")
+    if len(chosen) > MOST_RUNS:
+        raise WrongInput(f"run: expected at most {MOST_RUNS} runs to compare, got {len(chosen)}")
+    runs = await asyncio.gather(*(reader.run(run_id) for run_id in chosen))
+    rounds = await asyncio.gather(*(reader.rounds(run_id) for run_id in chosen))
+    names = sorted(
+        {name for each in rounds for name in metric_names(each)}, key=lambda name: (name != "accuracy", name)
+    )
+    if any(of.training_loss is not None for each in rounds for of in each):
+        names.append("training_loss")
+    wanted = params.text("metric")
+    metric = wanted if wanted in names else next(iter(names), "accuracy")
+    return [Compared(run, each, metric) for run, each in zip(runs, rounds, strict=True)], names
+
+
+async def _context(reader: Reader, params: Params) -> Context:
+    (found, metrics), overview = await asyncio.gather(
+        compared(reader, params), reader.overview(RunsWanted(_OFFERED, search=params.text("q")))
+    )
+    chosen = [each.run.run_id for each in found]
+    return {
+        "title": "Compare",
+        "compared": found,
+        "chosen": chosen,
+        "offered": [run for run in overview.runs if run.run_id not in chosen],
+        "offered_found": overview.runs_found,
+        "metric": found[0].metric if found else "accuracy",
+        "metrics": metrics,
+        "axis": params.one_of("x", AXES),
+        "axes": AXES,
+        "most": MOST_RUNS,
+        "table_rows": _TABLE_ROWS,
+        "params": params,
+        "number": overview.history_number,
+    }
+
+
+def compare_json(found: list[Compared], most: int) -> dict[str, Any]:
+    """The curves for the browser."""
+    curves = []
+    for each in found:
+        kept = each.curve(most)
+        curves.append({
+            "run": each.run.run_id,
+            "x": [each.position(of) for of in kept],
+            "values": [finite(each.value(of)) for of in kept],
+        })  # fmt: skip
+    unit = "share" if found and "accuracy" in found[0].metric else "number"
+    return {"unit": unit, "curves": curves}
+
+
+COMPARE = View("compare", "compare.html", _context, {"outcome": "compare/_outcome.html"}, refresh_s=5.0)

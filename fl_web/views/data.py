@@ -1,0 +1,99 @@
+"""Answers that are no pages: curves for the charts, rounds as CSV, and models."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from fl_web.coordinator.errors import Failed
+from fl_web.coordinator.reader import Reader
+from fl_web.coordinator.rounds import Round
+from fl_web.curves.charts import chart_json, marks, metric_names, present_charts
+from fl_web.curves.thinning import MOST_POINTS
+from fl_web.render.formats import iso, seconds_of
+from fl_web.views.compare import compare_json, compared
+from fl_web.views.run import mark_events
+from fl_web.views.view import Params
+from protos.codec import digest_bytes
+from protos.fl.v1 import admin_pb2 as pb
+
+_HISTORY = 500
+_MOST_MARKS = 500
+_FIXED = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "bytes_down", "bytes_up", "training_loss",
+          "cosine")  # fmt: skip
+
+
+async def curves(reader: Reader, params: Params) -> Response:
+    """All curves of a run, thinned."""
+    run_id = params.text("id")
+    run, rounds, history = await reader.run(run_id), await reader.rounds(run_id), await reader.entries(run_id, _HISTORY)
+    created = seconds_of(run.created)
+    found = marks(rounds, created, mark_events(history.entries))[-_MOST_MARKS:]
+    charts = [chart_json(chart, rounds, created) for chart in present_charts(rounds)]
+    return JSONResponse({"charts": charts, "marks": found})
+
+
+async def compare_curves(reader: Reader, params: Params) -> Response:
+    """The curves of a comparison, thinned."""
+    found, _ = await compared(reader, params)
+    return JSONResponse(compare_json(found, MOST_POINTS))
+
+
+async def rounds_csv(reader: Reader, params: Params) -> Response:
+    """All rounds of a run."""
+    rounds, out = await reader.rounds(params.text("id")), io.StringIO()
+    metrics, norms = metric_names(rounds), sorted({name for each in rounds for name in each.norms})
+    phases = sorted({name for each in rounds for name in each.phases})
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_FIXED, *metrics, *(f"norm_{name}" for name in norms), *(f"seconds_{name}" for name in phases)])
+    for each in rounds:
+        own = [each.metrics.get(name) for name in metrics] + [each.norms.get(name) for name in norms]
+        writer.writerow([*_values(each), *own, *(each.phases.get(name) for name in phases)])
+    return Response(out.getvalue(), media_type="text/csv", headers=_attachment(f"{params.text('id')}-rounds.csv"))
+
+
+def _values(of: Round) -> list[object]:
+    return [of.round, iso(of.committed), f"{of.seconds:.3f}", of.attempts, of.accepted, of.dropped, of.down, of.up,
+            of.training_loss, of.cosine]  # fmt: skip
+
+
+async def model(reader: Reader, params: Params) -> Response:
+    """A committed model as a safetensors file. `round`: "best", "latest" or a number."""
+    run_id, which = params.text("id"), params.text("round") or "latest"
+    messages = reader.model(run_id, which)
+    first = await anext(messages, None)
+    if first is None or not first.HasField("header"):
+        raise Failed("the coordinator sent no model")
+    header = first.header
+    name = f"{run_id}-round-{header.round.round}.safetensors" if header.HasField("round") else f"{run_id}.safetensors"
+    headers = {
+        **_attachment(name),
+        "Content-Length": str(header.size_bytes),
+        "X-Content-BLAKE3": digest_bytes(header.digest).hex(),
+    }
+    return StreamingResponse(
+        _chunks(messages, header.size_bytes), media_type="application/octet-stream", headers=headers
+    )
+
+
+async def _chunks(messages: AsyncIterator[pb.ExportModelResponse], size: int) -> AsyncIterator[bytes]:
+    """The bytes of the file. A file that ends early breaks the connection, so that a browser reports it."""
+    sent = 0
+    async with aclosing(messages):  # type: ignore[type-var]  # it is a generator
+        async for message in messages:
+            if message.chunk.offset != sent:
+                raise Failed(f"expected bytes from {sent} on, got them from {message.chunk.offset}")
+            sent += len(message.chunk.data)
+            yield message.chunk.data
+    if sent != size:
+        raise Failed(f"expected {size} bytes, got {sent}")
+
+
+def _attachment(name: str) -> dict[str, str]:
+    """A run's id has only characters that need no quoting."""
+    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name)
+    return {"Content-Disposition": f'attachment; filename="{safe}"'}

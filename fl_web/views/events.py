@@ -1,0 +1,66 @@
+"""The history, the newest first, filtered by subject, kind, actor and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.views.view import Context, Params, View
+from protos.fl.v1 import admin_pb2 as pb
+
+_PAGE = 100
+_AT_ONCE, _MOST_READ = 1000, 10_000
+"""Entries that are read in a call, and at most for a page with a filter."""
+
+
+def matches(params: Params) -> Callable[[pb.HistoryEntry], bool]:
+    """Whether an entry passes the filters of an address."""
+    subject, kinds = params.text("subject"), params.texts("kind")
+    actor, text = params.text("actor").casefold(), params.text("q").casefold()
+
+    def passes(entry: pb.HistoryEntry) -> bool:
+        return (
+            (not subject or entry.subject == subject)
+            and (not kinds or any(kind in entry.event for kind in kinds))
+            and actor in entry.actor.casefold()
+            and text in f"{entry.event} {entry.subject} {entry.detail}".casefold()
+        )
+
+    return passes
+
+
+async def _context(reader: Reader, params: Params) -> Context:
+    number = (await reader.overview(RunsWanted(1))).history_number
+    entries, older, newest = await _page(reader, params)
+    return {
+        "title": "Events",
+        "entries": entries,
+        "older": older,
+        "first_page": not params.number("before"),
+        "params": params,
+        "number": max(number, newest),
+    }
+
+
+async def _page(reader: Reader, params: Params) -> tuple[list[pb.HistoryEntry], int, int]:
+    """(entries, the newest first; number to continue before, 0 at the end; number of the newest entry read)."""
+    before, subject, passes = params.number("before"), params.text("subject"), matches(params)
+    filtered = any(params.text(name) for name in ("kind", "actor", "q"))
+    found: list[pb.HistoryEntry] = []
+    newest = read = 0
+    while len(found) < _PAGE and read < _MOST_READ:
+        response = await reader.entries(subject, _AT_ONCE if filtered else _PAGE, before)
+        newest = max([newest, *(entry.number for entry in response.entries)])
+        for entry in reversed(response.entries):
+            if passes(entry):
+                found.append(entry)
+                if len(found) == _PAGE:
+                    return found, entry.number, newest
+        read += max(1, len(response.entries))
+        before = response.first_number
+        if not before:
+            return found, 0, newest
+    return found, before, newest
+
+
+EVENTS = View("events", "events.html", _context, adds_entries=True)

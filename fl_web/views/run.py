@@ -1,0 +1,112 @@
+"""A run: its state, the round now with each client, its curves, refusals and restarts, and its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fl_web.coordinator.errors import Failed, NotFound, WrongInput
+from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.coordinator.rounds import Round
+from fl_web.curves.charts import marks, present_charts
+from fl_web.render.formats import seconds_of
+from fl_web.render.states import RESTARTS, run_word
+from fl_web.views.configuration import configuration
+from fl_web.views.estimates import left_of_run
+from fl_web.views.view import Context, Params, View
+from protos.fl.v1 import admin_pb2 as pb
+
+_HISTORY = 500
+"""Newest entries of a run's history that are searched for marks."""
+_SHOWN_ENTRIES, _SHOWN_ROUNDS, _SHOWN_MARKS, _SHOWN_CLIENTS = 15, 25, 200, 100
+_TABLE_ROWS = 60
+"""Of the table beside a curve. All rounds are in the CSV file."""
+
+
+async def _context(reader: Reader, params: Params) -> Context:
+    run_id = params.text("id")
+    overview, who = await asyncio.gather(reader.overview(RunsWanted(1)), reader.who_am_i())
+    run, history = await asyncio.gather(reader.run(run_id), reader.entries(run_id, _HISTORY))
+    rounds, cohort, evaluations = await asyncio.gather(
+        reader.rounds(run_id) if run.rounds_done else _nothing(),
+        _cohort(reader, run),
+        _evaluations(reader, run),
+    )
+    events, created = mark_events(history.entries), seconds_of(run.created)
+    return {
+        "title": run_id,
+        "run": run,
+        "word": run_word(run.state),
+        "planned": run.spec.stop.rounds,
+        "left": left_of_run(run, rounds),
+        "rounds": rounds,
+        "newest": list(reversed(rounds[-_SHOWN_ROUNDS:])),
+        "charts": present_charts(rounds),
+        "table_rows": _TABLE_ROWS,
+        "created": created,
+        "cohort": cohort,
+        "evaluations": evaluations,
+        "marks": list(reversed(marks(rounds, created, events)))[:_SHOWN_MARKS],
+        "entries": list(reversed(history.entries[-_SHOWN_ENTRIES:])),
+        "configuration": configuration(run.spec),
+        "may_export": "ExportModel" in who.methods,
+        "number": overview.history_number,
+        "params": params,
+    }
+
+
+async def _nothing() -> list[Round]:
+    return []
+
+
+async def _cohort(reader: Reader, run: pb.RunStatus) -> pb.ListCohortResponse | None:
+    """The clients of the round now. None: the run has ended, or the coordinator is older than this call."""
+    if run.HasField("ended"):
+        return None
+    try:
+        return await reader.cohort(run.run_id, _SHOWN_CLIENTS)
+    except Failed:
+        return None
+
+
+async def _evaluations(reader: Reader, run: pb.RunStatus) -> pb.ListEvaluationsResponse | None:
+    """The clients' evaluations of the newest evaluated round; None if there is none."""
+    if not run.spec.evaluation.clients_every:
+        return None
+    try:
+        return await reader.evaluations(run.run_id, _SHOWN_CLIENTS)
+    except (WrongInput, NotFound):
+        return None
+
+
+def mark_events(entries: Sequence[pb.HistoryEntry]) -> list[dict[str, Any]]:
+    """The entries that are marked on the time axis."""
+    return [
+        {"time": seconds_of(entry.time), "kind": RESTARTS[entry.event], "text": _mark_text(entry)}
+        for entry in entries
+        if entry.event in RESTARTS
+    ]
+
+
+def _mark_text(entry: pb.HistoryEntry) -> str:
+    name = entry.event.replace("_", " ")
+    return f"{name}: {entry.detail}" if entry.detail else name
+
+
+RUN = View(
+    "run",
+    "run.html",
+    _context,
+    {
+        "head": "run/_head.html",
+        "now": "run/_now.html",
+        "figures": "run/_figures.html",
+        "charts": "run/_charts.html",
+        "evaluations": "run/_evaluations.html",
+        "rounds": "run/_rounds.html",
+        "marks": "run/_marks.html",
+        "events": "run/_events.html",
+    },
+    watches_run=True,
+)
