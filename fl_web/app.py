@@ -107,7 +107,7 @@ async def _live(request: Request) -> Response:
     return StreamingResponse(stream.messages(), media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
-async def _healthz(request: Request) -> Response:
+async def _healthz(_: Request) -> Response:
     """Whether this process serves. The coordinator has its own health service."""
     return PlainTextResponse("ok\n")
 

@@ -1,10 +1,10 @@
-"""Calls of the Admin service over grpc.aio. Equal calls that several views make at about the same time are made once."""
+"""Calls of the Admin service over grpc.aio. Equal calls of several views at about the same time are made once."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -55,7 +55,7 @@ class Calls:
         del response  # only for the type
         return cast(Response, await asyncio.shield(reply.task))
 
-    async def stream(self, method: str, request: Message, response: type[Response]) -> AsyncIterator[Response]:
+    async def stream(self, method: str, request: Message, response: type[Response]) -> AsyncGenerator[Response, None]:
         """The messages of a stream until the coordinator ends it."""
         del response  # only for the type
         stream = getattr(self._stub, method)(request, metadata=self._metadata())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -63,7 +63,7 @@ class Reader:
         request = pb.GetOverviewRequest(
             page_size=wanted.size,
             page_token=wanted.token,
-            states=[pb.RunState.Name(state) for state in wanted.states],  # type: ignore[arg-type]  # any number comes in
+            states=[pb.RunState.Name(state) for state in wanted.states],
             search=wanted.search,
             points=SPARK_POINTS,
         )
@@ -92,11 +92,11 @@ class Reader:
         request = pb.ListClientsRequest(
             page_size=wanted.size,
             page_token=wanted.token,
-            state=pb.ClientState.Name(wanted.state),  # type: ignore[arg-type]  # any number comes in
+            state=pb.ClientState.Name(wanted.state),
             labels=wanted.labels,
             search=wanted.search,
             marks=wanted.marks,
-            order=pb.ClientOrder.Name(wanted.order),  # type: ignore[arg-type]  # any number comes in
+            order=pb.ClientOrder.Name(wanted.order),
             descending=wanted.descending,
         )
         return await self._calls.call("ListClients", request, pb.ListClientsResponse)
@@ -115,7 +115,7 @@ class Reader:
         """The identity, its roles and the methods that it may call."""
         return await self._calls.call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse)
 
-    def model(self, run_id: str, which: str) -> AsyncIterator[pb.ExportModelResponse]:
+    def model(self, run_id: str, which: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
         """Header and chunks of a model as safetensors. which: "latest", "best" or a round's number."""
         request = pb.ExportModelRequest(run_id=run_id, round=which)
         return self._calls.stream("ExportModel", request, pb.ExportModelResponse)

@@ -68,8 +68,7 @@ class Watch:
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                await self.read()
-                return
+                return await self.read()
             except Unreachable as error:
                 wait_s = _FIRST_WAIT_S if self.link is not None and self.link.up else wait_s
                 self._report(Link(up=False, why=str(error)))
@@ -78,7 +77,7 @@ class Watch:
                     mailbox.end(error)
                 if not isinstance(error, WebError):
                     raise
-                return
+                return None
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 

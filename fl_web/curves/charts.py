@@ -159,6 +159,7 @@ def marks(rounds: Sequence[Round], created: float, events: Sequence[Mapping[str,
     for each in rounds:
         if each.refused:
             reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(each.refused.items()))
+            text = f"round {each.round}: refused {reasons}"
             found.append(
                 {**position(each, created), "kind": "refused", "text": f"round {each.round}: refused {reasons}"}
             )

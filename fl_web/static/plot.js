@@ -3,6 +3,8 @@
 import { AXIS_UNIT, inUnit, tick } from "./format.js";
 
 const MARK_TONE = { refused: "--bad", restart: "--warn", attempts: "--warn", pause: "--calm" };
+const ROUNDS = [1, 2, 5].flatMap((step) => [0, 1, 2, 3, 4, 5].map((power) => step * 10 ** power)).sort((a, b) => a - b);
+const BYTES = Array.from({ length: 52 }, (_, power) => 2 ** power);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export class Plot {
@@ -63,13 +65,12 @@ export class Plot {
     const width = Math.max(120, this.element.clientWidth);
     return {
       width, height: this.height,
-      scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high, unit === "bytes" || unit === "seconds") } },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       legend: { show: false },
       axes: [
-        axis((_, splits) => splits.map((v) => tick(v, AXIS_UNIT[this.axis])), { space: 70, size: 28,
-          incrs: this.axis === "rounds" ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000] : undefined }),
-        axis((_, splits) => splits.map((v) => tick(v, unit)), { size: 62, space: 34 }),
+        axis((_, splits) => splits.map((v) => tick(v, AXIS_UNIT[this.axis])), { space: 76, size: 28, incrs: { rounds: ROUNDS, bytes: BYTES }[this.axis] }),
+        axis((_, splits) => splits.map((v) => tick(v, unit)), { size: 62, space: 34, incrs: unit === "bytes" ? BYTES : undefined }),
       ],
       series: [{}, ...this.series.map((each, index) => ({
         label: each.title, stroke: () => colour(`--series-${(index % 8) + 1}`), width: 1.6, spanGaps: true,
@@ -137,8 +138,9 @@ function aligned(series, axis) {
   return [xs, ...columns];
 }
 
-function padded(low, high) {
+function padded(low, high, fromZero) {
   if (low === null || low === undefined) return [0, 1];
+  if (fromZero) return [0, 1.08 * high || 1];
   const span = high - low || Math.abs(high) || 1;
   const bottom = low - 0.06 * span;
   return [low >= 0 && bottom < 0 ? 0 : bottom, high + 0.06 * span];

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -80,10 +80,10 @@ async def model(reader: Reader, params: Params) -> Response:
     )
 
 
-async def _chunks(messages: AsyncIterator[pb.ExportModelResponse], size: int) -> AsyncIterator[bytes]:
+async def _chunks(messages: AsyncGenerator[pb.ExportModelResponse, None], size: int) -> AsyncIterator[bytes]:
     """The bytes of the file. A file that ends early breaks the connection, so that a browser reports it."""
     sent = 0
-    async with aclosing(messages):  # type: ignore[type-var]  # it is a generator
+    async with aclosing(messages):
         async for message in messages:
             if message.chunk.offset != sent:
                 raise Failed(f"expected bytes from {sent} on, got them from {message.chunk.offset}")

@@ -19,7 +19,7 @@ _RECENT_S = 24 * 3600.0
 """A run that failed within this time is a problem of now."""
 
 
-async def _context(reader: Reader, params: Params) -> Context:
+async def _context(reader: Reader, _: Params) -> Context:
     active, ended, history = await asyncio.gather(
         reader.overview(RunsWanted(_MOST_ACTIVE, states=_ACTIVE)),
         reader.overview(RunsWanted(_MOST_ENDED, states=_ENDED)),
@@ -51,15 +51,18 @@ Problem = tuple[str, str, str]
 def _problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview]) -> list[Problem]:
     """What needs attention, the worst first."""
     now, clients = seconds_of(overview.now), overview.clients_by_state
-    found: list[Problem] = []
-    for run in ended:
-        if run.state == pb.RUN_STATE_FAILED and now - seconds_of(run.ended) < _RECENT_S:
-            found.append(("bad", f"{run.run_id} failed: {run.reason}", f"/runs/{run.run_id}"))
+    found: list[Problem] = [
+        ("bad", f"{run.run_id} failed: {run.reason}", f"/runs/{run.run_id}")
+        for run in ended
+        if run.state == pb.RUN_STATE_FAILED and now - seconds_of(run.ended) < _RECENT_S
+    ]
     if not_loaded := overview.runs_by_state["unspecified"]:
         found.append(("bad", f"{not_loaded} runs could not be loaded", "/runs"))
-    for run in overview.runs:
-        if run.state == pb.RUN_STATE_WAITING:
-            found.append(("warn", f"{run.run_id} waits: {run.reason or 'for clients'}", f"/runs/{run.run_id}"))
+    found += [
+        ("warn", f"{run.run_id} waits: {run.reason or 'for clients'}", f"/runs/{run.run_id}")
+        for run in overview.runs
+        if run.state == pb.RUN_STATE_WAITING
+    ]
     if quarantined := clients["quarantined"]:
         found.append(("warn", f"{quarantined} clients in quarantine", "/clients?mark=quarantined"))
     if suspect := clients["suspect"]:

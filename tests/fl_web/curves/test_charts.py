@@ -1,0 +1,59 @@
+"""The charts of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from fl_web.curves.charts import chart_json, marks, present_charts
+from tests.fl_web.rounds import committed
+
+CREATED = 100.0
+
+
+def test_only_charts_with_values_are_present() -> None:
+    """A run without momentum has no cosine; bytes are always there."""
+    rounds = [committed(0, metrics={"accuracy": 0.5}), committed(1, training_loss=0.3)]
+    assert [chart.key for chart in present_charts(rounds)] == ["accuracy", "loss", "bytes"]
+
+
+def test_a_series_without_values_is_left_out() -> None:
+    """No empty columns in the tables."""
+    (chart, *_) = present_charts([committed(0, metrics={"accuracy": 0.5, "clients_accuracy_mean": 0.4})])
+    assert [series.key for series in chart.series] == ["accuracy", "clients_accuracy_mean"]
+
+
+def test_a_point_has_its_place_on_every_axis() -> None:
+    """Rounds count from 1 on the axis; bytes are down and up together; time is since the creation."""
+    rounds = [committed(3, metrics={"accuracy": 0.5})]
+    (chart, *_) = present_charts(rounds)
+    assert chart_json(chart, rounds, CREATED)["x"] == [{"rounds": 4, "bytes": 60, "time": 4.0}]
+
+
+def test_values_that_json_lacks_are_null() -> None:
+    """A diverged loss is a gap in the curve."""
+    rounds = [committed(0, metrics={"loss": math.nan}), committed(1, metrics={"loss": 2.0})]
+    chart = next(each for each in present_charts(rounds) if each.key == "loss")
+    text = json.dumps(chart_json(chart, rounds, CREATED), allow_nan=False)
+    assert json.loads(text)["series"][0]["values"] == [None, 2.0]
+
+
+def test_a_long_curve_has_at_most_2000_points() -> None:
+    """The first and the last round are among them."""
+    rounds = [committed(number, metrics={"accuracy": (number % 97) / 97}) for number in range(9000)]
+    (chart, *_) = present_charts(rounds)
+    xs = chart_json(chart, rounds, CREATED)["x"]
+    assert (len(xs), xs[0]["rounds"], xs[-1]["rounds"]) == (2000, 1, 9000)
+
+
+def test_refusals_and_restarts_are_marked() -> None:
+    """A refusal at its round; a restart at its time, and at the next committed round on the other axes."""
+    rounds = [committed(0), committed(1, refused={"norm": 2, "not_finite": 1}, attempts=3), committed(2)]
+    event = {"time": 101.5, "kind": "restart", "text": "run recovered"}
+    found = marks(rounds, CREATED, [event])
+    assert [(each["kind"], each["rounds"], each["time"]) for each in found] == [
+        ("refused", 2, 2.0),
+        ("attempts", 2, 2.0),
+        ("restart", 2, 1.5),
+    ]
+    assert found[0]["text"] == "round 1: refused 2 norm, 1 not finite"

@@ -1,0 +1,95 @@
+"""Texts of other machines never become markup."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_web.render.spark import spark
+from fl_web.render.states import CLIENT_MARKS, CLIENT_STATES, client_marks, client_word
+from fl_web.render.templates import rendered
+from fl_web.views.clients import CLIENT
+from fl_web.views.view import Params
+from protos.fl.v1 import admin_pb2 as pb
+
+EVIL = """"><script>alert(1)</script><img src=x onerror='a'>"""
+
+
+def client() -> pb.ClientStatus:
+    """A client whose every text is hostile."""
+    status = pb.ClientStatus(
+        client_id=EVIL, labels={EVIL: EVIL}, software=EVIL, note=EVIL, run_id=EVIL, policy_refusals={EVIL: EVIL}
+    )
+    status.device.kind = status.device.name = EVIL
+    status.availability.detail = EVIL
+    status.tasks.add(name=EVIL).fingerprint.version = EVIL
+    status.quarantine.reason = EVIL
+    return status
+
+
+def entry() -> pb.HistoryEntry:
+    """An entry of the history whose every text is hostile."""
+    return pb.HistoryEntry(actor=EVIL, event=EVIL, subject=EVIL, detail=EVIL, number=7)
+
+
+def run() -> pb.RunOverview:
+    """A run whose every text is hostile."""
+    return pb.RunOverview(
+        run_id=EVIL, reason=EVIL, task=EVIL, algorithm=EVIL, owner=EVIL, phase=EVIL, metric=EVIL,
+        newest_metrics={EVIL: 1.0},
+    )  # fmt: skip
+
+
+def found() -> pb.GetClientResponse:
+    """The client with its sessions."""
+    response = pb.GetClientResponse(client=client(), work=EVIL, history=[entry()])
+    response.session.address = response.session.instance_id = response.session.certificate_serial = EVIL
+    response.standing.reason = EVIL
+    return response
+
+
+CASES = {
+    "clients/_list.html": {
+        "clients": [client()], "found": 1, "next_page": EVIL, "order": "id", "client_marks": client_marks,
+        "client_word": client_word, "params": Params({"q": [EVIL], "page": [EVIL]}), "all_marks": CLIENT_MARKS,
+        "client_states": CLIENT_STATES,
+    },
+    "client/_head.html": {"found": found(), "client": client(), "word": "present", "marks": ["banned"]},
+    "client/_facts.html": {"found": found(), "client": client()},
+    "events/_row.html": {"entry": entry()},
+    "federation/_events.html": {"entries": [entry()]},
+    "federation/_active.html": {"active": [run()], "more_active": 0, "estimate": lambda run: "-"},
+    "federation/_waits.html": {"problems": [("bad", EVIL, f"/runs/{EVIL}")]},
+    "run/_marks.html": {"marks": [{"kind": "refused", "text": EVIL, "time": 1.0}]},
+    "problem.html": {"view": EVIL, "live": EVIL, "who": None, "title": EVIL, "text": EVIL, "status": 503, "at": EVIL},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", CASES)
+def test_hostile_texts_are_escaped(template: str) -> None:
+    """No tag and no attribute comes out of an id, a label, a reason, a device's name or an address."""
+    text = rendered(template, CASES[template])
+    assert "alert(1)" in text.replace("%28", "(").replace("%29", ")")
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "onerror='a'" not in text
+
+
+def test_the_parts_of_a_view_are_templates() -> None:
+    """A part that is sent while a page is open is one that the page includes."""
+    page = rendered_source(CLIENT.template)
+    assert all(f"include '{template}'" in page and f'id="{name}"' in page for name, template in CLIENT.parts.items())
+
+
+def rendered_source(template: str) -> str:
+    """The text of a template's file."""
+    from fl_web.render.templates import environment  # noqa: PLC0415 - only here
+
+    loader = environment().loader
+    assert loader is not None
+    return loader.get_source(environment(), template)[0]
+
+
+def test_a_sparkline_needs_two_finite_values() -> None:
+    """Otherwise the cell is empty."""
+    assert spark([1.0]) == spark([float("nan"), 2.0]) == ""
+    assert 'points="2.0,20.0 94.0,2.0"' in spark([0.5, 0.75])
