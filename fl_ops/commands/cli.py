@@ -61,7 +61,9 @@ app.command(
         "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
     )
 )(simulate)
-app.command(**examples("fl web", "fl web --listen 127.0.0.1:8000"))(web)
+app.command(**examples("fl web", "fl web --listen 127.0.0.1:8000", "fl web open --server coordinator.example:7071"))(
+    web
+)
 app.command(**examples("fl whoami"))(whoami)
 
 
