@@ -1,360 +1,182 @@
-"""The page that a coordinator serves: its process, the browsers' logins, and what hostile requests get."""
+"""The web page of a coordinator with daemons, over loopback, without a browser."""
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import signal
-import socket
-import ssl
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Iterator
 
-import psutil
 import pytest
-from cryptography import x509
 
-from fl_ops.admin.settings import Certificates
-from fl_ops.errors import NotAllowed
-from protos.fl.v1 import admin_pb2 as pb
-from tests.processes.certificates import Pki, server_section
-from tests.processes.federation import Coordinator, Fleet, run_spec
-from tests.processes.process import ROOT, Workspace, eventually, run_fl
+from tests.processes.federation import Coordinator, Fleet
+from tests.processes.process import Workspace, eventually
+from tests.processes.web_page import WebPage
 
-COOKIE = "__Host-impetus"
+pytest.importorskip("starlette", reason="the extra `web` is not installed")
 
 
-@dataclass
-class Answer:
-    """A whole response."""
-
-    status: int
-    headers: Mapping[str, str]
-    text: str
-
-    @property
-    def session(self) -> str:
-        """The cookie that it sets, as a browser sends it; empty without one."""
-        return self.headers.get("set-cookie", "").partition(";")[0]
+@pytest.fixture(scope="session")
+def shared_page(shared_fleet: Fleet) -> Iterator[WebPage]:
+    """One web page for all tests of a worker."""
+    with WebPage(str(shared_fleet.server.settings["admin_listen"]), shared_fleet.workspace.folder) as page:
+        yield page
 
 
-@dataclass
-class Browser:
-    """Requests to a page."""
-
-    address: str
-    tls: ssl.SSLContext | None = None
-    cookie: str = ""
-
-    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """Make a request on a connection of its own."""
-        make = http.client.HTTPConnection if self.tls is None else http.client.HTTPSConnection
-        connection = make(self.address, timeout=60, **({} if self.tls is None else {"context": self.tls}))
-        own = {"Cookie": self.cookie} if self.cookie else {}
-        try:
-            connection.request(method, path, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read().decode())
-        finally:
-            connection.close()
-
-    def log_in(self, link: str) -> Answer:
-        """Follow a login link, as a browser does: the cookie is kept."""
-        answer = self.get(link.partition(self.address)[2])
-        self.cookie = answer.session or self.cookie
-        return answer
+@pytest.fixture
+def page(fleet: Fleet, shared_page: WebPage) -> WebPage:
+    """The web page of `fleet`."""
+    return shared_page
 
 
-def web_process(server: Coordinator, count: int = 1) -> psutil.Process:
-    """The running web process."""
-    return psutil.Process(server.logged("web_process_started", count)["pid"])
+def test_every_view_is_a_whole_page(fleet: Fleet, page: WebPage) -> None:
+    """With its tables in the HTML, and nothing that a strict content policy forbids."""
+    run = fleet.server.create("web-views", evaluation={"clients_every": 2})
+    fleet.server.completed(run)
+    shown = {
+        "/": [run, "completed", "Clients by state", "healthy"],
+        "/runs?q=web-views": [run, "1 run, "],
+        f"/runs/{run}": ["Accuracy as a table", "Configuration", "alpha", "round 3", "Latest model"],
+        f"/compare?run={run}&x=bytes": ["Curves as tables", run],
+        "/clients": ["edge-0", "edge-2", "3 clients"],
+        "/clients/edge-1": ["edge-1", "Latest events", "tiny_task:Tiny"],
+        f"/events?subject={run}&kind=committed": ["round committed", "round 3"],
+    }
+    for path, texts in shown.items():
+        answer = page.get(path)
+        assert answer.status == 200, f"{path}: {answer.text}"
+        assert [text for text in texts if text not in answer.text] == [], path
+        assert not re.search(r"<style|<script(?![^>]* src=)|\son\w+=|\sstyle=|https?://", answer.text), path
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for the processes."""
-    with Workspace(tmp_path_factory.mktemp("web")) as workspace:
-        yield workspace
+def test_the_curves_are_those_of_the_rounds(fleet: Fleet, page: WebPage) -> None:
+    """Accuracy by round as the Admin service has it; the CSV file has every round."""
+    run = fleet.server.create("web-curves")
+    fleet.server.completed(run)
+    expected = [summary.metrics["accuracy"] for summary in fleet.server.rounds(run)]
+    charts = {chart["key"]: chart for chart in json.loads(page.get(f"/runs/{run}/curves.json").text)["charts"]}
+    assert charts["accuracy"]["series"][0]["values"] == expected
+    assert [x["rounds"] for x in charts["accuracy"]["x"]] == [1, 2, 3, 4]
+    header, *lines = page.get(f"/runs/{run}/rounds.csv").text.splitlines()
+    column = header.split(",").index("accuracy")
+    assert [float(line.split(",")[column]) for line in lines] == expected
 
 
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority."""
-    return Pki(workspace.folder / "pki")
+def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
+    """As a safetensors file with its digest; the history records it."""
+    run = fleet.server.create("web-model")
+    fleet.server.completed(run)
+    answer = page.get(f"/runs/{run}/model?round=latest")
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="{run}-round-3.safetensors"'
+    assert len(answer.headers["X-Content-BLAKE3"]) == 64
+    assert '"dtype":"F32"' in answer.text
+    assert "model_exported" in fleet.server.history(run)
 
 
-@pytest.fixture(scope="module")
-def secured(workspace: Workspace, pki: Pki) -> Coordinator:
-    """A coordinator with certificates and a page."""
-    settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "s"))}
-    return Coordinator(workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> None:
+    """One has delivered, the other trains."""
+    quick, slow = fleet.half_delivered("web-cohort")
+    with fleet.server.admin() as admin:
+        (run,) = [each.run_id for each in admin.list_runs() if not each.HasField("ended")]
+    row = r'<tr data-key="(edge-\d)">.*?<td><span class="state \w+">([\w ]+)</span>'
+    expected = {quick.client_id: "delivered", slow.client_id: "training"}
+    eventually(
+        lambda: dict(re.findall(row, page.get(f"/runs/{run}").text, re.DOTALL)) == expected,
+        "one has delivered, the other has fetched the model and trains",
+    )
+    fleet.release()
+    fleet.server.completed(run)
 
 
-@pytest.fixture(scope="module")
-def plain(workspace: Workspace) -> Coordinator:
-    """A coordinator without certificates, with a page."""
-    return Coordinator(workspace, "plain", {"web_listen": "127.0.0.1:0"}).serve()
+def test_a_stream_has_what_changes(fleet: Fleet, page: WebPage) -> None:
+    """Parts of the page, points of the curves, and the end of the run."""
+    fleet.hold()
+    run = fleet.server.create("web-live")
+    with page.stream(f"/live?view=run&id={run}&after=0") as stream:
+        eventually(lambda: "collecting" in json.dumps(stream.named("parts")), "the first round is shown")
+        fleet.release()
+        fleet.server.completed(run)
+        eventually(lambda: "completed" in json.dumps(stream.named("parts")[-1]), "its end is shown")
+    points = [x["rounds"] for each in stream.named("curves") if "charts" in each for x in each["charts"][0]["x"]]
+    reloads = [each for each in stream.named("curves") if each.get("reload")]
+    assert reloads
+    assert set(points) <= {1, 2, 3, 4}
 
 
-def browser(server: Coordinator, pki: Pki, holder: Certificates | None = None) -> Browser:
-    """A browser that trusts the authority, and may have a certificate."""
-    tls = ssl.create_default_context(cafile=str(pki.ca))
-    if holder is not None:
-        tls.load_cert_chain(holder.cert, holder.key)
-    return Browser(server.settings["web_listen"], tls)
+def test_a_cut_stream_goes_on_where_it_was(fleet: Fleet, page: WebPage) -> None:
+    """Two streams one after the other have together each entry of the history once, like one that was never cut."""
+    with fleet.server.admin() as admin:
+        start = admin.list_history("", 1)[-1].number
+    path = f"/live?view=events&after={start}"
+    with page.stream(path) as whole:
+        with page.stream(path) as first:
+            fleet.server.completed(fleet.server.create("web-cut-1"))
+            eventually(lambda: len(first.entries()) >= 3, "entries come")
+        seen = first.entries()
+        position = next(number for name, number, _ in reversed(first.events) if name == "entries")
+        fleet.server.completed(fleet.server.create("web-cut-2"))
+        with fleet.server.admin() as admin:
+            expected = [entry.number for entry in admin.list_history("", 0) if entry.number > start]
+        with page.stream(path, **{"Last-Event-ID": position}) as second:
+            eventually(lambda: seen + second.entries() == expected, "the second has the rest, and nothing twice")
+        eventually(lambda: whole.entries() == expected, "the stream that was never cut has the same")
 
 
-def link(server: Coordinator, files: Certificates) -> str:
-    """A login link of an operator."""
-    with server.admin(files) as admin:
-        return admin.create_web_link().url
+def test_an_unknown_address_is_not_found(page: WebPage) -> None:
+    """Pages, runs, clients and views."""
+    for path in ("/nothing", "/runs/nothing", "/clients/nothing", "/live?view=nothing", "/static/nothing.js"):
+        assert page.get(path).status == 404, path
+    assert page.get("/static/..%2f..%2fapp.py").status == 404
 
 
-def test_a_link_lets_one_browser_in(secured: Coordinator, pki: Pki) -> None:
-    """Once; the cookie is closed to scripts and other sites, and the code leaves the address at once."""
-    root = pki.issue("admin", "root")
-    first, second, url = browser(secured, pki), browser(secured, pki), link(secured, root)
-    assert first.get("/").status == 401
-    answer = first.log_in(url)
-    assert (answer.status, answer.headers["location"]) == (303, "/")
-    flags = answer.headers["set-cookie"].split("; ")
-    assert flags[0].startswith(f"{COOKIE}=")
-    assert {"HttpOnly", "SameSite=Strict", "Secure", "Path=/"} <= set(flags)
-    assert 0 < int(next(flag for flag in flags if flag.startswith("Max-Age=")).partition("=")[2]) <= 8 * 3600
-    assert "code=" not in answer.headers["location"] + answer.text
-    assert first.get("/").status == 200
-    refused = second.log_in(url)
-    assert (refused.status, refused.session) == (401, "")
-    assert "unknown, used or too old" in refused.text
-    assert second.get("/runs").status == 401
-    assert second.get("/", Cookie=f"{COOKIE}=wrong").status == 401
+def test_a_wrong_value_is_explained(page: WebPage) -> None:
+    """The page states what was expected and what came."""
+    answer = page.get("/events?before=yesterday")
+    assert answer.status == 400
+    assert "expected a whole number of at least 0, got &#39;yesterday&#39;" in answer.text
 
 
-def test_each_browser_sees_what_its_operator_may_see(secured: Coordinator, pki: Pki) -> None:
-    """Alice's run is in her own page and in a viewer's, not in Bob's; an enroller gets no link."""
-    alice, bob, vera = (pki.issue(*who) for who in (("operator", "alice"), ("operator", "bob"), ("viewer", "vera")))
-    with secured.admin(alice) as admin:
-        admin.create_run(run_spec("alices"))
-    seen = {}
-    for who in (alice, bob, vera):
-        each = browser(secured, pki)
-        each.log_in(link(secured, who))
-        seen[who.cert.stem] = ("alices" in each.get("/runs").text, each.get("/runs/alices").status)
-    assert seen == {"operator-alice": (True, 200), "operator-bob": (False, 404), "viewer-vera": (True, 200)}
-    with secured.admin(pki.issue("enroller", "erik")) as admin, pytest.raises(NotAllowed):
-        admin.create_web_link()
+def test_a_label_with_markup_stays_text(fleet: Fleet, page: WebPage) -> None:
+    """A note with HTML is shown as it was written."""
+    with fleet.server.admin() as admin:
+        admin.drain_client("edge-0", "<b>broken</b> <script>alert(1)</script>", undo=False)
+    text = page.until("/clients", "&lt;b&gt;broken")
+    assert "<script>alert" not in text
 
 
-def test_a_certificate_in_the_browser_is_a_login(secured: Coordinator, pki: Pki) -> None:
-    """An operator's opens a session; a device's and an enroller's open none that can read."""
-    known = browser(secured, pki, pki.issue("viewer", "carol"))
-    answer = known.get("/")
-    assert (answer.status, answer.session.startswith(f"{COOKIE}=")) == (200, True)
-    assert browser(secured, pki, pki.issue("client", "edge-1")).get("/").status == 401
-    assert browser(secured, pki, pki.issue("enroller", "erik")).get("/").status == 403
+def test_lists_come_in_pages(fleet: Fleet, page: WebPage) -> None:
+    """A page of events has a link to the older ones, and each entry is on one page."""
+    fleet.server.completed(fleet.server.create("web-pages", stop={"rounds": 60}))
+    seen: list[str] = []
+    path: str | None = "/events"
+    for _ in range(40):
+        text = page.get(path or "").text
+        seen += re.findall(r'data-number="(\d+)"', text)
+        following = re.search(r'href="(/events\?[^"]*before=\d+)"[^>]*rel="next"', text)
+        path = following.group(1).replace("&amp;", "&") if following else None
+        if path is None:
+            break
+    with fleet.server.admin() as admin:
+        expected = [str(entry.number) for entry in admin.list_history("", 0)]
+    assert seen == list(reversed(expected))
 
 
-def test_a_session_ends_with_the_operators_certificate(secured: Coordinator, pki: Pki) -> None:
-    """A revocation ends the session and its links; the browser is told to log in, and its cookie is removed."""
-    dora, root = pki.issue("viewer", "dora"), pki.issue("admin", "root")
-    used, unused = browser(secured, pki), browser(secured, pki)
-    used.log_in(link(secured, dora))
-    left = link(secured, dora)
-    assert used.get("/").status == 200
-    with secured.admin(root) as admin:
-        leaf = x509.load_pem_x509_certificate(dora.cert.read_bytes())
-        admin.revoke_certificates("left the company", serial=f"{leaf.serial_number:x}")
-    # The web process may use a reply again for less than a second.
-    answer = eventually(lambda: answer if (answer := used.get("/")).status != 200 else None, "the session has ended")
-    assert (answer.status, answer.session) == (401, f"{COOKIE}=")
-    assert unused.log_in(left).status == 401
-    assert browser(secured, pki, dora).get("/").status == 401
-
-
-def test_logging_out(secured: Coordinator, pki: Pki) -> None:
-    """Ends the session at the coordinator; another site's page cannot do it."""
-    each = browser(secured, pki)
-    each.log_in(link(secured, pki.issue("viewer", "vera")))
-    assert each.get("/logout", "POST", Origin="https://evil.example").status == 403
-    assert each.get("/").status == 200
-    answer = each.get("/logout", "POST", Origin=f"https://{each.address}")
-    assert (answer.status, answer.session) == (303, f"{COOKIE}=")
-    assert each.get("/").status == 401
-
-
-def test_an_opened_link_is_in_the_audit_log(secured: Coordinator, pki: Pki) -> None:
-    """With its caller and without the code, which no log has."""
-    url = link(secured, pki.issue("viewer", "vera"))
-    with secured.admin(pki.issue("admin", "root")) as admin:
-        pages = admin.list_audit(pb.ListAuditRequest(actor="viewer:vera", method="CreateWebLink"))
-        rows = [row for page in pages for row in page.entries]
-    assert {row.result for row in rows} == {"asked", "ok"}
-    assert url.partition("code=")[2] not in str(rows) + secured.tail(1000)
-
-
-def test_the_page_without_certificates(plain: Coordinator) -> None:
-    """It needs no login; a foreign host name, as in DNS rebinding, and requests of other sites are refused."""
-    each = Browser(plain.settings["web_listen"])
-    assert (each.get("/").status, each.get("/login?code=x").status) == (200, 404)
-    assert each.get("/", Host="evil.example").status == 421
-    assert each.get("/", Host=f"localhost:{each.address.partition(':')[2]}").status == 200
-    assert each.get("/", Origin="http://evil.example").status == 403
-    assert each.get("/live?view=runs", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="cors").status == 403
-    assert each.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
-    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
-        assert each.get("/runs", method).status == 405
-
-
-@pytest.mark.parametrize("path", ["/", "/nowhere", "/static/page.css", "/healthz"])
-def test_the_headers_of_every_response(plain: Coordinator, path: str) -> None:
-    """Also of refusals."""
-    for headers in ({}, {"Host": "evil.example"}):
-        answer = Browser(plain.settings["web_listen"]).get(path, **headers)
-        assert "default-src 'self'" in answer.headers["content-security-policy"]
-        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-        assert "unsafe" not in answer.headers["content-security-policy"]
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        assert answer.headers["cache-control"] == (
-            "public, max-age=31536000, immutable" if "page.css" in path and not headers else "no-store"
-        )
-        assert "server" not in answer.headers
-
-
-def test_hostile_requests(plain: Coordinator) -> None:
-    """Long addresses, floods of headers and bytes that are no HTTP are refused, and the page goes on."""
-    each = Browser(plain.settings["web_listen"])
-    assert each.get(f"/runs/{'x' * 2000}").status == 414
-    assert each.get(f"/runs?search={'x' * 9000}").status == 414
-    assert each.get("/runs/%00%ff%2e%2e").status == 404
-    assert each.get("/static/..%2f..%2fapp.py").status == 404
-    assert each.get("/clients?state=99&order=x&descending=%ff").status in {200, 400}
-    host, _, port = each.address.rpartition(":")
-    for sent in (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000, b"\x16\x03\x01" * 100, b"GET " + b"/" * 70_000):
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
-            try:
-                connection.sendall(sent)
-                assert connection.recv(64).startswith((b"HTTP/1.1 4", b""))
-            except ConnectionError:
-                pass
-    assert each.get("/").status == 200
-
-
-def test_many_streams(plain: Coordinator) -> None:
-    """One more than the limit gets 503 with a reason; a closed one makes room."""
-    host, _, port = plain.settings["web_listen"].rpartition(":")
-    request = f"GET /live?view=runs HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
-    opened: list[socket.socket] = []
-
-    def one_more() -> bytes:
-        connection = socket.create_connection((host, int(port)), timeout=60)
-        opened.append(connection)
-        connection.sendall(request)
-        return connection.recv(4096)
-
-    try:
-        answers = [one_more() for _ in range(501)]
-        assert {answer.split(b"\r\n")[0] for answer in answers[:500]} == {b"HTTP/1.1 200 OK"}
-        assert answers[500].startswith(b"HTTP/1.1 503")
-        opened.pop(0).close()
-        eventually(lambda: one_more().startswith(b"HTTP/1.1 200"), "a stream is admitted again")
-    finally:
-        for connection in opened:
-            connection.close()
-
-
-def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspace) -> None:
-    """After SIGKILL of the web process a browser that waits is answered; after SIGKILL of the coordinator it ends."""
-    server = Coordinator(workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
-    each = Browser(server.settings["web_listen"])
-    assert each.get("/").status == 200
-    first = web_process(server)
-    os.kill(first.pid, signal.SIGKILL)
-    assert each.get("/").status == 200  # the coordinator holds the socket: the request waits for the new process
-    second = web_process(server, 2)
-    assert server.events("web_process_ended")[0]["code"] == -signal.SIGKILL
-    server.kill()
-    eventually(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, "the web process has ended")
-    server.serve()
-    assert each.get("/").status == 200
-    third = web_process(server, 3)
-    assert server.terminate() == 0
-    assert not third.is_running()
-
-
-def test_sessions_survive_the_web_process_and_not_the_coordinator(workspace: Workspace, pki: Pki) -> None:
-    """The coordinator keeps them, in memory."""
-    settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "t"))}
-    server = Coordinator(workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
-    vera, each = pki.issue("viewer", "vera"), browser(server, pki)
-    each.log_in(link(server, vera))
-    os.kill(web_process(server).pid, signal.SIGKILL)
-    assert each.get("/").status == 200
-    server.kill()
-    server.serve()
-    assert each.get("/").status == 401
-    each.log_in(link(server, vera))
-    assert each.get("/").status == 200
-
-
-def test_the_socket_is_the_owners_alone(plain: Coordinator) -> None:
-    """It and its folder are closed to other users."""
-    folder = Path(plain.settings["state_dir"]) / "web"
-    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "socket")] == [0o700, 0o600]
-
-
-def test_the_process_holds_nothing_of_the_coordinator(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of its environment but those that a program needs."""
-    monkeypatch.setenv("PGPASSWORD", "hunter2")
-    server = Coordinator(workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
-    assert "PGPASSWORD" not in web_process(server).environ()
-    server.kill()
-
-
-def test_fl_web_open_shows_the_link(secured: Coordinator, pki: Pki) -> None:
-    """With the operator's certificate; the link works, and says how long."""
-    vera = pki.issue("viewer", "vera")
-    options = ["--ca", str(vera.ca), "--cert", str(vera.cert), "--key", str(vera.key)]
-    server = str(secured.settings["admin_listen"])
-    done = run_fl("web", "open", "--server", server, *options, folder=secured.folder)
-    assert done.returncode == 0, done.stderr
-    url, until = done.stdout.splitlines()
-    assert until.startswith("One browser can use it, until ")
-    assert browser(secured, pki).log_in(url).status == 303
-
-
-def test_fl_web_open_without_a_page_or_identities(fleet: Fleet, plain: Coordinator) -> None:
-    """The setting is named; where there are no identities, the link has no code."""
-    off = run_fl("web", "open", "--insecure", "--server", fleet.server.settings["admin_listen"], folder=plain.folder)
-    assert off.returncode == 1
-    assert "set web_listen in its server.toml" in off.stderr
-    on = run_fl("web", "open", "--insecure", "--server", plain.settings["admin_listen"], folder=plain.folder)
-    assert on.stdout.strip() == f"http://{plain.settings['web_listen']}/"
-
-
-def test_fl_web_serves_with_the_operators_identity(secured: Coordinator, pki: Pki) -> None:
-    """One link, one browser, until SIGINT; another user of this machine cannot read with the operator's identity."""
-    vera = pki.issue("viewer", "vera")
-    options = ["--ca", str(vera.ca), "--cert", str(vera.cert), "--key", str(vera.key), "--json"]
-    command = [sys.executable, "-m", "fl_ops", "web", "--server", str(secured.settings["admin_listen"]), *options]
-    command += ["--listen", "127.0.0.1:0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=secured.folder, text=True) as process:
-        try:
-            assert process.stdout is not None
-            shown = json.loads(process.stdout.readline())
-            each = Browser(shown["address"].removeprefix("http://").rstrip("/"))
-            assert each.get("/").status == 401
-            assert each.log_in(shown["link"]).status == 303
-            assert each.get("/").status == 200
-            assert Browser(each.address).log_in(shown["link"]).status == 401
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) in {0, 130}
-        finally:
-            process.kill()
+def test_a_coordinator_that_is_away_is_reported_and_awaited(workspace: Workspace) -> None:
+    """A new page has status 503; an open stream reports the loss, then the return, and loses no entry."""
+    server = Coordinator(workspace).serve()
+    with WebPage(str(server.settings["admin_listen"]), workspace.folder) as page:
+        before = server.create("before-the-kill")
+        with page.stream("/live?view=events&after=0") as stream:
+            eventually(stream.entries, "the first entry comes")
+            server.kill()
+            eventually(lambda: any(not link["up"] for link in stream.named("link")), "the loss is reported")
+            answer = page.get("/")
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "3")
+            assert "The coordinator does not answer" in answer.text
+            server.serve()
+            eventually(lambda: stream.named("link")[-1]["up"], "the return is reported")
+            server.create("after-the-kill")
+            with server.admin() as admin:
+                expected = [entry.number for entry in admin.list_history("", 0)]
+            eventually(lambda: stream.entries() == expected, "every entry came once")
+        assert before in page.until("/", "after-the-kill")
+    assert server.exit_code is None

@@ -13,9 +13,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPResponse
+from email.message import Message
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
+from urllib.parse import urlsplit
 
 from tests.processes.process import ROOT, TIMEOUT_S, eventually
 
@@ -26,7 +28,8 @@ class Answer:
 
     status: int
     text: str
-    headers: dict[str, str]
+    headers: Message
+    """Names in any case."""
 
 
 @dataclass
@@ -72,18 +75,30 @@ class WebPage:
             cwd=folder, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
-        self.address = self._address().rstrip("/")
+        link = urlsplit(self._link())
+        self.address = f"{link.scheme}://{link.netloc}"
+        self.cookie = self._log_in(f"{link.path}?{link.query}")
 
-    def _address(self) -> str:
+    def _log_in(self, path: str) -> str:
+        """Use the login link. Returns the cookie."""
+        connection = HTTPConnection(self.address.removeprefix("http://"), timeout=TIMEOUT_S)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.status == 303, response.read()
+        cookie = str(response.getheader("set-cookie")).partition(";")[0]
+        connection.close()
+        return cookie
+
+    def _link(self) -> str:
         text = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             text += line
-            if found := re.search(r'"address": "([^"]*)"', text):
+            if found := re.search(r'"link": "([^"]*)"', text):
                 return found.group(1)
-        raise AssertionError(f"fl web ended with {self._process.wait()} and printed no address: {text}")
+        raise AssertionError(f"fl web ended with {self._process.wait()} and printed no link: {text}")
 
-    def __enter__(self) -> WebPage:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,15 +113,17 @@ class WebPage:
             finally:
                 self._process.kill()
         self._errors.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def get(self, path: str, **headers: str) -> Answer:
         """An answer with any status."""
-        request = urllib.request.Request(self.address + path, headers=headers)
+        request = urllib.request.Request(self.address + path, headers={**headers, "Cookie": self.cookie})  # noqa: S310 - our own address
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                return Answer(response.status, response.read().decode(errors="replace"), dict(response.headers))
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - our own address
+                return Answer(response.status, response.read().decode(errors="replace"), response.headers)
         except urllib.error.HTTPError as error:
-            return Answer(error.code, error.read().decode(), dict(error.headers))
+            return Answer(error.code, error.read().decode(), error.headers)
 
     def until(self, path: str, holds: str) -> str:
         """Wait until a page has this text; returns the page."""
@@ -120,8 +137,8 @@ class WebPage:
     @contextmanager
     def stream(self, path: str, **headers: str) -> Iterator[EventStream]:
         """An event stream, for as long as the block lasts."""
-        request = urllib.request.Request(self.address + path, headers=headers)
-        response = cast(HTTPResponse, urllib.request.urlopen(request, timeout=TIMEOUT_S))
+        request = urllib.request.Request(self.address + path, headers={**headers, "Cookie": self.cookie})  # noqa: S310 - our own address
+        response = cast(HTTPResponse, urllib.request.urlopen(request, timeout=TIMEOUT_S))  # noqa: S310 - our own address
         stream = EventStream(response)
         thread = threading.Thread(target=stream.read, daemon=True)
         thread.start()

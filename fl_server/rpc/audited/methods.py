@@ -90,6 +90,7 @@ METHODS: Mapping[str, Recorded] = {
     "ExportModel": Recorded(subject=_RUN, details=("round",)),
     "ListEvaluations": Recorded(changes=False, subject=_RUN),
     "ListHistory": Recorded(changes=False, subject=_field("subject")),
+    "ListCohort": Recorded(changes=False, subject=_RUN),
     "WatchHistory": Recorded(changes=False, subject=_field("subject")),
     "GetOverview": Recorded(changes=False),
     "WhoAmI": Recorded(changes=False),

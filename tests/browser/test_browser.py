@@ -1,0 +1,140 @@
+"""The web page in a real browser: live, after a killed coordinator, without JavaScript, and accessible."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.processes.federation import Coordinator, Daemon
+from tests.processes.web_page import WebPage
+
+pytest.importorskip("starlette", reason="the extra `web` is not installed")
+
+TINY: dict[str, Any] = {"round": {"clients_per_round": 2, "min_clients": 2}}
+Federation = tuple[Coordinator, list[Daemon]]
+
+
+def test_a_run_that_goes_on_is_shown_live(federation: Federation, page: WebPage, tab: Any) -> None:
+    """State, progress and curves change without a reload, and a table that a person opened stays open."""
+    server, daemons = federation
+    for daemon in daemons:
+        daemon.hold.touch()
+    run = server.create("browser-live", **TINY)
+    tab.goto(f"{page.address}/runs/{run}")
+    tab.locator("#link[data-state=live]").wait_for()
+    tab.get_by_text("collecting", exact=True).first.wait_for()
+    tab.evaluate("window.kept = true")
+    for daemon in daemons:
+        daemon.hold.unlink()
+    tab.locator("#head .state", has_text="completed").wait_for()
+    tab.locator("#charts canvas").first.wait_for()
+    summary = tab.locator("figure[data-key=accuracy] summary")
+    summary.click()
+    assert tab.locator("figure[data-key=accuracy] tbody tr").count() == 4
+    assert tab.evaluate("window.kept"), "the page was not loaded again"
+    newest = server.rounds(run)[-1].metrics["accuracy"]
+    assert f"{100 * newest:.2f} %" in tab.locator("figure[data-key=accuracy] .legend").inner_text()
+    tab.get_by_text("bytes", exact=True).first.click()
+    tab.locator("figure[data-key=accuracy] canvas").wait_for()
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_is_reported_and_awaited(federation: Federation, page: WebPage, tab: Any) -> None:
+    """The page states the loss and keeps its values; it goes on by itself, and no event is lost or doubled."""
+    server, daemons = federation
+    server.create("browser-before", **TINY)
+    server.completed("browser-before")
+    tab.goto(f"{page.address}/events")
+    tab.locator("#link[data-state=live]").wait_for()
+    server.kill()
+    notice = tab.locator("#notice")
+    notice.wait_for(state="visible")
+    assert "The coordinator does not answer" in notice.inner_text()
+    assert tab.locator("#entries tr").count() > 0
+    lost = tab.context.new_page()
+    lost.goto(f"{page.address}/")
+    assert "The coordinator does not answer" in lost.locator("h1").inner_text()
+    server.serve()
+    tab.locator("#link[data-state=live]").wait_for()
+    notice.wait_for(state="hidden")
+    for daemon in daemons:
+        server.until_present(daemon.client_id)
+    server.create("browser-after", **TINY)
+    server.completed("browser-after")
+    tab.locator("#entries tr", has_text="run completed").filter(has_text="browser-after").wait_for()
+    with server.admin() as admin:
+        expected = [str(entry.number) for entry in reversed(admin.list_history("", 0))]
+    shown = tab.locator("#entries tr").evaluate_all("rows => rows.map(row => row.dataset.number)")
+    assert shown == expected[: len(shown)]
+    assert len(shown) > 20
+    lost.get_by_role("heading", name="Active runs").wait_for()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_view_is_accessible(
+    federation: Federation, page: WebPage, chromium: Any, scheme: str, width: int
+) -> None:
+    """axe-core finds nothing (WCAG 2.1 A and AA), and no view is wider than its screen."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    server, _ = federation
+    known = {run.run_id for run in all_runs(server)}
+    if "browser-axe" not in known:
+        server.create("browser-axe", evaluation={"clients_every": 1}, **TINY)
+        server.completed("browser-axe")
+    context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    tab = context.new_page()
+    found: list[str] = []
+    for path in ("/", "/runs", "/runs/browser-axe", "/compare?run=browser-axe", "/clients", "/clients/edge-0",
+                 "/events", "/nothing"):  # fmt: skip
+        tab.goto(page.address + path)
+        if path.startswith(("/runs/", "/compare")):
+            tab.locator("canvas").first.wait_for()
+            tab.locator("summary").evaluate_all("all => all.forEach(each => { each.parentElement.open = true; })")
+        options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
+        for violation in axe.Axe().run(tab, options=options).response["violations"]:
+            nodes = "; ".join(
+                node["html"][:150] + " " + node["failureSummary"][:150] for node in violation["nodes"][:3]
+            )
+            found.append(f"{path}: {violation['id']}: {violation['help']}: {nodes}")
+        wide = tab.evaluate("document.documentElement.scrollWidth")
+        if wide > width:
+            found.append(f"{path}: {wide} pixels wide")
+    context.close()
+    assert found == []
+
+
+def all_runs(server: Coordinator) -> list[Any]:
+    """All runs."""
+    with server.admin() as admin:
+        return list(admin.list_runs())
+
+
+@pytest.mark.slow
+def test_every_view_works_without_javascript(federation: Federation, page: WebPage, chromium: Any) -> None:
+    """Links, forms and tables are enough: from the federation to a run, a comparison and a client."""
+    server, _ = federation
+    if "browser-plain" not in {run.run_id for run in all_runs(server)}:
+        server.create("browser-plain", **TINY)
+        server.completed("browser-plain")
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(page.address)
+    tab.get_by_role("link", name="browser-plain").first.click()
+    tab.locator("figure[data-key=accuracy] summary").click()
+    assert tab.locator("figure[data-key=accuracy] tbody tr").count() == 4
+    tab.get_by_role("link", name="Compare").last.click()
+    tab.get_by_label("Axis").select_option("bytes")
+    tab.get_by_role("button", name="Compare").click()
+    assert re.search(r"x=bytes", tab.url)
+    assert tab.locator("#outcome tbody tr").first.inner_text().startswith("browser-plain")
+    tab.get_by_role("link", name="Clients").click()
+    tab.get_by_label("Search").fill("EDGE-1")
+    tab.get_by_role("button", name="Filter").click()
+    assert tab.locator("table.clients tbody tr").count() == 1
+    tab.get_by_role("link", name="edge-1", exact=True).click()
+    assert "edge-1" in tab.locator("h1").inner_text()
+    context.close()
