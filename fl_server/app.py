@@ -38,6 +38,7 @@ from fl_server.rpc.limits.listeners import ports
 from fl_server.rpc.limits.open_files import Connections, allow_open_files
 from fl_server.rpc.listening import Callers, Listeners
 from fl_server.rpc.tls import Certificates
+from fl_server.rpc.web.serving import WebPage
 from fl_server.services import Services
 from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints
@@ -47,6 +48,7 @@ from fl_server.store.spool.spool import Spool
 from fl_server.store.spool.unfinished import UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.uploads.receiver import UploadReceiver
+from fl_server.web.sessions import WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -72,6 +74,7 @@ class Server:
         self._uploads = UploadReceiver(self._services)
         self._listeners = Listeners(self._services, self._ports, self._certificates)
         self._listeners.addresses |= probes.addresses
+        self._web = WebPage(self._services, self._coordinator, self._certificates)
 
     def _build(self, metrics: Metrics) -> Services:
         """Lock the state directory, and open ledger, files and thread pools."""
@@ -106,6 +109,7 @@ class Server:
             issuer=self._issuer(ledger, Checks(revocations, fleet.refuse_holder, fleet.known), reads),
             audit=audit,
             traces=traces,
+            web=WebSessions(denied=revocations.denied),
         )
 
     def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
@@ -151,6 +155,8 @@ class Server:
         for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
             await self._listeners.start(server, name, self._health)
         await self._start_enrollment()
+        if self.config.web_listen is not None:
+            self._listeners.addresses["web_listen"] = await self._web.start(self.config.web_listen, self._services.web)
         await self._health.ready()
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._listeners.addresses)
 
@@ -206,6 +212,7 @@ class Server:
 
     async def stop(self) -> None:
         """Close everything, in the reverse order of opening."""
+        await self._web.stop()
         await self._listeners.stop(0.2)
         await self._coordinator.close()
         await self._open.aclose()

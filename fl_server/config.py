@@ -16,7 +16,7 @@ from fl_server.security_config import EnrollmentConfig, TlsConfig
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Of each run whose details are kept."""
-_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen", "token_listen")
+_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen", "token_listen", "web_listen")
 
 
 def _postgres_url(url: SecretStr) -> SecretStr:
@@ -131,6 +131,12 @@ class ServerConfig(Section):
     `[enrollment]`."""
     enroll_address: Address | None = None
     """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints."""
+    web_listen: Address | None = None
+    """For browsers: a page of runs and clients, live and read only, which a process of its own serves (`fl web open`
+    makes a login link). It uses the certificate of `[tls]`. Needs the extra `web`. None: no page."""
+    web_address: Address | None = None
+    """`web_listen` as browsers reach it, for login links. Requests with another host name are refused, except those of
+    this machine's own names."""
     tls: TlsConfig | None = None
     oidc: OidcConfig | None = None
     insecure: bool = False
@@ -200,6 +206,22 @@ class ServerConfig(Section):
                     "insecure_remote = true as well where everyone on the network may read and change what is sent"
                 )
         return self
+
+    @property
+    def operators_have_names(self) -> bool:
+        """Whether operators have identities, so that a browser needs a login."""
+        return self.tls is not None and not self.tls.no_client_certificates
+
+    @model_validator(mode="after")
+    def _page_by_name(self) -> Self:
+        if self.web_address is not None and self.web_listen is None:
+            raise ValueError("web_address: expected web_listen too, which it describes, found none")
+        if self.web_listen is None or self.operators_have_names or is_loopback(split_address(self.web_listen)[0]):
+            return self
+        raise ValueError(
+            f"web_listen: expected an address of this machine only, got {self.web_listen}, where everybody would see "
+            "runs and clients without a login: add [tls] with client_ca, or listen on 127.0.0.1"
+        )
 
     @model_validator(mode="after")
     def _enrollment_is_whole(self) -> Self:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from fl_common.tracing import UNTRACED, Traces
@@ -20,6 +20,7 @@ from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool
+from fl_server.web.sessions import WebSessions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,6 +49,8 @@ class Services:
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""
     traces: Traces = UNTRACED
+    web: WebSessions = field(default_factory=WebSessions)
+    """Sessions of browsers."""
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a long computation outside the event loop."""

@@ -30,8 +30,9 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "tasks": {"algorithms", "extensions"},
     "fl_server": {*SHARED},
     "fl_client": {*SHARED},
-    "fl_ops": {*SHARED, "fl_server", "fl_client"},
-    "benchmarks": {*SHARED, "fl_server", "fl_client", "fl_ops"},
+    "fl_web": {"protos", "fl_common"},
+    "fl_ops": {*SHARED, "fl_server", "fl_client", "fl_web"},
+    "benchmarks": {*SHARED, "fl_server", "fl_client", "fl_ops", "fl_web"},
 }
 """Package -> other packages that it may import."""
 
@@ -49,6 +50,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "metrics",
         "aggregation",
         "enrollment",
+        "web",
         "audit",
         "store",
         "run_spec",
@@ -83,6 +85,19 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "settings",
         "rate_limit",
         "errors",
+    ),
+    "fl_web": (
+        "__main__",
+        "process",
+        "guarded",
+        "serve",
+        "access",
+        "app",
+        "live",
+        "views",
+        "render",
+        "curves",
+        "coordinator",
     ),
     "fl_ops": (
         "__main__",
@@ -122,6 +137,9 @@ KNOW_GRPC = (
     "fl_client.connection",
     "fl_client.errors",
     "fl_ops.admin",
+    "fl_web.access",
+    "fl_web.coordinator",
+    "fl_web.process",
     "benchmarks",
 )
 """Modules and packages that may import grpc or the generated stubs."""

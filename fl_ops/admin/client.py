@@ -219,6 +219,10 @@ class AdminClient:
             "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round=which), admin_pb2.ExportModelResponse
         )
 
+    def create_web_link(self) -> admin_pb2.CreateWebLinkResponse:
+        """A link with which the caller's browser opens the coordinator's page."""
+        return self._call("CreateWebLink", admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse)
+
     def who_am_i(self) -> admin_pb2.WhoAmIResponse:
         """The caller as the coordinator knows it."""
         return self._call("WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)

@@ -17,7 +17,7 @@ from fl_ops.commands.methods.command import methods
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
-from fl_ops.commands.web import web
+from fl_ops.commands.web.command import web
 from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
 from fl_ops.render import output
@@ -61,7 +61,9 @@ app.command(
         "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
     )
 )(simulate)
-app.command(**examples("fl web", "fl web --listen 127.0.0.1:8000"))(web)
+app.command(**examples("fl web", "fl web --listen 127.0.0.1:8000", "fl web open --server coordinator.example:7071"))(
+    web
+)
 app.command(**examples("fl whoami"))(whoami)
 
 

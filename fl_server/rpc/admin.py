@@ -12,7 +12,7 @@ import grpc.aio
 
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.coordinator.coordinator import Coordinator
-from fl_server.errors import InvalidInput
+from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
 from fl_server.rpc.access.method_roles import methods_of, ordered
 from fl_server.rpc.access.owners import HIDDEN, OwnedRuns, with_owner
@@ -217,6 +217,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if who.ends is not None:
             response.ends.CopyFrom(timestamp(who.ends))
         return response
+
+    async def CreateWebLink(self, request: pb.CreateWebLinkRequest, context: Context) -> pb.CreateWebLinkResponse:
+        """A link with which the caller's browser gets the caller's identity, to read only."""
+        web, who = self._services.web, caller.get()
+        if not web.url:
+            raise NotConfigured("the web page", "web_listen")
+        if who is ANYBODY:
+            return pb.CreateWebLinkResponse(url=f"{web.url}/")
+        link = web.link(who)
+        return pb.CreateWebLinkResponse(url=f"{web.url}/login?code={link.secret}", expires=timestamp(link.ends))
 
     async def CreateEnrollments(
         self, request: pb.CreateEnrollmentsRequest, context: Context

@@ -52,9 +52,11 @@ def page(federation: tuple[Coordinator, list[Daemon]]) -> Iterator[WebPage]:
 
 
 @pytest.fixture
-def tab(chromium: Any) -> Iterator[Any]:
+def tab(chromium: Any, page: WebPage) -> Iterator[Any]:
     """A page of the browser. The test fails if a script fails, or if the page asks another server for anything."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    name, _, value = page.cookie.partition("=")
+    context.add_cookies([{"name": name, "value": value, "url": page.address}])
     tab = context.new_page()
     tab.set_default_timeout(60_000)
     errors: list[str] = []

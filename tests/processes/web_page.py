@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Self, cast
+from urllib.parse import urlsplit
 
 from tests.processes.process import ROOT, TIMEOUT_S, eventually
 
@@ -74,16 +75,28 @@ class WebPage:
             cwd=folder, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
-        self.address = self._address().rstrip("/")
+        link = urlsplit(self._link())
+        self.address = f"{link.scheme}://{link.netloc}"
+        self.cookie = self._log_in(f"{link.path}?{link.query}")
 
-    def _address(self) -> str:
+    def _log_in(self, path: str) -> str:
+        """Use the login link. Returns the cookie."""
+        connection = HTTPConnection(self.address.removeprefix("http://"), timeout=TIMEOUT_S)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.status == 303, response.read()
+        cookie = str(response.getheader("set-cookie")).partition(";")[0]
+        connection.close()
+        return cookie
+
+    def _link(self) -> str:
         text = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             text += line
-            if found := re.search(r'"address": "([^"]*)"', text):
+            if found := re.search(r'"link": "([^"]*)"', text):
                 return found.group(1)
-        raise AssertionError(f"fl web ended with {self._process.wait()} and printed no address: {text}")
+        raise AssertionError(f"fl web ended with {self._process.wait()} and printed no link: {text}")
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +118,7 @@ class WebPage:
 
     def get(self, path: str, **headers: str) -> Answer:
         """An answer with any status."""
-        request = urllib.request.Request(self.address + path, headers=headers)  # noqa: S310 - our own address
+        request = urllib.request.Request(self.address + path, headers={**headers, "Cookie": self.cookie})  # noqa: S310 - our own address
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - our own address
                 return Answer(response.status, response.read().decode(errors="replace"), response.headers)
@@ -124,7 +137,7 @@ class WebPage:
     @contextmanager
     def stream(self, path: str, **headers: str) -> Iterator[EventStream]:
         """An event stream, for as long as the block lasts."""
-        request = urllib.request.Request(self.address + path, headers=headers)  # noqa: S310 - our own address
+        request = urllib.request.Request(self.address + path, headers={**headers, "Cookie": self.cookie})  # noqa: S310 - our own address
         response = cast(HTTPResponse, urllib.request.urlopen(request, timeout=TIMEOUT_S))  # noqa: S310 - our own address
         stream = EventStream(response)
         thread = threading.Thread(target=stream.read, daemon=True)

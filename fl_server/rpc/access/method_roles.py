@@ -43,6 +43,7 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     **_rows("fl.v1.Certificates", _CLIENT, "Renew"),
     **_rows("fl.v1.Enrollment", EVERYONE, "Enroll", "Reenroll"),
     **_rows("fl.v1.Admin", _ANY_OPERATOR, "WhoAmI"),
+    **_rows("fl.v1.Admin", _READ, "CreateWebLink"),
     **_rows(
         "fl.v1.Admin", _READ,
         "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
@@ -60,10 +61,20 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     **_rows(
         "fl.v1.Admin", _ADMIN_ONLY, "BanClient", "UnbanClient", "ForgetClient", "RevokeCertificates", "ListAudit"
     ),
+    # At the web process's socket only, which nobody else can open.
+    **_rows("fl.v1.WebLogin", EVERYONE, "OpenByCode", "OpenByCertificate", "CloseSession"),
     **_rows("grpc.health.v1.Health", EVERYONE, "Check", "List", "Watch"),
     **_rows("grpc.reflection.v1alpha.ServerReflection", EVERYONE, "ServerReflectionInfo"),
 }  # fmt: skip
 """By a method's full name. A test compares the table with the services."""
+
+WEB_METHODS = frozenset(
+    name
+    for name, roles in METHOD_ROLES.items()
+    if name.startswith("/fl.v1.WebLogin/")
+    or (name.startswith(ADMIN) and (roles in {_READ, _ANY_OPERATOR} or name == f"{ADMIN}ExportModel"))
+) - {f"{ADMIN}CreateWebLink"}
+"""Methods that browsers may call through the web process: those that read, and ExportModel for its own roles."""
 
 
 def require_role(who: Identity, allowed: frozenset[str] | None, *, trusts_everybody: bool) -> None:

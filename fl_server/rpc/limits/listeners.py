@@ -23,6 +23,10 @@ CALLS_PER_CLIENT = 4
 """Open calls of a client on average: it attends, and fetches or uploads."""
 EXTRA_CALLS = 256
 """Open calls beyond these: of clients that register."""
+WEB_CALLS = 2048
+"""Open calls of the web process for all browsers."""
+LARGEST_WEB_BYTES = 64 << 10
+"""Of one request of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,18 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
             LARGEST_PROBE_BYTES, connections.health, PROBE_STREAMS, 2 * connections.health, *times, age_s=PROBE_AGE_S
         ),
     }
+
+
+def web_options() -> ChannelOptions:
+    """The grpc options of the web process's socket: one connection, which has the calls of all browsers."""
+    own = {
+        "grpc.max_receive_message_length": LARGEST_WEB_BYTES,
+        "grpc.max_concurrent_streams": WEB_CALLS,
+        "grpc.max_metadata_size": METADATA_BYTES,
+        "grpc.absolute_max_metadata_size": METADATA_BYTES,
+        "grpc.compression_enabled_algorithms_bitset": 1,
+    }
+    return tuple({**dict(server_options()), **own}.items())
 
 
 def _milliseconds(seconds: float) -> int:

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fl_server.errors import InvalidInput
 from fl_server.rpc.limits.wire_count import Malformed, Nested, count_values, nested_of
-from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2
 from protos.wire import MAX_MESSAGE_BYTES
 
 
@@ -63,6 +63,9 @@ LIMITS: Mapping[str, RequestLimit] = {
         for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name
         if method not in {"CreateRun", "CreateEnrollments", "WatchRun", "WatchHistory"}
     },
+    "/fl.v1.WebLogin/OpenByCode": RequestLimit(size_bytes=1 << 10, values=4, at_once=64),
+    "/fl.v1.WebLogin/OpenByCertificate": RequestLimit(size_bytes=16 << 10, values=4, at_once=64),
+    "/fl.v1.WebLogin/CloseSession": RequestLimit(size_bytes=1 << 10, values=4, at_once=64),
     "/grpc.health.v1.Health/Check": _WATCH,
     "/grpc.health.v1.Health/List": _WATCH,
     "/grpc.health.v1.Health/Watch": _WATCH,
@@ -75,6 +78,7 @@ _SERVICES: tuple[ServiceDescriptor, ...] = (
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
     enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"],
     enrollment_pb2.DESCRIPTOR.services_by_name["Certificates"],
+    web_pb2.DESCRIPTOR.services_by_name["WebLogin"],
     health_pb2.DESCRIPTOR.services_by_name["Health"],
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )

@@ -1073,6 +1073,18 @@ class WhoAmIResponse(_message.Message):
     methods: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, identity: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., methods: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class CreateWebLinkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateWebLinkResponse(_message.Message):
+    __slots__ = ("url", "expires")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    expires: _timestamp_pb2.Timestamp
+    def __init__(self, url: _Optional[str] = ..., expires: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
 class EnrollmentSpec(_message.Message):
     __slots__ = ("name", "name_prefix", "uses", "labels")
     class LabelsEntry(_message.Message):

@@ -161,6 +161,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
                 _registered_method=True)
+        self.CreateWebLink = channel.unary_unary(
+                '/fl.v1.Admin/CreateWebLink',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateWebLinkRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateWebLinkResponse.FromString,
+                _registered_method=True)
         self.CreateEnrollments = channel.unary_unary(
                 '/fl.v1.Admin/CreateEnrollments',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateEnrollmentsRequest.SerializeToString,
@@ -374,6 +379,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateWebLink(self, request, context):
+        """A link with which the caller opens the coordinator's web page in a browser, with its identity and for reading only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateEnrollments(self, request, context):
         """Makes tokens with which devices get their first certificate. A secret is in this response only.
         """
@@ -539,6 +551,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.WhoAmI,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIResponse.SerializeToString,
+            ),
+            'CreateWebLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateWebLink,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateWebLinkRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateWebLinkResponse.SerializeToString,
             ),
             'CreateEnrollments': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateEnrollments,
@@ -1226,6 +1243,33 @@ class Admin:
             '/fl.v1.Admin/WhoAmI',
             protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateWebLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/CreateWebLink',
+            protos_dot_fl_dot_v1_dot_admin__pb2.CreateWebLinkRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.CreateWebLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,19 +11,20 @@ from grpc_reflection.v1alpha import reflection_pb2
 from fl_common.certificates.names import OPERATOR_ROLES, ROLES
 from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, Identity
-from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES, methods_of, require_role
-from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2
+from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES, WEB_METHODS, methods_of, require_role
+from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2
 
 FILES = (
     coordinator_pb2.DESCRIPTOR,
     admin_pb2.DESCRIPTOR,
     enrollment_pb2.DESCRIPTOR,
+    web_pb2.DESCRIPTOR,
     health_pb2.DESCRIPTOR,
     reflection_pb2.DESCRIPTOR,
 )
 READ = {
     "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
-    "WatchHistory", "GetOverview", "WhoAmI",
+    "WatchHistory", "GetOverview", "ListCohort", "CreateWebLink", "WhoAmI",
 }  # fmt: skip
 
 
@@ -66,6 +67,12 @@ def test_what_each_role_may_do() -> None:
     }  # fmt: skip
     assert allowed["admin"] == set(methods_of(ANYBODY)) == {method.name for method in _admin().methods}
     assert allowed["server"] == allowed["client"] == set()
+
+
+def test_what_a_browser_may_do() -> None:
+    """It reads, and exports models; it changes nothing, makes no link, and sees neither tokens nor the audit log."""
+    names = {name.rpartition("/")[2] for name in WEB_METHODS if name.startswith(ADMIN)}
+    assert names == (READ | {"ExportModel"}) - {"CreateWebLink"}
 
 
 def _admin() -> ServiceDescriptor:

@@ -16,7 +16,7 @@ REGISTER = "/fl.v1.Coordinator/Register"
 
 def test_every_method_that_is_served_has_limits() -> None:
     """Methods of our services, health and reflection; the table has no others."""
-    ours = ("fl.v1.Coordinator", "fl.v1.Admin", "fl.v1.Enrollment", "fl.v1.Certificates")
+    ours = ("fl.v1.Coordinator", "fl.v1.Admin", "fl.v1.Enrollment", "fl.v1.Certificates", "fl.v1.WebLogin")
     names = (*ours, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
     pool = descriptor_pool.Default()
     services = [pool.FindServiceByName(name) for name in names]

@@ -1,13 +1,18 @@
-"""`fl web`: the web page of a coordinator on this machine, with the identity of the caller."""
+"""`fl web`: the web page of a coordinator on this machine, with the identity of the caller; and `fl web open`.
+
+With `fl web`, this process reads with the caller's identity and serves the page itself. With `fl web open`, the
+coordinator serves it (`web_listen`), and makes a login link for the caller's browser.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from fl_common import units
 from fl_common.settings import is_loopback
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command
@@ -15,16 +20,24 @@ from fl_ops.errors import UsageError
 from fl_ops.render import output
 
 DEFAULT_LISTEN = "127.0.0.1:7080"
+_HOW = "Start `fl web` again for a new login link."
 
 
 @admin_command
 def web(
     context: Context,
+    action: Annotated[
+        Literal["open"] | None,
+        typer.Argument(help="open: show a login link of the page that the coordinator itself serves."),
+    ] = None,
     listen: Annotated[
         str, typer.Option(help="Address of the page, on this machine.", metavar="HOST:PORT")
     ] = DEFAULT_LISTEN,
 ) -> None:
     """Show runs and clients in a browser, live and read only, until Ctrl-C."""
+    if action == "open":
+        _open(context)
+        return
     host, port = _address(listen)
     connection = settings.load(context.layer)
     asyncio.run(_serve(context, connection, (host, port)))
@@ -32,11 +45,12 @@ def web(
 
 async def _serve(context: Context, connection: settings.Connection, address: tuple[str, int]) -> None:
     try:
-        from fl_web.app import build_app
+        from fl_web.access.identities import OneOperator
         from fl_web.coordinator.reader import Reader
-        from fl_web.serve import listen, serve, with_reader
+        from fl_web.guarded import guarded_app
+        from fl_web.serve import listen, serve
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed: install impetus-fl[web]") from error
+        raise UsageError(f"fl web needs {error.name}, which is not installed: pip install 'impetus-fl[web]'") from error
     from fl_ops.admin.async_channel import call_metadata, open_channel
 
     try:
@@ -45,14 +59,23 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
         raise UsageError(f"--listen {address[0]}:{address[1]}: {error.strerror}") from error
     host, port = listening.getsockname()[:2]
     page = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-    output.show({"address": page}, lambda: page, context.as_json)
     channel = open_channel(connection)
-    reader = Reader(channel, partial(call_metadata, connection))
+    identities = OneOperator(Reader(channel, partial(call_metadata, connection)))
+    link = f"{page}login?code={identities.code}"
+    output.show({"address": page, "link": link}, lambda: f"{link}\nThe link lets one browser in.", context.as_json)
     try:
-        await serve(with_reader(build_app(), reader), listening)
+        await serve(guarded_app(identities, _HOW), listening)
     finally:
-        await reader.close()
+        await identities.close()
         await channel.close()
+
+
+def _open(context: Context) -> None:
+    """Show a login link of the coordinator's own page."""
+    with context.connect() as client:
+        made = client.create_web_link()
+    until = f"\nOne browser can use it, until {units.moment(made.expires)}." if made.HasField("expires") else ""
+    output.show(made, lambda: f"{made.url}{until}", context.as_json)
 
 
 def _address(text: str) -> tuple[str, int]:

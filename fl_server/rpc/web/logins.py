@@ -1,0 +1,67 @@
+"""The WebLogin service: sessions for codes and for client certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from fl_server.errors import Unauthenticated
+from fl_server.identity import Identity, of_certificate
+from fl_server.rpc.views import timestamp
+from fl_server.web.sessions import Opened, WebSessions
+from protos.fl.v1 import web_pb2 as pb
+from protos.fl.v1 import web_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WebLoginService(web_pb2_grpc.WebLoginServicer):
+    """Answers the web process."""
+
+    def __init__(self, sessions: WebSessions, authorities: Callable[[], bytes | None]) -> None:
+        """authorities: PEM of those that sign operators' certificates; None: there are none."""
+        self._sessions, self._authorities = sessions, authorities
+
+    async def OpenByCode(self, request: pb.OpenByCodeRequest, context: Context) -> pb.OpenByCodeResponse:
+        """A session for the code of a link."""
+        return pb.OpenByCodeResponse(session=_session(self._sessions.open_by_code(request.code)))
+
+    async def OpenByCertificate(
+        self, request: pb.OpenByCertificateRequest, context: Context
+    ) -> pb.OpenByCertificateResponse:
+        """A session for a certificate of a browser."""
+        who = self._holder(request.certificate)
+        return pb.OpenByCertificateResponse(session=_session(self._sessions.open_by_certificate(who)))
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
+        """End a session."""
+        self._sessions.close(request.secret)
+        return pb.CloseSessionResponse()
+
+    def _holder(self, certificate: bytes) -> Identity:
+        """The holder of a certificate that one of the authorities signed. Raises Unauthenticated, Forbidden."""
+        try:
+            leaf = x509.load_der_x509_certificate(certificate)
+            trusted = x509.load_pem_x509_certificates(self._authorities() or b"")
+        except (ValueError, UnsupportedAlgorithm):
+            raise Unauthenticated("the browser's certificate cannot be read") from None
+        if not any(_signed(authority, leaf) for authority in trusted):
+            raise Unauthenticated("the browser's certificate is not signed by an authority of tls.client_ca")
+        return of_certificate(leaf.public_bytes(Encoding.PEM))
+
+
+def _signed(authority: x509.Certificate, leaf: x509.Certificate) -> bool:
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _session(opened: Opened) -> pb.WebSession:
+    return pb.WebSession(secret=opened.secret, ends=timestamp(opened.ends))

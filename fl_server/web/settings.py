@@ -1,0 +1,73 @@
+"""What the process that serves the web page is given: one line of JSON on its standard input."""
+
+from __future__ import annotations
+
+import json
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+from fl_common.settings import SettingsError, split_address
+from fl_server.config import ServerConfig
+
+_PACKAGES = ("starlette", "uvicorn", "jinja2")
+_LONGEST_PATH = 100
+"""Bytes of the path of a Unix socket; Linux allows 107."""
+
+
+def page_url(config: ServerConfig, address: str) -> str:
+    """The address of the page for people. address: where it listens."""
+    return f"{'http' if config.tls is None else 'https'}://{config.web_address or address}"
+
+
+def require_packages() -> None:
+    """Raises SettingsError if the packages of the web page are not installed."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise SettingsError(
+            f"web_listen: the web page needs {', '.join(missing)}, which is not installed: "
+            "pip install 'impetus-fl[web]', or remove web_listen"
+        )
+
+
+def listening_socket(address: str) -> socket.socket:
+    """A socket that listens; it stays open while its process is started again. Raises SettingsError."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(256)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise SettingsError(f"web_listen: cannot listen on {address}: {error.strerror}; choose another") from error
+    return listening
+
+
+def coordinator_socket(state: Path) -> Path:
+    """The path of the Unix socket for the web process, in a folder that only its owner may enter."""
+    folder = (state / "web").absolute()
+    if len(str(folder).encode()) + len("/socket") > _LONGEST_PATH:
+        raise SettingsError(
+            f"web_listen: expected a state_dir whose path has at most {_LONGEST_PATH - len('/web/socket')} bytes, "
+            f"because a Unix socket is made in it, got {state}"
+        )
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    return folder / "socket"
+
+
+def line_for(config: ServerConfig, path: Path, listening: socket.socket, *, has_login: bool) -> bytes:
+    """The settings of the web process."""
+    tls, hosts = config.tls, [] if config.web_address is None else [split_address(config.web_address)[0]]
+    files = None if tls is None else {
+        "cert": str(tls.cert.absolute()),
+        "key": str(tls.key.absolute()),
+        "client_ca": str(tls.client_ca.absolute()) if tls.client_ca is not None else None,
+        "min_version": tls.min_version,
+    }  # fmt: skip
+    values = {
+        "socket": str(path), "listening": listening.fileno(), "hosts": hosts, "has_login": has_login, "tls": files,
+    }  # fmt: skip
+    return json.dumps(values).encode() + b"\n"

@@ -1,0 +1,207 @@
+"""Where browsers get their identity from. Each kind of serving has one of these.
+
+- `Everybody`: there are no identities; every browser has the same Reader.
+- `OneOperator`: the process has the identity of an operator (`fl web`); a login link of this process lets a browser in.
+- `Coordinator`: the coordinator keeps the sessions (`web_listen`); this process only passes their secrets on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import grpc
+import grpc.aio
+
+from fl_web.coordinator.reader import Reader
+from protos.fl.v1 import web_pb2, web_pb2_grpc
+
+SESSION_S = 8 * 3600.0
+MOST_READERS = 256
+"""Of sessions; the one that was used longest ago is closed, and made again when it is needed."""
+MOST_SECRET = 100
+"""Characters; longer texts are no secret."""
+_CALL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A new session of a browser."""
+
+    secret: str
+    seconds: float
+    """Until its end at the latest."""
+
+
+class Identities(Protocol):
+    """Gives browsers an identity."""
+
+    needs_login: bool
+
+    async def reader(self, secret: str) -> Reader | None:
+        """The Reader of a session; None for a session that is unknown or has ended."""
+
+    async def open_by_code(self, code: str) -> Session | None:
+        """A session for the code of a login link; None for a code that is unknown, used or too old."""
+
+    async def open_by_certificate(self, certificate: bytes) -> Session | None:
+        """A session for a client certificate (DER) that TLS has verified; None if it opens none."""
+
+    async def close_session(self, secret: str) -> None:
+        """End a session."""
+
+    async def forget(self, secret: str) -> None:
+        """Drop the Reader of a session that the coordinator does not know any more."""
+
+    async def close(self) -> None:
+        """Close all Readers."""
+
+
+class _NoCertificates:
+    """For kinds in which a certificate opens nothing."""
+
+    async def open_by_certificate(self, certificate: bytes) -> Session | None:
+        """None."""
+        del certificate
+        return None
+
+
+class Everybody(_NoCertificates):
+    """One Reader for all, without a login."""
+
+    needs_login = False
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def reader(self, secret: str) -> Reader | None:
+        """The one Reader."""
+        del secret
+        return self._reader
+
+    async def open_by_code(self, code: str) -> Session | None:
+        """None: there are no links."""
+        del code
+        return None
+
+    async def close_session(self, secret: str) -> None:
+        """Nothing."""
+
+    async def forget(self, secret: str) -> None:
+        """Nothing."""
+
+    async def close(self) -> None:
+        """Close the Reader."""
+        await self._reader.close()
+
+
+class OneOperator(_NoCertificates):
+    """The Reader of this process for the browsers that have used its login link, which is good for one use."""
+
+    needs_login = True
+
+    def __init__(self, reader: Reader, session_s: float = SESSION_S) -> None:
+        self._reader, self._session_s = reader, session_s
+        self._code = secrets.token_urlsafe(32)
+        self._sessions: dict[str, float] = {}
+        """End by the monotonic clock, by the hash of the secret."""
+
+    @property
+    def code(self) -> str:
+        """Of the link; empty once it was used."""
+        return self._code
+
+    async def reader(self, secret: str) -> Reader | None:
+        """The one Reader, for a session that has not ended."""
+        return self._reader if time.monotonic() < self._sessions.get(_hash(secret), 0.0) else None
+
+    async def open_by_code(self, code: str) -> Session | None:
+        """A session for the link's code, once."""
+        if not self._code or not hmac.compare_digest(code.encode(), self._code.encode()):
+            return None
+        self._code, secret = "", secrets.token_urlsafe(32)
+        self._sessions[_hash(secret)] = time.monotonic() + self._session_s
+        return Session(secret, self._session_s)
+
+    async def close_session(self, secret: str) -> None:
+        """End a session."""
+        self._sessions.pop(_hash(secret), None)
+
+    async def forget(self, secret: str) -> None:
+        """Nothing: the identity is this process's own, and not the session's."""
+
+    async def close(self) -> None:
+        """Close the Reader."""
+        await self._reader.close()
+
+
+class Coordinator:
+    """The coordinator's sessions. This process keeps Readers, which have no more power than the secrets in them."""
+
+    needs_login = True
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        """channel: to the coordinator's socket for this process."""
+        self._channel = channel
+        self._login: Any = cast(Any, web_pb2_grpc).WebLoginStub(channel)
+        self._readers: OrderedDict[str, Reader] = OrderedDict()
+
+    async def reader(self, secret: str) -> Reader | None:
+        """The Reader of a session. The first time, the coordinator is asked whether the session is known."""
+        key = _hash(secret)
+        if (known := self._readers.get(key)) is not None:
+            self._readers.move_to_end(key)
+            return known
+        reader = Reader(self._channel, (("authorization", f"Bearer {secret}"),))
+        try:
+            await reader.who_am_i()
+        except grpc.aio.AioRpcError as error:
+            await reader.close()
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return None
+            raise
+        self._readers[key] = reader
+        while len(self._readers) > MOST_READERS:
+            await self._readers.popitem(last=False)[1].close()
+        return reader
+
+    async def open_by_code(self, code: str) -> Session | None:
+        """A session for a link's code."""
+        return await self._opened("OpenByCode", web_pb2.OpenByCodeRequest(code=code))
+
+    async def open_by_certificate(self, certificate: bytes) -> Session | None:
+        """A session for a certificate."""
+        return await self._opened("OpenByCertificate", web_pb2.OpenByCertificateRequest(certificate=certificate))
+
+    async def _opened(self, method: str, request: Any) -> Session | None:
+        try:
+            session = (await getattr(self._login, method)(request, timeout=_CALL_S)).session
+        except grpc.aio.AioRpcError as error:
+            if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
+                return None
+            raise
+        return Session(session.secret, max(0.0, session.ends.ToSeconds() - time.time()))
+
+    async def close_session(self, secret: str) -> None:
+        """End a session."""
+        await self.forget(secret)
+        await self._login.CloseSession(web_pb2.CloseSessionRequest(secret=secret), timeout=_CALL_S)
+
+    async def forget(self, secret: str) -> None:
+        """Drop the Reader of a session."""
+        if (reader := self._readers.pop(_hash(secret), None)) is not None:
+            await reader.close()
+
+    async def close(self) -> None:
+        """Close all Readers."""
+        while self._readers:
+            await self._readers.popitem()[1].close()
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,360 @@
+"""The page that a coordinator serves: its process, the browsers' logins, and what hostile requests get."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cryptography import x509
+
+from fl_ops.admin.settings import Certificates
+from fl_ops.errors import NotAllowed
+from protos.fl.v1 import admin_pb2 as pb
+from tests.processes.certificates import Pki, server_section
+from tests.processes.federation import Coordinator, Fleet, run_spec
+from tests.processes.process import ROOT, Workspace, eventually, run_fl
+
+COOKIE = "__Host-impetus"
+
+
+@dataclass
+class Answer:
+    """A whole response."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def session(self) -> str:
+        """The cookie that it sets, as a browser sends it; empty without one."""
+        return self.headers.get("set-cookie", "").partition(";")[0]
+
+
+@dataclass
+class Browser:
+    """Requests to a page."""
+
+    address: str
+    tls: ssl.SSLContext | None = None
+    cookie: str = ""
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """Make a request on a connection of its own."""
+        make = http.client.HTTPConnection if self.tls is None else http.client.HTTPSConnection
+        connection = make(self.address, timeout=60, **({} if self.tls is None else {"context": self.tls}))
+        own = {"Cookie": self.cookie} if self.cookie else {}
+        try:
+            connection.request(method, path, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read().decode())
+        finally:
+            connection.close()
+
+    def log_in(self, link: str) -> Answer:
+        """Follow a login link, as a browser does: the cookie is kept."""
+        answer = self.get(link.partition(self.address)[2])
+        self.cookie = answer.session or self.cookie
+        return answer
+
+
+def web_process(server: Coordinator, count: int = 1) -> psutil.Process:
+    """The running web process."""
+    return psutil.Process(server.logged("web_process_started", count)["pid"])
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A folder for the processes."""
+    with Workspace(tmp_path_factory.mktemp("web")) as workspace:
+        yield workspace
+
+
+@pytest.fixture(scope="module")
+def pki(workspace: Workspace) -> Pki:
+    """The authority."""
+    return Pki(workspace.folder / "pki")
+
+
+@pytest.fixture(scope="module")
+def secured(workspace: Workspace, pki: Pki) -> Coordinator:
+    """A coordinator with certificates and a page."""
+    settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "s"))}
+    return Coordinator(workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+
+
+@pytest.fixture(scope="module")
+def plain(workspace: Workspace) -> Coordinator:
+    """A coordinator without certificates, with a page."""
+    return Coordinator(workspace, "plain", {"web_listen": "127.0.0.1:0"}).serve()
+
+
+def browser(server: Coordinator, pki: Pki, holder: Certificates | None = None) -> Browser:
+    """A browser that trusts the authority, and may have a certificate."""
+    tls = ssl.create_default_context(cafile=str(pki.ca))
+    if holder is not None:
+        tls.load_cert_chain(holder.cert, holder.key)
+    return Browser(server.settings["web_listen"], tls)
+
+
+def link(server: Coordinator, files: Certificates) -> str:
+    """A login link of an operator."""
+    with server.admin(files) as admin:
+        return admin.create_web_link().url
+
+
+def test_a_link_lets_one_browser_in(secured: Coordinator, pki: Pki) -> None:
+    """Once; the cookie is closed to scripts and other sites, and the code leaves the address at once."""
+    root = pki.issue("admin", "root")
+    first, second, url = browser(secured, pki), browser(secured, pki), link(secured, root)
+    assert first.get("/").status == 401
+    answer = first.log_in(url)
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    flags = answer.headers["set-cookie"].split("; ")
+    assert flags[0].startswith(f"{COOKIE}=")
+    assert {"HttpOnly", "SameSite=Strict", "Secure", "Path=/"} <= set(flags)
+    assert 0 < int(next(flag for flag in flags if flag.startswith("Max-Age=")).partition("=")[2]) <= 8 * 3600
+    assert "code=" not in answer.headers["location"] + answer.text
+    assert first.get("/").status == 200
+    refused = second.log_in(url)
+    assert (refused.status, refused.session) == (401, "")
+    assert "unknown, used or too old" in refused.text
+    assert second.get("/runs").status == 401
+    assert second.get("/", Cookie=f"{COOKIE}=wrong").status == 401
+
+
+def test_each_browser_sees_what_its_operator_may_see(secured: Coordinator, pki: Pki) -> None:
+    """Alice's run is in her own page and in a viewer's, not in Bob's; an enroller gets no link."""
+    alice, bob, vera = (pki.issue(*who) for who in (("operator", "alice"), ("operator", "bob"), ("viewer", "vera")))
+    with secured.admin(alice) as admin:
+        admin.create_run(run_spec("alices"))
+    seen = {}
+    for who in (alice, bob, vera):
+        each = browser(secured, pki)
+        each.log_in(link(secured, who))
+        seen[who.cert.stem] = ("alices" in each.get("/runs").text, each.get("/runs/alices").status)
+    assert seen == {"operator-alice": (True, 200), "operator-bob": (False, 404), "viewer-vera": (True, 200)}
+    with secured.admin(pki.issue("enroller", "erik")) as admin, pytest.raises(NotAllowed):
+        admin.create_web_link()
+
+
+def test_a_certificate_in_the_browser_is_a_login(secured: Coordinator, pki: Pki) -> None:
+    """An operator's opens a session; a device's and an enroller's open none that can read."""
+    known = browser(secured, pki, pki.issue("viewer", "carol"))
+    answer = known.get("/")
+    assert (answer.status, answer.session.startswith(f"{COOKIE}=")) == (200, True)
+    assert browser(secured, pki, pki.issue("client", "edge-1")).get("/").status == 401
+    assert browser(secured, pki, pki.issue("enroller", "erik")).get("/").status == 403
+
+
+def test_a_session_ends_with_the_operators_certificate(secured: Coordinator, pki: Pki) -> None:
+    """A revocation ends the session and its links; the browser is told to log in, and its cookie is removed."""
+    dora, root = pki.issue("viewer", "dora"), pki.issue("admin", "root")
+    used, unused = browser(secured, pki), browser(secured, pki)
+    used.log_in(link(secured, dora))
+    left = link(secured, dora)
+    assert used.get("/").status == 200
+    with secured.admin(root) as admin:
+        leaf = x509.load_pem_x509_certificate(dora.cert.read_bytes())
+        admin.revoke_certificates("left the company", serial=f"{leaf.serial_number:x}")
+    # The web process may use a reply again for less than a second.
+    answer = eventually(lambda: answer if (answer := used.get("/")).status != 200 else None, "the session has ended")
+    assert (answer.status, answer.session) == (401, f"{COOKIE}=")
+    assert unused.log_in(left).status == 401
+    assert browser(secured, pki, dora).get("/").status == 401
+
+
+def test_logging_out(secured: Coordinator, pki: Pki) -> None:
+    """Ends the session at the coordinator; another site's page cannot do it."""
+    each = browser(secured, pki)
+    each.log_in(link(secured, pki.issue("viewer", "vera")))
+    assert each.get("/logout", "POST", Origin="https://evil.example").status == 403
+    assert each.get("/").status == 200
+    answer = each.get("/logout", "POST", Origin=f"https://{each.address}")
+    assert (answer.status, answer.session) == (303, f"{COOKIE}=")
+    assert each.get("/").status == 401
+
+
+def test_an_opened_link_is_in_the_audit_log(secured: Coordinator, pki: Pki) -> None:
+    """With its caller and without the code, which no log has."""
+    url = link(secured, pki.issue("viewer", "vera"))
+    with secured.admin(pki.issue("admin", "root")) as admin:
+        pages = admin.list_audit(pb.ListAuditRequest(actor="viewer:vera", method="CreateWebLink"))
+        rows = [row for page in pages for row in page.entries]
+    assert {row.result for row in rows} == {"asked", "ok"}
+    assert url.partition("code=")[2] not in str(rows) + secured.tail(1000)
+
+
+def test_the_page_without_certificates(plain: Coordinator) -> None:
+    """It needs no login; a foreign host name, as in DNS rebinding, and requests of other sites are refused."""
+    each = Browser(plain.settings["web_listen"])
+    assert (each.get("/").status, each.get("/login?code=x").status) == (200, 404)
+    assert each.get("/", Host="evil.example").status == 421
+    assert each.get("/", Host=f"localhost:{each.address.partition(':')[2]}").status == 200
+    assert each.get("/", Origin="http://evil.example").status == 403
+    assert each.get("/live?view=runs", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="cors").status == 403
+    assert each.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert each.get("/runs", method).status == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/static/page.css", "/healthz"])
+def test_the_headers_of_every_response(plain: Coordinator, path: str) -> None:
+    """Also of refusals."""
+    for headers in ({}, {"Host": "evil.example"}):
+        answer = Browser(plain.settings["web_listen"]).get(path, **headers)
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == (
+            "public, max-age=31536000, immutable" if "page.css" in path and not headers else "no-store"
+        )
+        assert "server" not in answer.headers
+
+
+def test_hostile_requests(plain: Coordinator) -> None:
+    """Long addresses, floods of headers and bytes that are no HTTP are refused, and the page goes on."""
+    each = Browser(plain.settings["web_listen"])
+    assert each.get(f"/runs/{'x' * 2000}").status == 414
+    assert each.get(f"/runs?search={'x' * 9000}").status == 414
+    assert each.get("/runs/%00%ff%2e%2e").status == 404
+    assert each.get("/static/..%2f..%2fapp.py").status == 404
+    assert each.get("/clients?state=99&order=x&descending=%ff").status in {200, 400}
+    host, _, port = each.address.rpartition(":")
+    for sent in (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000, b"\x16\x03\x01" * 100, b"GET " + b"/" * 70_000):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            try:
+                connection.sendall(sent)
+                assert connection.recv(64).startswith((b"HTTP/1.1 4", b""))
+            except ConnectionError:
+                pass
+    assert each.get("/").status == 200
+
+
+def test_many_streams(plain: Coordinator) -> None:
+    """One more than the limit gets 503 with a reason; a closed one makes room."""
+    host, _, port = plain.settings["web_listen"].rpartition(":")
+    request = f"GET /live?view=runs HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    opened: list[socket.socket] = []
+
+    def one_more() -> bytes:
+        connection = socket.create_connection((host, int(port)), timeout=60)
+        opened.append(connection)
+        connection.sendall(request)
+        return connection.recv(4096)
+
+    try:
+        answers = [one_more() for _ in range(501)]
+        assert {answer.split(b"\r\n")[0] for answer in answers[:500]} == {b"HTTP/1.1 200 OK"}
+        assert answers[500].startswith(b"HTTP/1.1 503")
+        opened.pop(0).close()
+        eventually(lambda: one_more().startswith(b"HTTP/1.1 200"), "a stream is admitted again")
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspace) -> None:
+    """After SIGKILL of the web process a browser that waits is answered; after SIGKILL of the coordinator it ends."""
+    server = Coordinator(workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
+    each = Browser(server.settings["web_listen"])
+    assert each.get("/").status == 200
+    first = web_process(server)
+    os.kill(first.pid, signal.SIGKILL)
+    assert each.get("/").status == 200  # the coordinator holds the socket: the request waits for the new process
+    second = web_process(server, 2)
+    assert server.events("web_process_ended")[0]["code"] == -signal.SIGKILL
+    server.kill()
+    eventually(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, "the web process has ended")
+    server.serve()
+    assert each.get("/").status == 200
+    third = web_process(server, 3)
+    assert server.terminate() == 0
+    assert not third.is_running()
+
+
+def test_sessions_survive_the_web_process_and_not_the_coordinator(workspace: Workspace, pki: Pki) -> None:
+    """The coordinator keeps them, in memory."""
+    settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "t"))}
+    server = Coordinator(workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+    vera, each = pki.issue("viewer", "vera"), browser(server, pki)
+    each.log_in(link(server, vera))
+    os.kill(web_process(server).pid, signal.SIGKILL)
+    assert each.get("/").status == 200
+    server.kill()
+    server.serve()
+    assert each.get("/").status == 401
+    each.log_in(link(server, vera))
+    assert each.get("/").status == 200
+
+
+def test_the_socket_is_the_owners_alone(plain: Coordinator) -> None:
+    """It and its folder are closed to other users."""
+    folder = Path(plain.settings["state_dir"]) / "web"
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "socket")] == [0o700, 0o600]
+
+
+def test_the_process_holds_nothing_of_the_coordinator(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of its environment but those that a program needs."""
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    server = Coordinator(workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
+    assert "PGPASSWORD" not in web_process(server).environ()
+    server.kill()
+
+
+def test_fl_web_open_shows_the_link(secured: Coordinator, pki: Pki) -> None:
+    """With the operator's certificate; the link works, and says how long."""
+    vera = pki.issue("viewer", "vera")
+    options = ["--ca", str(vera.ca), "--cert", str(vera.cert), "--key", str(vera.key)]
+    server = str(secured.settings["admin_listen"])
+    done = run_fl("web", "open", "--server", server, *options, folder=secured.folder)
+    assert done.returncode == 0, done.stderr
+    url, until = done.stdout.splitlines()
+    assert until.startswith("One browser can use it, until ")
+    assert browser(secured, pki).log_in(url).status == 303
+
+
+def test_fl_web_open_without_a_page_or_identities(fleet: Fleet, plain: Coordinator) -> None:
+    """The setting is named; where there are no identities, the link has no code."""
+    off = run_fl("web", "open", "--insecure", "--server", fleet.server.settings["admin_listen"], folder=plain.folder)
+    assert off.returncode == 1
+    assert "set web_listen in its server.toml" in off.stderr
+    on = run_fl("web", "open", "--insecure", "--server", plain.settings["admin_listen"], folder=plain.folder)
+    assert on.stdout.strip() == f"http://{plain.settings['web_listen']}/"
+
+
+def test_fl_web_serves_with_the_operators_identity(secured: Coordinator, pki: Pki) -> None:
+    """One link, one browser, until SIGINT; another user of this machine cannot read with the operator's identity."""
+    vera = pki.issue("viewer", "vera")
+    options = ["--ca", str(vera.ca), "--cert", str(vera.cert), "--key", str(vera.key), "--json"]
+    command = [sys.executable, "-m", "fl_ops", "web", "--server", str(secured.settings["admin_listen"]), *options]
+    command += ["--listen", "127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=secured.folder, text=True) as process:
+        try:
+            assert process.stdout is not None
+            shown = json.loads(process.stdout.readline())
+            each = Browser(shown["address"].removeprefix("http://").rstrip("/"))
+            assert each.get("/").status == 401
+            assert each.log_in(shown["link"]).status == 303
+            assert each.get("/").status == 200
+            assert Browser(each.address).log_in(shown["link"]).status == 401
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) in {0, 130}
+        finally:
+            process.kill()
