@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fl_web.render.spark import spark
@@ -47,7 +49,7 @@ def found() -> pb.GetClientResponse:
     return response
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "clients/_list.html": {
         "clients": [client()], "found": 1, "next_page": EVIL, "order": "id", "client_marks": client_marks,
         "client_word": client_word, "params": Params({"q": [EVIL], "page": [EVIL]}), "all_marks": CLIENT_MARKS,
