@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -52,21 +55,31 @@ def fill_clients(store: Store, count: int) -> None:
         ])  # fmt: skip
 
 
-def open_page(processes: Processes, admin: str) -> tuple[Child, str, str]:
-    """Start `fl web`. Returns its process, host:port, and the cookie of its login link."""
-    child = processes.start("web", "fl_ops", arguments=("web", "--insecure", "--server", admin, "--listen", "127.0.0.1:0"))
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        links = [word for word in child.out.read_text().split() if word.startswith("http://") and "?" in word]
-        if links:
-            link = urlsplit(links[0])
+@contextmanager
+def open_page(folder: Path, admin: str) -> Iterator[tuple[Child, str, str]]:
+    """`fl web` for as long as the block lasts: its process, host:port, and the cookie of its login link."""
+    log = folder / "web.log"
+    command = [sys.executable, "-m", "fl_ops", "web", "--insecure", "--server", admin, "--listen", "127.0.0.1:0"]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603 - our own module
+        try:
+            link = urlsplit(_login_link(log))
             connection = HTTPConnection(link.netloc, timeout=_TIMEOUT_S)
             connection.request("GET", f"{link.path}?{link.query}")
             cookie = str(connection.getresponse().getheader("set-cookie")).partition(";")[0]
             connection.close()
-            return child, link.netloc, cookie
+            yield Child("web", process, log), link.netloc, cookie
+        finally:
+            process.terminate()
+
+
+def _login_link(log: Path) -> str:
+    """The link that `fl web` prints. Raises TimeoutError."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        if links := [word for word in log.read_text().split() if word.startswith("http://") and "login" in word]:
+            return links[0]
         time.sleep(0.1)
-    raise TimeoutError(f"fl web printed no login link in {_TIMEOUT_S:g} s: {child.out.read_text()}")
+    raise TimeoutError(f"fl web printed no login link in {_TIMEOUT_S:g} s: {log.read_text()}")
 
 
 def timed(address: str, cookie: str, path: str) -> tuple[float, int]:
@@ -84,9 +97,10 @@ def timed(address: str, cookie: str, path: str) -> tuple[float, int]:
 
 def measure(folder: Path, repeats: int) -> dict[str, object]:
     """Start both processes, and time every view."""
-    with Processes(folder) as processes:
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes(folder))
         server = Deployment(folder, processes, tls=False).serve()
-        child, address, cookie = open_page(processes, server.admin.server)
+        child, address, cookie = stack.enter_context(open_page(folder, server.admin.server))
         views = {}
         before = cpu_s(child), cpu_s(server.child)
         for path in VIEWS:
