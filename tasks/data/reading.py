@@ -234,7 +234,7 @@ def _error_of(failure: _Failure) -> Exception:
 def _watch_parent(worker: int) -> None:
     """In a worker: end with the process that reads the batches, also when that one is killed.
 
-    torch's own watch is for the process that forked the worker. That is the forkserver, which lives as long as a worker.
+    torch watches the process that forked the worker. That is the forkserver, which lives as long as a worker.
     """
     threading.Thread(target=_end_with_parent, name=f"reader-{worker}", daemon=True).start()
 
