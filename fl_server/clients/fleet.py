@@ -197,6 +197,10 @@ class Fleet:
         presence = self._roster.state_of(client_id)
         return presence.value if presence is not None else "lost"
 
+    def count(self, presence: Presence) -> int:
+        """The number of clients in a state. Those that were not here since the coordinator's start have none."""
+        return self._roster.count(presence)
+
     def last_seen(self, record: ClientRecord) -> float:
         """Unix time of a client's latest sign of life. Keepalives prove that a client with an open stream is there."""
         if self.attached(record.client_id):

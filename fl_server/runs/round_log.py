@@ -40,6 +40,8 @@ class RoundLog:
     """Rounds that are evaluated now, with the number of evaluations: one of them may still become the best."""
     transfers: ClientTransfers = field(default_factory=ClientTransfers)
     """Of the clients of the round under way."""
+    changes: int = 0
+    """Increases with each commit and each evaluation."""
     _sums: RoundSums = field(default_factory=RoundSums)
     """Over all committed rounds."""
     _settled: SettledRounds = field(init=False)
@@ -81,6 +83,7 @@ class RoundLog:
 
         extended_at: the run's committed rounds at its last extension.
         """
+        self.changes += 1
         self.recent[commit.round] = commit
         self.latest_statistics, self.statistics = RoundStatistics.from_text(commit.account), RoundStatistics()
         self._sums.add(commit, self.latest_statistics)
@@ -154,6 +157,7 @@ class RoundLog:
 
     def add_metrics(self, commit: CommitRecord, metrics: Mapping[str, float]) -> CommitRecord:
         """Add the metrics of an evaluation to a committed round; other metrics of the round stay."""
+        self.changes += 1
         commit = self.recent.get(commit.round, commit)
         commit = replace(commit, metrics={**commit.metrics, **metrics})
         if commit.round in self.recent:

@@ -8,11 +8,12 @@ from heapq import nlargest
 
 from fl_common.program import impetus_version
 from fl_server.clients.fleet import Fleet
+from fl_server.clients.roster import Presence
 from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import InvalidInput, one_line
 from fl_server.rounds.state import Phase
 from fl_server.rpc.access.owners import OwnedRuns
-from fl_server.rpc.browsing.clients import SEARCH_CHARS, STATES
+from fl_server.rpc.browsing.clients import SEARCH_CHARS
 from fl_server.rpc.pages import Cursor, Entries, Position
 from fl_server.rpc.views import run_reason, timestamp
 from fl_server.runs.run import Run
@@ -23,6 +24,8 @@ PAGE_SIZE = 100
 MOST_POINTS = 100
 _RUNS_AT_ONCE = 25
 """Runs whose values are read in one call of the ledger."""
+_MOST_KEPT = 4096
+"""Runs whose values are kept."""
 
 
 class Overview:
@@ -30,6 +33,8 @@ class Overview:
 
     def __init__(self, services: Services, runs: OwnedRuns) -> None:
         self._services, self._runs = services, runs
+        self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
+        """By run: the changes of its log and the number of points for which these values were read, and the values."""
 
     async def page(self, request: pb.GetOverviewRequest) -> pb.GetOverviewResponse:
         """A page of runs, with the counts of all."""
@@ -63,25 +68,36 @@ class Overview:
         )
 
     async def _add_points(self, shown: list[pb.RunOverview], count: int) -> None:
-        ledger = self._services.ledger
-        measured = [run for run in shown if count and run.metric in run.newest_metrics]
-        for begin in range(0, len(measured), _RUNS_AT_ONCE):
-            some = measured[begin : begin + _RUNS_AT_ONCE]
-            values = await ledger.do(ledger.store.newest_values, {run.run_id: run.metric for run in some}, count)
-            for run in some:
-                run.points.extend(pb.MetricPoint(round=round_, value=value) for round_, value in values[run.run_id])
+        """Add the newest values of each run. They are read again only after a commit or an evaluation."""
+        ledger, loaded = self._services.ledger, {run.id: run for run in self._runs.loaded()}
+        measured = {run.run_id: run for run in shown if count and run.metric in run.newest_metrics}
+        keys = {run_id: (loaded[run_id].log.changes, count) for run_id in measured}
+        old = [run_id for run_id, key in keys.items() if self._values.get(run_id, (None,))[0] != key]
+        if len(self._values) > _MOST_KEPT:
+            self._values.clear()
+            old = list(keys)
+        for begin in range(0, len(old), _RUNS_AT_ONCE):
+            some = old[begin : begin + _RUNS_AT_ONCE]
+            wanted = {run_id: measured[run_id].metric for run_id in some}
+            for run_id, values in (await ledger.do(ledger.store.newest_values, wanted, count)).items():
+                points = [pb.MetricPoint(round=round_, value=value) for round_, value in values]
+                self._values[run_id] = keys[run_id], points
+        for run_id, run in measured.items():
+            run.points.extend(self._values[run_id][1] if run_id in self._values else ())
 
 
 def clients_by_state(fleet: Fleet) -> dict[str, int]:
     """The number of clients in each state, and of those that are banned, draining or quarantined."""
     records = fleet.records.in_memory()
-    counts = Counter(dict.fromkeys(STATES, 0)) + Counter()
-    counts.update(fleet.state(client_id) for client_id in records)
-    for record in records.values():
-        counts["banned"] += record.banned
-        counts["draining"] += record.draining
-    counts["quarantined"] = sum(client in records for client in fleet.quarantine.clients())
-    return {name: counts[name] for name in (*STATES, "banned", "draining", "quarantined")}
+    present, suspect = fleet.count(Presence.PRESENT), fleet.count(Presence.SUSPECT)
+    return {
+        "present": present,
+        "suspect": suspect,
+        "lost": max(0, len(records) - present - suspect),
+        "banned": sum(record.banned for record in records.values()),
+        "draining": sum(record.draining for record in records.values()),
+        "quarantined": sum(client in records for client in fleet.quarantine.clients()),
+    }
 
 
 def _states(request: pb.GetOverviewRequest) -> set[str]:
