@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from fl_web.coordinator.errors import Unreachable, WebError
+from fl_web.coordinator.errors import Unreachable, WebError, login_needed
 from fl_web.coordinator.mailbox import Link, Mailbox, News
 from fl_web.coordinator.reader import Reader
 from fl_web.live.curve_updates import CurveUpdates
@@ -37,8 +37,17 @@ class ViewStream:
         """Whether the parts must be read again; whether values change without an event."""
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """The events, until the browser leaves. Ends where the browser must connect again."""
+        """The events, until the browser leaves. Ends where the browser must connect again, or log in."""
         yield opening()
+        try:
+            async for each in self._watched():
+                yield each
+        except Exception as error:
+            if not login_needed(error):
+                raise
+            yield message("login", {})
+
+    async def _watched(self) -> AsyncIterator[bytes]:
         async with AsyncExitStack() as watches:
             try:
                 await self._join(watches)
@@ -62,6 +71,8 @@ class ViewStream:
         while not self._mailbox.overrun:
             news = self._mailbox.take()
             if self._mailbox.ended is not None:
+                if login_needed(self._mailbox.ended):
+                    raise self._mailbox.ended
                 yield message("problem", {"title": "The view cannot go on", "text": str(self._mailbox.ended)})
                 return
             sent = False

@@ -36,8 +36,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Coord
         daemons = []
         for index in range(2):
             shard = {"partition": {"method": "iid", "clients": 2, "seed": 1}, "index": index}
-            own: dict[str, Any] = {"shard": shard, "options": {"kept": 8, "step_s": 0.02}, "labels": {"site": f"lab-{index}"}}
-            daemons.append(Daemon(workspace, server, f"edge-{index}", **own).start())
+            own: dict[str, Any] = {"options": {"kept": 8, "step_s": 0.02}, "labels": {"site": f"lab-{index}"}}
+            daemons.append(Daemon(workspace, server, f"edge-{index}", shard=shard, **own).start())
         for daemon in daemons:
             server.until_present(daemon.client_id)
         yield server, daemons
