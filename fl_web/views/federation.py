@@ -110,4 +110,4 @@ FEDERATION = View(
     },
     refresh_s=2.0,
 )
-RUNS = View("runs", "runs.html", _runs, {"list": "runs/_list.html"}, refresh_s=5.0)
+RUNS = View("runs", "runs.html", _runs, {"list": "runs/_list.html"}, pause_s=2.0, refresh_s=5.0)

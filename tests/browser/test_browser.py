@@ -75,6 +75,29 @@ def test_a_killed_coordinator_is_reported_and_awaited(federation: Federation, pa
 
 
 @pytest.mark.slow
+def test_an_ended_login_is_stated(federation: Federation, page: WebPage, tab: Any) -> None:
+    """A page whose session is gone asks for a login when its stream is opened again, and does not try for ever."""
+    tab.goto(f"{page.address}/clients")
+    tab.locator("#link[data-state=live]").wait_for()
+    tab.context.clear_cookies()
+    tab.reload()
+    assert tab.locator("#link").count() == 0, "a new page is refused"
+    tab.context.add_cookies([{"name": name, "value": value, "url": page.address} for name, value in [cookie(page)]])
+    tab.goto(f"{page.address}/clients")
+    tab.locator("#link[data-state=live]").wait_for()
+    tab.context.clear_cookies()
+    tab.route("**/live?*", lambda route: route.fulfill(status=401, body="login"))
+    tab.evaluate("import(document.querySelector('script[type=module]').src + '&again')")
+    tab.locator("#notice", has_text="Your login has ended").wait_for()
+
+
+def cookie(page: WebPage) -> tuple[str, str]:
+    """Name and value of the session's cookie."""
+    name, _, value = page.cookie.partition("=")
+    return name, value
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_accessible(
