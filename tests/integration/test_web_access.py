@@ -348,7 +348,7 @@ def test_fl_web_serves_with_the_operators_identity(secured: Coordinator, pki: Pk
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=secured.folder, text=True) as process:
         try:
             assert process.stdout is not None
-            shown = json.loads(process.stdout.readline())
+            shown = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
             each = Browser(shown["address"].removeprefix("http://").rstrip("/"))
             assert each.get("/").status == 401
             assert each.log_in(shown["link"]).status == 303
