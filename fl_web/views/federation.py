@@ -14,7 +14,7 @@ from protos.fl.v1 import admin_pb2 as pb
 
 _ACTIVE = (pb.RUN_STATE_RUNNING, pb.RUN_STATE_WAITING, pb.RUN_STATE_PAUSED)
 _ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_STOPPED, pb.RUN_STATE_FAILED)
-_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 200
+_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 500
 _RECENT_S = 24 * 3600.0
 """A run that failed within this time is a problem of now."""
 
