@@ -18,7 +18,7 @@ from fl_web.render.formats import iso, seconds_of
 from fl_web.views.compare import compare_json, compared
 from fl_web.views.run import mark_events
 from fl_web.views.view import Params
-from protos.codec import digest_bytes
+from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 
 _HISTORY = 100
