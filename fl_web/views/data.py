@@ -18,7 +18,6 @@ from fl_web.render.formats import iso, seconds_of
 from fl_web.views.compare import compare_json, compared
 from fl_web.views.run import mark_events
 from fl_web.views.view import Params
-from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 
 _HISTORY = 100
@@ -74,7 +73,7 @@ async def model(reader: Reader, params: Params) -> Response:
     headers = {
         **_attachment(name),
         "Content-Length": str(header.size_bytes),
-        "X-Content-BLAKE3": digest_bytes(header.digest).hex(),
+        "X-Content-BLAKE3": header.digest.value.hex(),
     }
     return StreamingResponse(
         _chunks(messages, header.size_bytes), media_type="application/octet-stream", headers=headers
