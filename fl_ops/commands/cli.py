@@ -17,6 +17,7 @@ from fl_ops.commands.methods.command import methods
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
+from fl_ops.commands.track import track
 from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
 from fl_ops.render import output
@@ -60,6 +61,12 @@ app.command(
         "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
     )
 )(simulate)
+app.command(
+    **examples(
+        "fl track digits-1 --tensorboard runs",
+        "fl track digits-1 --mlflow http://127.0.0.1:5000 --once",
+    )
+)(track)
 app.command(**examples("fl whoami"))(whoami)
 
 
