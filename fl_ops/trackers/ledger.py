@@ -62,7 +62,7 @@ def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSum
 
 @dataclass(frozen=True)
 class Tracked:
-    """What was done. state: of the run at the end of the tracking."""
+    """What was done. state: of the run at the end; values: those that were new at one place at least."""
 
     run_id: str
     state: str
@@ -135,7 +135,7 @@ class LedgerTracking:
     def _write(self, summary: admin_pb2.RoundSummary) -> None:
         facts = round_facts(summary)
         new = [place.write(facts) for place in self._places]
-        self._values += sum(new)
+        self._values += max(new)
         if any(new):
             self.report(f"{self.run_id}: round {summary.round}, {max(new)} values")
 
