@@ -87,6 +87,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "fl_ops": (
         "__main__",
         "commands",
+        "notebook",
         "trackers",
         "compare",
         "demo",

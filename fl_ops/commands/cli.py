@@ -17,7 +17,7 @@ from fl_ops.commands.methods.command import methods
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
-from fl_ops.commands.track import track
+from fl_ops.commands.views.track import track
 from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
 from fl_ops.render import output

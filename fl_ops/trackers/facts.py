@@ -51,7 +51,8 @@ class RoundValues:
 
     def add(self, group: str, values: Mapping[str, float | None]) -> None:
         """Add the values that are known."""
-        self.values.update({f"{group}/{name}": float(value) for name, value in values.items() if value is not None})
+        known = {name: value for name, value in sorted(values.items()) if value is not None}  # maps have no order
+        self.values.update({f"{group}/{name}": float(value) for name, value in known.items()})
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         """The server's evaluation as evaluation/accuracy, the clients' as clients/accuracy_mean."""
