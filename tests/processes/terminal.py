@@ -86,7 +86,7 @@ class Terminal:
         """Whether keys are read as before, the cursor is shown, and the screen is the shell's again."""
         settings: list[Any] = termios.tcgetattr(self._theirs)
         shown = self.sent.rfind("\x1b[?25h") > self.sent.rfind("\x1b[?25l")
-        return settings == self.before and shown and self.sent.rfind("\x1b[?1049l") > self.sent.rfind(_ALTERNATE)
+        return settings == self.before and shown and self.sent.rfind("\x1b[?1049l") >= self.sent.rfind(_ALTERNATE)
 
     def _read(self, seconds: float) -> bool:
         ready, _, _ = select.select([self._ours], [], [], seconds)
