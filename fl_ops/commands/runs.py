@@ -123,6 +123,11 @@ def watch(context: Context, run: Run) -> None:
         raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier))
 
 
+app.command(
+    **examples("fl run plot digits-1 --out digits.png", "fl run plot digits-1 digits-2 --out both.png --by bytes")
+)(plot)
+
+
 @app.command(**examples("fl run pause digits-1"))
 @admin_command
 def pause(context: Context, run: Run) -> None:

@@ -89,7 +89,7 @@ def test_a_watch_shows_clients_and_values(fleet: Fleet, connection: list[str], t
         assert terminal.ends() == 0
         assert terminal.is_as_before()
     with Terminal(["run", "watch", "seen", *connection], tmp_path, columns=120) as terminal:
-        assert terminal.shows("round 2").count("committed") == 3
+        assert terminal.shows("3 rounds are done").count("committed") == 3
         assert terminal.ends() == 0
 
 

@@ -20,6 +20,12 @@ import pyte
 from tests.processes.process import ROOT, TIMEOUT_S
 
 _ALTERNATE = "\x1b[?1049h"
+_IN_ITS_TERMINAL = """
+import fcntl, runpy, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+sys.argv[0] = "fl"
+runpy.run_module("fl_ops", run_name="__main__")
+"""
 
 
 class Terminal:
@@ -40,10 +46,9 @@ class Terminal:
         self._theirs = theirs
         environment = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "LINES", "NO_COLOR"}}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fl_ops", *self._arguments],
+            [sys.executable, "-c", _IN_ITS_TERMINAL, *self._arguments],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=self._folder, start_new_session=True,
             env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         return self
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 List = Literal["runs", "clients"]
-HELP = "↑↓ move   tab runs/clients   enter details   esc back   q leave"
+HELP = "↑↓ move  tab other list  enter details  esc back  q leave"
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_what_it_shows() -> None:
     text = "\n".join(drawn(TopView(federation(), Selection(name="digits-1")), 100))
     for expected in (
         "healthy, version 0.1.0", "runs  2 running, 1 failed", "clients  3 present, 1 banned", "10 of 40", "87.50 %",
-        "━━━───────", "collecting 3/5", "▁▂▃▃▄▅▅▆▇█", "4 min 50 s", "digits-0: waiting for 2 more clients",
+        "━━────────", "collecting 3/5", "▁▂▃▃▄▅▆▆▇█", "4 min 50 s", "digits-0: waiting for 2 more clients",
         "▸  digits-1", "edge-002",
     ):  # fmt: skip
         assert expected in text, f"{expected}\n{text}"
