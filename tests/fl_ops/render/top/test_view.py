@@ -110,8 +110,9 @@ def test_a_time_that_nobody_can_know(more: dict[str, Any]) -> None:
 
 
 def test_small_pictures() -> None:
-    """The newest values; equal ones are low bars; values that are not finite are blanks."""
-    assert sparkline([5.0, 0.0, 1.0, 0.5], 3) == "▁█▅"
-    assert sparkline([1.0, math.nan, 1.0], 3) == "▁ ▁"
+    """The newest values; close ones are equal bars; values that are not finite are blanks."""
+    assert sparkline([5.0, 0.0, 1.0, 0.5], 3) == "▁█▄"
+    assert sparkline([1.0, math.nan, 1.0], 3) == "█ █"
+    assert sparkline([0.978, 0.975, 0.981], 3) == "███"
     assert (sparkline([], 5), sparkline([math.inf], 5), sparkline([1.0], 0)) == ("", "", "")
     assert (bar(3, 6, 4), bar(9, 6, 4), bar(1, 0, 4)) == ("━━──", "━━━━", "────")
