@@ -18,7 +18,7 @@ from fl_ops.render.top.sparkline import bar, sparkline
 from fl_ops.render.units import NOTHING
 from protos.fl.v1 import admin_pb2
 
-POINTS = 24
+POINTS = 16
 """Values of a sparkline."""
 _BAR = 10
 _STYLES = {"running": "green", "present": "green", "waiting": "yellow", "paused": "yellow", "suspect": "yellow",
