@@ -20,6 +20,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 # MLflow refuses a store in plain files unless it is asked for; whoever names such a URI asks for it.
 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+# stdout is for the command's own output.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.entities import Run as Entry
@@ -39,6 +41,7 @@ _MOST_METRICS, _MOST_SETTINGS = 1_000, 100
 _MOST_LETTERS = 500
 """Of a parameter's value: the smallest limit of MLflow's stores."""
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
+_USER = re.compile(r"://[^/\s@]*@")
 _ENDED = {"completed": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED", "failed": "FAILED"}
 _RUNNING = "RUNNING"
 
@@ -64,7 +67,7 @@ class MlflowRun:
     @property
     def place(self) -> str:
         """URI and id of the entry."""
-        return f"{self._uri}, run {self._entry.info.run_id}"
+        return f"{without_password(self._uri)}, run {self._entry.info.run_id}"
 
     def write(self, round_: RoundFacts) -> int:
         """Log a round's values that are not there. Returns their number."""
@@ -144,9 +147,13 @@ class MlflowRun:
             return call()
         except (MlflowException, OSError, ImportError) as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise Refused(
-                f"MLflow at {self._uri} cannot be used: {first}; what was logged stays, and the same command goes on"
-            ) from error
+            text = f"MLflow at {self._uri} cannot be used: {first}; what was logged stays, and the same command goes on"
+            raise Refused(without_password(text)) from error
+
+
+def without_password(text: str) -> str:
+    """The text with addresses such as http://user:password@host as http://host."""
+    return _USER.sub("://", text)
 
 
 def _batches(items: Sequence[T], size: int) -> list[list[T]]:

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fl_ops.errors import Refused, UsageError
 from fl_ops.trackers import opening
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
+from fl_ops.trackers.mlflow_runs import without_password
 from fl_ops.trackers.opening import Trackers
 from tests.processes.process import ROOT
 from tests.processes.tracker_readers import Values, mlflow_client, mlflow_run, mlflow_values, tensorboard_values
@@ -156,6 +157,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match="file/digits-1 cannot be written"), Trackers(tmp_path / "file").opened(RUN):
         pass
+
+
+def test_an_address_with_a_password() -> None:
+    """It is in no output and in no error."""
+    assert without_password("MLflow at http://ann:se:cret@host:5000/x fails") == "MLflow at http://host:5000/x fails"
+    uri = "nowhere://ann:secret@host"
+    with pytest.raises(Refused, match="nowhere://host") as error, Trackers(mlflow=uri).opened(RUN):
+        pass
+    assert "secret" not in str(error.value)
 
 
 def test_names_of_values() -> None:
