@@ -57,18 +57,23 @@ def connect(
     files = {"ca": ca, "cert": cert, "key": key, "token_file": token_file}
     paths = {name: None if value is None else Path(value) for name, value in files.items()}
     connection = settings.load(settings.Layer(server=server, insecure=insecure, **paths))  # type: ignore[arg-type] # these four are paths
+    _set_up_grpc(plain_text=connection.security is None)
+    from fl_ops.admin.client import AdminClient  # imported here: grpc reads the settings above when it is imported
+
+    return Coordinator(AdminClient(connection))
+
+
+def _set_up_grpc(*, plain_text: bool) -> None:
+    """What grpc reads when it is imported. Raises UsageError if that was too early for a connection with TLS."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         set_oldest_tls(settings.oldest_tls(os.environ))
     except RuntimeError as error:
-        if connection.security is not None:
+        if not plain_text:
             raise UsageError(
                 "expected fl_ops.connect before anything imports grpc, got it afterwards: move the first connect to "
                 "the top of the program"
             ) from error
-    from fl_ops.admin.client import AdminClient  # imported here: grpc reads the settings above when it is imported
-
-    return Coordinator(AdminClient(connection))
 
 
 class Coordinator:

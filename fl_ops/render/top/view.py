@@ -61,10 +61,9 @@ class TopView:
         lines = [*self._head(), *self._body(console, options, height - len(self._head()) - 1)]
         if not self.whole:
             lines = [*lines[: height - 1], *[Text()] * (height - 1 - len(lines)), Text(HELP, style="dim")]
-        for number, line in enumerate(lines):
+        for line in lines:
             line.truncate(options.max_width, overflow="ellipsis")
             yield from console.render(line, options.update(no_wrap=True, height=None))
-            del number
 
     def _head(self) -> list[Text]:
         overview = self.federation.overview
