@@ -7,7 +7,7 @@ MINUTES ?= 30
 SECONDS ?= 120
 DAEMONS ?= 20
 TOOLS ?= prometheus prometheus-alertmanager
-MORE ?= buildah podman runc debootstrap
+MORE ?= buildah podman runc debootstrap chromium
 BIN := .venv/bin
 
 # The tests start many processes. Without cached bytecode each of them compiles every module again.

@@ -19,7 +19,7 @@ from fl_web.coordinator.errors import NotFound, WebError
 from fl_web.coordinator.reader import Reader
 from fl_web.live.stream import ViewStream
 from fl_web.render.formats import moment
-from fl_web.render.templates import STATIC, rendered
+from fl_web.render.templates import STATIC, load_templates, rendered
 from fl_web.views import data
 from fl_web.views.clients import CLIENT, CLIENTS
 from fl_web.views.compare import COMPARE
@@ -44,6 +44,7 @@ _NUMBER_DIGITS = 18
 
 def build_app() -> Starlette:
     """The application, without access control."""
+    load_templates()
     return Starlette(
         routes=[
             Route("/runs/{id}/curves.json", _answer(data.curves)),

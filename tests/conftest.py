@@ -30,7 +30,8 @@ settings.register_profile("impetus", settings(), deadline=None)
 settings.load_profile("impetus")
 
 
-FIRST = ("docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak", "fl_ops", "compatibility")
+FIRST = ("docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak", "fl_ops", "compatibility",
+         "browser")  # fmt: skip
 """Folders with long tests that wait for processes. They start first, and short tests fill the gaps."""
 
 

@@ -102,6 +102,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "fl_ops": (
         "__main__",
         "commands",
+        "notebook",
+        "trackers",
         "compare",
         "demo",
         "simulate",

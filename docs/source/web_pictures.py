@@ -64,8 +64,8 @@ def main() -> None:
         first = browser.new_context()
         first.new_page().goto(options.link)
         session, address = first.storage_state(), urlsplit(options.link)
-        for name, (path, *rest) in wanted.items():
-            picture = (f"{address.scheme}://{address.netloc}{path}", *rest)
+        for name, (path, scheme, size) in wanted.items():
+            picture = (f"{address.scheme}://{address.netloc}{path}", scheme, size)
             image = Image.open(io.BytesIO(take(browser, session, picture))).convert("RGB").quantize(_COLOURS)
             image.save(IMAGES / f"{name}.png", optimize=True)
         browser.close()

@@ -18,8 +18,11 @@ def open_channel(connection: Connection) -> grpc.aio.Channel:
            "grpc.min_reconnect_backoff_ms": _RECONNECT_MS}  # fmt: skip
     options = tuple({**dict(client_options()), **own}.items())
     if connection.security is None:
-        return grpc.aio.insecure_channel(connection.server, options)
-    return grpc.aio.secure_channel(connection.server, credentials(connection.security), options)
+        channel = grpc.aio.insecure_channel(connection.server, options)
+    else:
+        channel = grpc.aio.secure_channel(connection.server, credentials(connection.security), options)
+    channel.get_state(try_to_connect=True)  # before the first call, which then does not wait for it
+    return channel
 
 
 def call_metadata(connection: Connection) -> list[tuple[str, str]]:

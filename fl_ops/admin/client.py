@@ -124,6 +124,11 @@ class AdminClient:
         request = admin_pb2.WatchHistoryRequest(after_number=after, subject=subject)
         return self._stream("WatchHistory", request, admin_pb2.WatchHistoryResponse)
 
+    def get_overview(self, runs: int, points: int) -> admin_pb2.GetOverviewResponse:
+        """Counts, and the newest `runs` runs in short, each with its newest `points` values of its metric."""
+        request = admin_pb2.GetOverviewRequest(page_size=runs, points=points)
+        return self._call("GetOverview", request, admin_pb2.GetOverviewResponse)
+
     def list_audit(self, request: admin_pb2.ListAuditRequest) -> Iterator[admin_pb2.ListAuditResponse]:
         """The pages of the audit log."""
         return self._pages("ListAudit", request, admin_pb2.ListAuditResponse)

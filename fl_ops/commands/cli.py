@@ -17,6 +17,8 @@ from fl_ops.commands.methods.command import methods
 from fl_ops.commands.options import Context, command
 from fl_ops.commands.partition import partition
 from fl_ops.commands.simulate import simulate
+from fl_ops.commands.views.top import top
+from fl_ops.commands.views.track import track
 from fl_ops.commands.web.command import web
 from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
@@ -61,6 +63,13 @@ app.command(
         "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
     )
 )(simulate)
+app.command(**examples("fl top"))(top)
+app.command(
+    **examples(
+        "fl track digits-1 --tensorboard runs",
+        "fl track digits-1 --mlflow http://127.0.0.1:5000 --once",
+    )
+)(track)
 app.command(**examples("fl web", "fl web --listen 127.0.0.1:8000", "fl web open --server coordinator.example:7071"))(
     web
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import Autocast, CellEngine, Context, CudaGraph, Device, command
+from fl_ops.commands.options import Autocast, CellEngine, Context, CudaGraph, Device, Mlflow, TensorBoard, command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fl_ops.compare.plan import Plan
     from fl_ops.compare.progress import Progress
     from fl_ops.compare.workers import Work
+    from fl_ops.trackers.opening import Trackers
 
 CELLS, ROUNDS, SUMMARY, FACTS, TABLES = "cells", "results.csv", "summary.csv", "summary.json", "tables.md"
 
@@ -54,6 +55,8 @@ def compare(
         float | None,
         typer.Option(min=0.01, help="Stop after so long and write the results; exit code 8 if runs are left."),
     ] = None,
+    tensorboard: TensorBoard = None,
+    mlflow: Mlflow = None,
 ) -> None:
     """Compare methods: tune each in the same way, run the best setting on new seeds, report the spread.
 
@@ -67,8 +70,11 @@ def compare(
     from fl_ops.compare.table import read_table
     from fl_ops.compare.workers import Job, Work
     from fl_ops.simulate.engines.choice import EngineRequest
+    from fl_ops.trackers.opening import Trackers
 
     check_plotting("fl compare")
+    trackers = Trackers(tensorboard, mlflow)
+    trackers.check()
     options = EngineRequest(engine, 1, device, autocast=autocast, cuda_graph=cuda_graph).options()
     # What changes the numbers is a setting of each cell. With the coordinator's arithmetic the engine is none.
     comparison = replace(read_table(table), engine=options.arithmetic if options.batched else {})
@@ -80,11 +86,13 @@ def compare(
     if page:
         _page_with_tables(page, plan)  # report a page that cannot be filled now, not after hours
     unfinished = ""
+    if trackers:
+        _track_finished(trackers, plan)
     if run:
         location = {} if data_root is None else {"data_root": str(data_root.resolve())}
         job = Job(RunCell(location, options), folder)
         seconds = None if minutes is None else 60 * minutes
-        unfinished = _run(Work(plan, job, processes, seconds, Costs(plan.results())))
+        unfinished = _run(Work(plan, job, processes, seconds, Costs(plan.results())), trackers)
     facts = _write_results(plan, out, page)
     output.show(facts, _closing(plan, out), context.as_json)
     if unfinished:
@@ -92,19 +100,38 @@ def compare(
         raise typer.Exit(Exit.WORK_LEFT)
 
 
-def _run(work: Work) -> str:
+def _track_finished(trackers: Trackers, plan: Plan) -> None:
+    """Write the cells of earlier calls to the trackers. Raises OpsError."""
+    from fl_ops.trackers.simulated import OpenRuns, track_cell
+
+    with OpenRuns(trackers, _note) as runs:
+        for cell, result in plan.results():
+            track_cell(runs, cell, result)
+    runs.check()
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(work: Work, trackers: Trackers) -> str:
     """Run the missing cells. Returns why some are still missing; empty if none is."""
     from algorithms import AlgorithmError
     from fl_ops.compare.progress import Progress
     from fl_ops.compare.workers import run_all
+    from fl_ops.trackers.simulated import OpenRuns, TrackedCells
     from tasks import TaskError
 
-    progress = Progress(work.plan, work.costs, work.processes, lambda line: print(line, file=sys.stderr, flush=True))
-    with interruptible("finished cells are kept and running ones saved, the same command continues from them"):
+    progress = Progress(work.plan, work.costs, work.processes, _note)
+    with (
+        interruptible("finished cells are kept and running ones saved, the same command continues from them"),
+        OpenRuns(trackers, _note) as runs,
+    ):
         try:
-            complete = run_all(work, progress)
+            complete = run_all(work, TrackedCells(runs, progress) if trackers else progress)
         except (AlgorithmError, TaskError) as error:
             raise UsageError(str(error)) from error
+    runs.check()
     return "" if complete else _unfinished(progress)
 
 

@@ -59,6 +59,16 @@ Distributed = Annotated[
 ]
 """How simulated clients train: options of `fl simulate` and `fl compare`."""
 
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write event files for TensorBoard, in a folder of DIR for each run."),
+]
+Mlflow = Annotated[
+    str | None,
+    typer.Option(metavar="URI", help="Log to MLflow: http://host:5000, sqlite:///file.db or a folder."),
+]
+"""Where runs are tracked."""
+
 _PANEL = "Connection (also by environment variables, or in ~/.config/impetus/fl.toml)"
 
 

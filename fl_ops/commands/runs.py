@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,12 @@ from fl_ops.admin import watching
 from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command, confirm
+from fl_ops.commands.views.plot import plot
 from fl_ops.errors import UsageError
 from fl_ops.render import output, tables
 from fl_ops.render.evaluations import evaluations_table
 from fl_ops.render.live_view import show_until_end
+from fl_ops.render.progress import KEPT_VALUES
 from fl_ops.render.target import TargetCost
 from protos.fl.v1 import admin_pb2
 
@@ -115,7 +118,14 @@ def watch(context: Context, run: Run) -> None:
     If the connection is lost, for example because the coordinator restarts, it waits and continues.
     """
     with context.connect() as client:
-        raise typer.Exit(show_until_end(watching.watch(lambda: client.watch_run(run)), context.as_json))
+        events = watching.watch(lambda: client.watch_run(run))
+        earlier = partial(client.get_run, run, KEPT_VALUES)
+        raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier))
+
+
+app.command(
+    **examples("fl run plot digits-1 --out digits.png", "fl run plot digits-1 digits-2 --out both.png --by bytes")
+)(plot)
 
 
 @app.command(**examples("fl run pause digits-1"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,9 @@ from fl_ops.commands.options import (
     Distributed,
     Engine,
     Group,
+    Mlflow,
     Strategy,
+    TensorBoard,
     Workers,
     command,
 )
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from fl_ops.simulate.output.results import SeedResult
     from fl_ops.simulate.replay import ReplayRequest
     from fl_ops.simulate.seeds import Job
+    from fl_ops.trackers.opening import Trackers
 
 
 @command
@@ -63,6 +66,8 @@ def simulate(
         typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+    tensorboard: TensorBoard = None,
+    mlflow: Mlflow = None,
     replay: Annotated[
         str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
     ] = None,
@@ -90,11 +95,14 @@ def simulate(
     from fl_common.allocator import keep_freed_memory
     from fl_ops.simulate.engines.choice import EngineRequest
     from fl_ops.simulate.replay import ReplayRequest
+    from fl_ops.trackers.opening import Trackers
 
     keep_freed_memory()
     wanted = EngineRequest(engine, workers, device, strategy, group, autocast, cuda_graph)
     if replay is not None:
         place = _ledger(state_dir, ledger, seeds, out)
+        if tensorboard is not None or mlflow is not None:
+            raise UsageError("--replay compares models only: `fl track` writes a coordinator's run")
         _replay(context, ReplayRequest(replay, place, config, client_configs, wanted.options(replays=True)))
         return
     if any(option is not None for option in (state_dir, ledger, client_configs)):
@@ -106,12 +114,14 @@ def simulate(
     jobs = [replace(job, engine=options, continues=continues) for job in jobs]
     if save_every is not None:
         jobs = [replace(job, save_every_s=save_every) for job in jobs]
+    trackers = Trackers(tensorboard, mlflow)
+    trackers.check()
     if distributed:
         if processes > 1:
             raise UsageError(f"--processes {processes}: expected 1 with --distributed, whose runs follow one another")
-        _simulate_distributed(context, jobs, profile=profile)
+        _simulate_distributed(context, jobs, trackers, profile=profile)
     else:
-        _simulate(context, jobs, processes, profile=profile)
+        _simulate(context, _Request(jobs, processes, trackers), profile=profile)
 
 
 def _processes_here() -> int:
@@ -141,12 +151,21 @@ def _replay(context: Context, request: ReplayRequest) -> None:
         raise typer.Exit(Exit.REFUSED)
 
 
-def _simulate(context: Context, jobs: list[Job], processes: int, *, profile: bool) -> None:
+@dataclass(frozen=True)
+class _Request:
+    """Which runs to simulate, how many at a time, and where they are tracked."""
+
+    jobs: list[Job]
+    processes: int
+    trackers: Trackers
+
+
+def _simulate(context: Context, request: _Request, *, profile: bool) -> None:
     from fl_ops.simulate.output import console
 
     screen = _console(context)
-    results = console.simulate(jobs, processes, screen)
-    if (folder := jobs[0].folder) is not None:
+    results = _tracked(request, screen)
+    if (folder := request.jobs[0].folder) is not None:
         _plot(results, folder.parent, screen)
     facts = {"seeds": [result.as_json() for result in results]}
     output.show(facts, console.results_table(results), context.as_json)
@@ -154,6 +173,20 @@ def _simulate(context: Context, jobs: list[Job], processes: int, *, profile: boo
         output.show({}, console.profile_table(results), as_json=False)
     if any(result.status == "failed" for result in results):
         raise typer.Exit(Exit.RUN_FAILED)
+
+
+def _tracked(request: _Request, screen: Console) -> list[SeedResult]:
+    """Simulate, and write the rounds to the trackers as they are committed."""
+    from fl_ops.simulate.output import console
+
+    if not request.trackers:
+        return console.simulate(request.jobs, request.processes, screen)
+    from fl_ops.trackers.simulated import OpenRuns, TrackedSeeds
+
+    with OpenRuns(request.trackers, lambda line: console.print_line(screen, line)) as runs:
+        results = console.simulate(request.jobs, request.processes, screen, TrackedSeeds(runs, request.jobs))
+    runs.check()
+    return results
 
 
 def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
@@ -167,7 +200,7 @@ def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
         print_line(screen, f"plot: {folder / plot.PLOT}")
 
 
-def _simulate_distributed(context: Context, jobs: list[Job], *, profile: bool) -> None:
+def _simulate_distributed(context: Context, jobs: list[Job], trackers: Trackers, *, profile: bool) -> None:
     """Rank 0 prints and writes the results; the others do their share of the work."""
     from fl_ops.simulate.ranks.group import joined
     from fl_ops.simulate.seeds import simulate_all
@@ -177,7 +210,7 @@ def _simulate_distributed(context: Context, jobs: list[Job], *, profile: bool) -
         if ranks.rank:
             simulate_all(jobs, 1, lambda _: None)
         else:
-            _simulate(context, jobs, 1, profile=profile)
+            _simulate(context, _Request(jobs, 1, trackers), profile=profile)
 
 
 def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:

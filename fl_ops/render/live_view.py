@@ -22,14 +22,26 @@ ShowEvent = Callable[[Shown, RunProgress], None]
 _LOST = "connection lost, waiting for the coordinator; Ctrl-C ends the watch, not the run"
 
 
-def show_until_end(events: Iterable[Shown], as_json: bool, console: Console | None = None) -> Exit:
+def show_until_end(
+    events: Iterable[Shown],
+    as_json: bool,
+    console: Console | None = None,
+    earlier: Callable[[], admin_pb2.GetRunResponse] = admin_pb2.GetRunResponse,
+) -> Exit:
     """Show events as they arrive. Returns the exit code for the end of the run.
+
+    earlier: gives the run and its newest rounds for the live table; it is called once, on a terminal only.
 
     Raises:
         Unreachable: the stream ended before the run.
     """
     console = console or Console()
     progress = RunProgress()
+    if console.is_terminal and not as_json:
+        before = earlier()
+        progress.run = before.run
+        for summary in before.rounds:
+            progress.add_round(summary)
     with _display(as_json, console) as show:
         for event in events:
             if isinstance(event, Lost):

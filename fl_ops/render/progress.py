@@ -14,6 +14,8 @@ from protos.fl.v1 import admin_pb2
 
 SHOWN_ROUNDS = 10
 SHOWN_EVENTS = 4
+KEPT_VALUES = 60
+"""Rounds whose values of the metric are kept, for a sparkline."""
 _ENDS = {
     admin_pb2.RUN_STATE_COMPLETED: Exit.OK,
     admin_pb2.RUN_STATE_STOPPED: Exit.RUN_STOPPED,
@@ -86,6 +88,7 @@ class RunProgress:
     """What to show while there is no connection to the coordinator."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     _rounds: dict[int, Row] = field(default_factory=dict)
+    _values: dict[int, float] = field(default_factory=dict)
 
     def add(self, event: admin_pb2.WatchRunResponse) -> None:
         """Add one event."""
@@ -95,11 +98,30 @@ class RunProgress:
             (event.HasField("round"), event.round),
         ):
             if present:
-                self._rounds[summary.round] = Row.committed(summary)
-        for old in sorted(self._rounds)[:-SHOWN_ROUNDS]:
-            del self._rounds[old]
+                self.add_round(summary)
         if (line := event_line(event)) is not None:
             self.events.append(line)
+
+    def add_round(self, summary: admin_pb2.RoundSummary) -> None:
+        """Add a committed round, or what is new of it."""
+        self._rounds[summary.round] = Row.committed(summary)
+        metric = self.run.spec.stop.metric or "accuracy"
+        if metric in summary.metrics:
+            self._values[summary.round] = summary.metrics[metric]
+        for kept, most in ((self._rounds, SHOWN_ROUNDS), (self._values, KEPT_VALUES)):
+            for old in sorted(kept)[:-most]:
+                del kept[old]
+
+    def values(self) -> list[float]:
+        """The newest values of the run's metric, by round."""
+        return [self._values[number] for number in sorted(self._values)]
+
+    def seconds_left(self) -> float | None:
+        """The expected time to the last planned round, by the newest rounds; None if nobody can know."""
+        planned, seconds = self.run.spec.stop.rounds, [row.seconds for row in self._rounds.values() if row.seconds]
+        if exit_code(self.run) is not None or not seconds or planned <= self.run.rounds_done:
+            return None
+        return (planned - self.run.rounds_done) * sum(seconds) / len(seconds)
 
     def rows(self) -> list[Row]:
         """The latest committed rounds and the current one, by number."""

@@ -107,11 +107,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 message, count = _message(kept(), place, digest)
                 if excess := fetch.send(count or len(message), time.monotonic()):
                     raise self._transfer_limits.exceeded(client, excess)
+                shown.done += count  # before: a client that has all may be gone before this goes on
                 yield message
                 del message
                 sent.inc(count)
                 run.log.bytes_down += count
-                shown.done += count
                 await limits.pace(count)
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:

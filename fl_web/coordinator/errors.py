@@ -67,9 +67,14 @@ _KINDS: Mapping[grpc.StatusCode, type[WebError]] = {
 }
 
 
+def login_needed(error: Exception) -> bool:
+    """Whether a call failed because the coordinator does not know the identity any more."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 def explained(error: grpc.aio.AioRpcError) -> Exception:
     """The error to raise for a failed call. An unknown identity stays as it is: access control asks for a login."""
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+    if login_needed(error):
         return error
     text = error.details() or error.code().name.lower().replace("_", " ")
     return _KINDS.get(error.code(), Failed)(text)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from fl_web.coordinator.errors import Unreachable, WebError
+from fl_web.coordinator.errors import Unreachable, WebError, login_needed
 from fl_web.coordinator.mailbox import Link, Mailbox, News
 from fl_web.coordinator.reader import Reader
 from fl_web.live.curve_updates import CurveUpdates
@@ -19,7 +19,7 @@ from fl_web.views.view import Params, View
 
 _KEEPALIVE_S = 15.0
 _PAUSE_S = 0.4
-"""Least time between two renderings for one browser: a busy run has many events a second."""
+"""Least time between two batches of messages for one browser: a busy run has many events a second."""
 
 
 class ViewStream:
@@ -35,10 +35,21 @@ class ViewStream:
         self._passes = matches(params)
         self._stale = self._active = True
         """Whether the parts must be read again; whether values change without an event."""
+        self._next_read = 0.0
+        """The parts are not read before, by the monotonic clock."""
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """The events, until the browser leaves. Ends where the browser must connect again."""
+        """The events, until the browser leaves. Ends where the browser must connect again, or log in."""
         yield opening()
+        try:
+            async for each in self._watched():
+                yield each
+        except Exception as error:
+            if not login_needed(error):
+                raise
+            yield message("login", {})
+
+    async def _watched(self) -> AsyncIterator[bytes]:
         async with AsyncExitStack() as watches:
             try:
                 await self._join(watches)
@@ -62,6 +73,8 @@ class ViewStream:
         while not self._mailbox.overrun:
             news = self._mailbox.take()
             if self._mailbox.ended is not None:
+                if login_needed(self._mailbox.ended):
+                    raise self._mailbox.ended
                 yield message("problem", {"title": "The view cannot go on", "text": str(self._mailbox.ended)})
                 return
             sent = False
@@ -74,8 +87,15 @@ class ViewStream:
                 last_sent = time.monotonic()
                 yield KEEPALIVE
             await asyncio.sleep(_PAUSE_S)
-            await self._mailbox.wait(self._view.refresh_s if self._view.refresh_s and self._active else _KEEPALIVE_S)
+            await self._mailbox.wait(self._quiet_s())
             self._stale = True
+
+    def _quiet_s(self) -> float:
+        """How long nothing is done without a change."""
+        quiet_s = self._view.refresh_s if self._view.refresh_s and self._active else _KEEPALIVE_S
+        if not self._stale:
+            return quiet_s
+        return min(quiet_s, max(0.0, self._next_read - time.monotonic()))
 
     def _links(self, news: News) -> Iterator[bytes]:
         if news.links:
@@ -96,15 +116,17 @@ class ViewStream:
 
     async def _parts(self) -> list[bytes]:
         """The parts that have changed."""
-        if not self._stale or not self._view.parts:
+        if not self._stale or not self._view.parts or time.monotonic() < self._next_read:
             return []
+        self._next_read, self._stale = time.monotonic() + self._view.pause_s, False
         try:
             context = await self._view.context(self._reader, self._params)
         except Unreachable:
+            self._stale = True
             return []  # the watch of the history reports it
         except WebError as error:
             return [message("problem", {"title": error.title, "text": str(error)})]
-        self._stale, self._active = False, context.get("active") is not False
+        self._active = context.get("active") is not False
         contents = {name: rendered(template, context) for name, template in self._view.parts.items()}
         changed = {name: text for name, text in contents.items() if self._sent.get(name) != text}
         self._sent = contents

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 _WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
+_LEAST_SPAN = 0.05
+"""Of the height of a picture, as a share of the largest value."""
 
 
 def spark(values: Sequence[float]) -> Markup:
@@ -16,7 +18,10 @@ def spark(values: Sequence[float]) -> Markup:
     if len(finite) < 2:
         return Markup("")
     low, high = min(finite), max(finite)
-    step, span = (_WIDTH - 2 * _MARGIN) / (len(finite) - 1), (high - low) or 1.0
+    step = (_WIDTH - 2 * _MARGIN) / (len(finite) - 1)
+    # A curve that hardly changes is shown as flat, in the middle.
+    span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
+    low = (low + high - span) / 2
     inner = _HEIGHT - 2 * _MARGIN
     points = [
         (_MARGIN + index * step, _MARGIN + inner * (1 - (value - low) / span)) for index, value in enumerate(finite)

@@ -23,6 +23,12 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
     return environment().get_template(template).render(context)
 
 
+def load_templates() -> None:
+    """Compile all templates, so that the first page does not wait for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 @cache
 def environment() -> Environment:
     """The environment of all templates. A name that a view does not set is an error."""

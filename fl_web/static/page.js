@@ -70,10 +70,26 @@ function times() {
 
 let seen = "";
 
+let source = null;
+
+function loginEnded() {
+  source.close();
+  show("lost", "login ended", "Your login has ended. The values below are the last known ones. Log in again, and load the page again.");
+}
+
+on.login = loginEnded;
+
+// A stream that the server refuses is not opened again by the browser.
+async function reconnect() {
+  const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+  if (answer && answer.status === 401) loginEnded();
+  else connect();
+}
+
 function connect() {
   const address = new URL(body.dataset.live, location.href);
   if (seen) address.searchParams.set("after", seen);
-  const source = new EventSource(address);
+  source = new EventSource(address);
   for (const [name, act] of Object.entries(on)) {
     source.addEventListener(name, (event) => {
       seen = event.lastEventId || seen;
@@ -82,8 +98,7 @@ function connect() {
   }
   source.onerror = () => {
     show("lost", "connection lost", "The web server does not answer. The values below are the last known ones. The page goes on by itself when it is back.");
-    // A stream that the server refuses is not opened again by the browser.
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
+    if (source.readyState === EventSource.CLOSED) setTimeout(reconnect, 3000);
   };
 }
 

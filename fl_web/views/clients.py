@@ -81,6 +81,7 @@ CLIENTS = View(
     "clients.html",
     _context,
     {"counts": "clients/_counts.html", "list": "clients/_list.html"},
+    pause_s=2.0,
     refresh_s=5.0,
 )
 CLIENT = View(

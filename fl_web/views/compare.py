@@ -117,4 +117,4 @@ def compare_json(found: list[Compared], most: int) -> dict[str, Any]:
     return {"unit": unit, "curves": curves}
 
 
-COMPARE = View("compare", "compare.html", _context, {"outcome": "compare/_outcome.html"}, refresh_s=5.0)
+COMPARE = View("compare", "compare.html", _context, {"outcome": "compare/_outcome.html"}, pause_s=2.0, refresh_s=5.0)

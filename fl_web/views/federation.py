@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fl_web.coordinator.reader import Reader, RunsWanted
 from fl_web.render.formats import seconds_of
@@ -14,9 +14,7 @@ from protos.fl.v1 import admin_pb2 as pb
 
 _ACTIVE = (pb.RUN_STATE_RUNNING, pb.RUN_STATE_WAITING, pb.RUN_STATE_PAUSED)
 _ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_STOPPED, pb.RUN_STATE_FAILED)
-_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 60
-_FREQUENT = frozenset({"attempt_opened"})
-"""Events that are left out of the latest ones: each is followed by another one of its round."""
+_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 500
 _RECENT_S = 24 * 3600.0
 """A run that failed within this time is a problem of now."""
 
@@ -37,13 +35,21 @@ async def _context(reader: Reader, _: Params) -> Context:
         "more_ended": ended.runs_found - len(ended.runs),
         "problems": problems,
         "health": "bad" if any(tone == "bad" for tone, _, _ in problems) else "warn" if problems else "good",
-        "entries": [entry for entry in reversed(history.entries) if entry.event not in _FREQUENT][:_MOST_EVENTS],
+        "entries": _latest(history.entries),
         "run_states": RUN_STATES,
         "client_states": CLIENT_STATES,
         "client_marks": CLIENT_MARKS,
         "estimate": left_of_overview,
         "number": active.history_number,
     }
+
+
+def _latest(entries: Sequence[pb.HistoryEntry]) -> list[pb.HistoryEntry]:
+    """The newest entry of each event of a run or client, the newest first: a run commits many rounds in a row."""
+    newest: dict[tuple[str, str], pb.HistoryEntry] = {}
+    for entry in reversed(entries):
+        newest.setdefault((entry.event, entry.subject), entry)
+    return list(newest.values())[:_MOST_EVENTS]
 
 
 Problem = tuple[str, str, str]
@@ -104,4 +110,4 @@ FEDERATION = View(
     },
     refresh_s=2.0,
 )
-RUNS = View("runs", "runs.html", _runs, {"list": "runs/_list.html"}, refresh_s=5.0)
+RUNS = View("runs", "runs.html", _runs, {"list": "runs/_list.html"}, pause_s=2.0, refresh_s=5.0)

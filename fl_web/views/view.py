@@ -73,5 +73,7 @@ class View:
     """Whether it shows the run that `id` names."""
     adds_entries: bool = False
     """Whether new entries of the history are added to its table one by one."""
+    pause_s: float = 1.0
+    """Least time between two readings of its values, however many events come: each costs the coordinator calls."""
     refresh_s: float = 0.0
     """Its values are read again after so many seconds without a change: some changes are in no watch. 0: never."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -36,8 +37,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Coord
         daemons = []
         for index in range(2):
             shard = {"partition": {"method": "iid", "clients": 2, "seed": 1}, "index": index}
-            own: dict[str, Any] = {"shard": shard, "options": {"kept": 8, "step_s": 0.02}}
-            daemons.append(Daemon(workspace, server, f"edge-{index}", labels={"site": f"lab-{index}"}, **own).start())
+            own: dict[str, Any] = {"options": {"kept": 8, "step_s": 0.02}, "labels": {"site": f"lab-{index}"}}
+            daemons.append(Daemon(workspace, server, f"edge-{index}", shard=shard, **own).start())
         for daemon in daemons:
             server.until_present(daemon.client_id)
         yield server, daemons
@@ -52,16 +53,27 @@ def page(federation: tuple[Coordinator, list[Daemon]]) -> Iterator[WebPage]:
 
 
 @pytest.fixture
-def tab(chromium: Any, page: WebPage) -> Iterator[Any]:
-    """A page of the browser. The test fails if a script fails, or if the page asks another server for anything."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+def open_context(chromium: Any, page: WebPage) -> Iterator[Callable[..., Any]]:
+    """Opens a browser with these options that has logged in."""
     name, _, value = page.cookie.partition("=")
-    context.add_cookies([{"name": name, "value": value, "url": page.address}])
-    tab = context.new_page()
+    with ExitStack() as stack:
+
+        def opened(**options: Any) -> Any:
+            context = chromium.new_context(**options)
+            stack.callback(context.close)
+            context.add_cookies([{"name": name, "value": value, "url": page.address}])
+            return context
+
+        yield opened
+
+
+@pytest.fixture
+def tab(open_context: Callable[..., Any]) -> Iterator[Any]:
+    """A page of the browser. The test fails if a script fails, or if the page asks another server for anything."""
+    tab = open_context(viewport={"width": 1280, "height": 900}).new_page()
     tab.set_default_timeout(60_000)
     errors: list[str] = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("request", lambda request: errors.append(request.url) if "127.0.0.1" not in request.url else None)
     yield tab
-    context.close()
     assert errors == []

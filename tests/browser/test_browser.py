@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,10 +76,33 @@ def test_a_killed_coordinator_is_reported_and_awaited(federation: Federation, pa
 
 
 @pytest.mark.slow
+def test_an_ended_login_is_stated(federation: Federation, page: WebPage, tab: Any) -> None:
+    """A page whose session is gone asks for a login when its stream is opened again, and does not try for ever."""
+    tab.goto(f"{page.address}/clients")
+    tab.locator("#link[data-state=live]").wait_for()
+    tab.context.clear_cookies()
+    tab.reload()
+    assert tab.locator("#link").count() == 0, "a new page is refused"
+    tab.context.add_cookies([{"name": name, "value": value, "url": page.address} for name, value in [cookie(page)]])
+    tab.goto(f"{page.address}/clients")
+    tab.locator("#link[data-state=live]").wait_for()
+    tab.context.clear_cookies()
+    tab.route("**/live?*", lambda route: route.fulfill(status=401, body="login"))
+    tab.evaluate("import(document.querySelector('script[type=module]').src + '&again')")
+    tab.locator("#notice", has_text="Your login has ended").wait_for()
+
+
+def cookie(page: WebPage) -> tuple[str, str]:
+    """Name and value of the session's cookie."""
+    name, _, value = page.cookie.partition("=")
+    return name, value
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_accessible(
-    federation: Federation, page: WebPage, chromium: Any, scheme: str, width: int
+    federation: Federation, page: WebPage, open_context: Callable[..., Any], scheme: str, width: int
 ) -> None:
     """axe-core finds nothing (WCAG 2.1 A and AA), and no view is wider than its screen."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -87,7 +111,7 @@ def test_every_view_is_accessible(
     if "browser-axe" not in known:
         server.create("browser-axe", evaluation={"clients_every": 1}, **TINY)
         server.completed("browser-axe")
-    context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    context = open_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     tab = context.new_page()
     found: list[str] = []
     for path in ("/", "/runs", "/runs/browser-axe", "/compare?run=browser-axe", "/clients", "/clients/edge-0",
@@ -101,7 +125,6 @@ def test_every_view_is_accessible(
         wide = tab.evaluate("document.documentElement.scrollWidth")
         if wide > width:
             found.append(f"{path}: {wide} pixels wide")
-    context.close()
     assert found == []
 
 
@@ -117,13 +140,15 @@ def all_runs(server: Coordinator) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_every_view_works_without_javascript(federation: Federation, page: WebPage, chromium: Any) -> None:
+def test_every_view_works_without_javascript(
+    federation: Federation, page: WebPage, open_context: Callable[..., Any]
+) -> None:
     """Links, forms and tables are enough: from the federation to a run, a comparison and a client."""
     server, _ = federation
     if "browser-plain" not in {run.run_id for run in all_runs(server)}:
         server.create("browser-plain", **TINY)
         server.completed("browser-plain")
-    context = chromium.new_context(java_script_enabled=False)
+    context = open_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(page.address)
     tab.get_by_role("link", name="browser-plain").first.click()
@@ -140,4 +165,3 @@ def test_every_view_works_without_javascript(federation: Federation, page: WebPa
     assert tab.locator("table.clients tbody tr").count() == 1
     tab.get_by_role("link", name="edge-1", exact=True).click()
     assert "edge-1" in tab.locator("h1").inner_text()
-    context.close()

@@ -73,8 +73,8 @@ def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
 
 
 def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> None:
-    """One has delivered, the other trains."""
-    quick, slow = fleet.half_delivered("web-cohort")
+    """One has delivered, the other trains. The seed gives a model that no client holds, so they fetch it."""
+    quick, slow = fleet.half_delivered("web-cohort", seed=20261124)
     with fleet.server.admin() as admin:
         (run,) = [each.run_id for each in admin.list_runs() if not each.HasField("ended")]
     row = r'<tr data-key="(edge-\d)">.*?<td><span class="state \w+">([\w ]+)</span>'

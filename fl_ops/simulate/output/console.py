@@ -12,12 +12,17 @@ from fl_ops.render.fitted import FittedTable
 from fl_ops.simulate.output.progress import progress_lines
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.reports import Note, RoundResult, Step
-from fl_ops.simulate.seeds import Job, Report, simulate_all
+from fl_ops.simulate.seeds import Job, OnReport, Report, simulate_all
 from fl_server.rounds.stop_rules import best_round
 
 
-def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[SeedResult]:
-    """Simulate all runs and print a line for each round. Raises the errors of `simulate_all`."""
+def simulate(
+    jobs: Sequence[Job], processes: int, console: Console, also: OnReport = lambda _: None
+) -> list[SeedResult]:
+    """Simulate all runs and print a line for each round. Raises the errors of `simulate_all`.
+
+    also: gets each report before it is shown.
+    """
     results: dict[int, SeedResult] = {}
     shown: set[str] = set()
 
@@ -25,6 +30,7 @@ def simulate(jobs: Sequence[Job], processes: int, console: Console) -> list[Seed
     with progress_lines(console, {seed: (stop.rounds, stop.metric) for seed, stop in stops.items()}) as lines:
 
         def show(report: Report) -> None:
+            also(report)
             if isinstance(report, SeedResult):
                 results[report.seed] = report
                 lines.remove(report.seed)

@@ -92,6 +92,7 @@ def rendered_source(template: str) -> str:
 
 
 def test_a_sparkline_needs_two_finite_values() -> None:
-    """Otherwise the cell is empty."""
+    """Otherwise the cell is empty. A value that hardly changes is a flat line in the middle, not noise."""
+    assert 'points="2.0,11.0 94.0,11.0"' in spark([0.98, 0.98])
     assert spark([1.0]) == spark([float("nan"), 2.0]) == ""
     assert 'points="2.0,20.0 94.0,2.0"' in spark([0.5, 0.75])

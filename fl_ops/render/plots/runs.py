@@ -1,0 +1,132 @@
+"""Draws runs as PNG: accuracy, losses, and the clients that do worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, BinaryIO, Literal
+
+from protos.fl.v1 import admin_pb2
+
+Axis = Literal["rounds", "bytes", "time"]
+Rounds = Sequence[admin_pb2.RoundSummary]
+
+_LABELS: dict[Axis, str] = {
+    "rounds": "Rounds done",
+    "bytes": "Megabytes down and up, all clients",
+    "time": "Minutes of rounds",
+}
+_COLOURS = ("#0b6e99", "#d1642e", "#3d8b50", "#8a4fa3", "#b58b00", "#7f7f7f")
+_INK, _FEW = "#333333", 20
+_MEGABYTE, _MINUTE = 1e6, 60.0
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A value of rounds as a line. metric: its name in the metrics of a round; empty: the training loss."""
+
+    metric: str
+    label: str = ""
+    style: Any = "-"
+    deviation: str = ""
+    """A metric whose value is drawn as a band around the line."""
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    lines: Sequence[_Line]
+    factor: float = 1.0
+
+
+_PANELS = (
+    _Panel(
+        "Accuracy, %",
+        (
+            _Line("accuracy", "held out"),
+            _Line("clients_accuracy_mean", "mean over clients ± deviation", (0, (3, 2)), "clients_accuracy_std"),
+        ),
+        100,
+    ),
+    _Panel("Loss", (_Line("loss", "held out"), _Line("", "training", (0, (3, 2))))),
+    _Panel("Accuracy on the worst tenth of the clients, %", (_Line("clients_accuracy_worst_decile"),), 100),
+)
+
+
+def draw(runs: Mapping[str, Rounds], axis: Axis, file: BinaryIO) -> bool:
+    """Write the picture of committed rounds by run id. Returns False, having written nothing, if nothing is known."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = [panel for panel in _PANELS if _known(panel.lines, runs)]
+    if not panels:
+        return False
+    figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.8), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False).flatten(), panels, strict=True):
+        _panel(axes, panel, runs, axis)
+    figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
+    figure.savefig(file, format="png")
+    return True
+
+
+def _panel(axes: Any, panel: _Panel, runs: Mapping[str, Rounds], axis: Axis) -> None:
+    labels: dict[str, Any] = {}
+    few = max(map(len, runs.values())) <= _FEW
+    for number, (name, rounds) in enumerate(runs.items()):
+        colour, at = _COLOURS[number % len(_COLOURS)], _positions(rounds, axis)
+        for line in panel.lines:
+            points = _points(rounds, line)
+            xs, ys = [at[index] for index in points], [panel.factor * value for value in points.values()]
+            (drawn,) = axes.plot(
+                xs, ys, color=colour, linestyle=line.style, linewidth=1.5, marker="o" if few else "",
+                markersize=3,
+            )  # fmt: skip
+            if points and line is panel.lines[0]:
+                labels[name] = drawn
+            _band(axes, (xs, ys, colour), [panel.factor * _value(rounds[index], line.deviation) for index in points])
+    axes.set_title(panel.title, loc="left", color=_INK, fontsize=10)
+    named = _known([line for line in panel.lines if line.label], runs)
+    styles = [axes.plot([], [], color=_INK, linestyle=line.style, label=line.label)[0] for line in named]
+    handles = [*labels.values(), *(styles if len(styles) > 1 else [])]
+    texts = [*labels, *(line.label for line in named if len(styles) > 1)]
+    axes.legend(handles, texts, fontsize=8, frameon=False)
+    axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK, length=3, labelsize=8)
+    axes.locator_params(axis="x", integer=axis == "rounds")
+
+
+def _known(lines: Sequence[_Line], runs: Mapping[str, Rounds]) -> list[_Line]:
+    """The lines that some run has."""
+    return [line for line in lines if any(_points(rounds, line) for rounds in runs.values())]
+
+
+def _band(axes: Any, line: tuple[Sequence[float], Sequence[float], str], deviations: Sequence[float]) -> None:
+    xs, ys, colour = line
+    if any(deviations):
+        low = [max(0.0, value - each) for value, each in zip(ys, deviations, strict=True)]
+        high = [value + each for value, each in zip(ys, deviations, strict=True)]
+        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _points(rounds: Rounds, line: _Line) -> dict[int, float]:
+    """The known values of a line by the index of the round."""
+    if not line.metric:
+        return {index: each.training_loss for index, each in enumerate(rounds) if each.HasField("training_loss")}
+    return {index: each.metrics[line.metric] for index, each in enumerate(rounds) if line.metric in each.metrics}
+
+
+def _value(summary: admin_pb2.RoundSummary, metric: str) -> float:
+    return summary.metrics.get(metric, 0.0)
+
+
+def _positions(rounds: Rounds, axis: Axis) -> list[float]:
+    """The position of each round on the axis."""
+    if axis == "rounds":
+        return [each.round + 1.0 for each in rounds]
+    if axis == "bytes":
+        return [total / _MEGABYTE for total in accumulate(each.bytes_down + each.bytes_up for each in rounds)]
+    return [total / _MINUTE for total in accumulate(each.seconds for each in rounds)]

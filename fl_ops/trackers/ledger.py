@@ -1,0 +1,173 @@
+"""Tracks a run of a coordinator: what its ledger has at once, and each round that follows until the run ends."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.json_format import MessageToDict
+
+from fl_ops.admin import watching
+from fl_ops.admin.client import AdminClient
+from fl_ops.errors import NotFound, Unreachable
+from fl_ops.exports.download import receive
+from fl_ops.files import Target
+from fl_ops.render.progress import Lost, exit_code
+from fl_ops.render.states import run_state
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
+from fl_ops.trackers.opening import TrackedRun, Trackers
+from fl_server.rounds.client_metrics import EVALUATED, by_clients
+from protos.fl.v1 import admin_pb2
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
+_LATE_TRIES, _LATE_WAIT_S = 10, 1.0
+T = TypeVar("T")
+
+
+def run_facts(run: admin_pb2.RunStatus) -> RunFacts:
+    """A run's identity and settings. Two coordinators may use one run id; the time of its creation tells them apart."""
+    began = run.created.ToNanoseconds() / 1e9
+    spec = MessageToDict(run.spec, preserving_proto_field_name=True)
+    return RunFacts(run.run_id, f"{run.run_id}, created {run.created.ToJsonString()}", dotted(spec), began)
+
+
+def round_facts(summary: admin_pb2.RoundSummary) -> RoundFacts:
+    """The values of a committed round, with the metrics that are known so far."""
+    account, found = summary.account, RoundValues()
+    found.add_metrics(summary.metrics)
+    if summary.HasField("training_loss"):
+        found.add("training", {"loss": summary.training_loss})
+    found.add_epochs(dict(epoch.values) for epoch in summary.local_epochs)
+    found.add("norms", dict(account.norms))
+    if account.HasField("cosine"):
+        found.add("norms", {"cosine": account.cosine})
+    found.add("bytes", {"down": summary.bytes_down, "up": summary.bytes_up})
+    found.add("seconds", {"round": summary.seconds, **dict(account.seconds)})
+    found.add("cohort", {"accepted": summary.accepted, "dropped": summary.dropped, "attempts": summary.attempts})
+    found.add("cohort", {state: count for state, count in account.assignments.items() if state != "admitted"})
+    return RoundFacts(summary.round, summary.committed.ToNanoseconds() / 1e9, found.values)
+
+
+def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSummary) -> bool:
+    """Whether an evaluation of this round is due and not there."""
+    number, metrics = summary.round + 1, summary.metrics
+    own = spec.every and number % spec.every == 0 and all(map(by_clients, metrics))
+    clients = spec.clients_every and number % spec.clients_every == 0 and EVALUATED not in metrics
+    return bool(own or clients)
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What was done. state: of the run at the end; values: those that were new at one place at least."""
+
+    run_id: str
+    state: str
+    rounds: int
+    values: int
+    places: tuple[str, ...]
+
+
+@dataclass
+class LedgerTracking:
+    """One run of a coordinator, and the places to write it to.
+
+    once: write what the ledger has now, and do not wait for more.
+    report: gets lines for people.
+    """
+
+    client: AdminClient
+    run_id: str
+    trackers: Trackers
+    once: bool = False
+    report: Callable[[str], None] = lambda _: None
+    wait: Callable[[float], None] = time.sleep
+    _values: int = field(default=0, init=False)
+    _places: Sequence[TrackedRun] = field(default=(), init=False)
+
+    def run(self) -> Tracked:
+        """Track until the run ends. A coordinator that is away after the start is waited for.
+
+        Raises:
+            Unreachable: there is no coordinator at the start.
+            OpsError: the coordinator refuses a call, or a place cannot be written to.
+        """
+        response = self.client.get_run(self.run_id)
+        with self.trackers.opened(run_facts(response.run)) as self._places:
+            self._write_all(response)
+            if not self.once and exit_code(response.run) is None:
+                for place in self._places:
+                    place.reopen()
+                self._follow()
+                response = self._last()
+                self._write_all(response)
+            if exit_code(response.run) is not None:
+                self._finish(response.run)
+            places = tuple(place.place for place in self._places)
+        return Tracked(self.run_id, run_state(response.run), len(response.rounds), self._values, places)
+
+    def _follow(self) -> None:
+        for event in watching.watch(lambda: self.client.watch_run(self.run_id), self.wait):
+            if isinstance(event, Lost):
+                self.report("connection lost, waiting for the coordinator; Ctrl-C ends the tracking, not the run")
+            elif event.event == "snapshot":
+                # Rounds may have been committed before the first event, or while there was no connection.
+                self._write_all(self._patiently(lambda: self.client.get_run(self.run_id)))
+            elif event.HasField("round"):
+                self._write(event.round)
+
+    def _last(self) -> admin_pb2.GetRunResponse:
+        """The ended run. A run that was stopped gets the evaluation of its last round some moments after its end."""
+        for _ in range(_LATE_TRIES):
+            response = self._patiently(lambda: self.client.get_run(self.run_id))
+            if not response.rounds or not lacks_evaluation(response.run.spec.evaluation, response.rounds[-1]):
+                break
+            self.wait(_LATE_WAIT_S)
+        return response
+
+    def _write_all(self, response: admin_pb2.GetRunResponse) -> None:
+        for summary in response.rounds:
+            self._write(summary)
+
+    def _write(self, summary: admin_pb2.RoundSummary) -> None:
+        facts = round_facts(summary)
+        new = [place.write(facts) for place in self._places]
+        self._values += max(new)
+        if any(new):
+            self.report(f"{self.run_id}: round {summary.round}, {max(new)} values")
+
+    def _finish(self, run: admin_pb2.RunStatus) -> None:
+        models = {"latest": run.latest, "best": run.best}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, summary in models.items():
+                wanted = [place for place in self._places if place.lacks_model(name, summary.model_digest)]
+                if wanted and run.HasField(name):
+                    self._add_model(Path(folder) / f"{name}.safetensors", summary, wanted)
+        end = EndFacts(run_state(run), run.reason, run.ended.ToNanoseconds() / 1e9)
+        for place in self._places:
+            place.finish(end)
+
+    def _add_model(self, path: Path, summary: admin_pb2.RoundSummary, places: Sequence[TrackedRun]) -> None:
+        try:
+            self._patiently(lambda: self._export(path))
+        except NotFound as error:
+            self.report(f"the {path.stem} model is not there any more: {error}")
+            return
+        for place in places:
+            place.add_model(path, summary.model_digest)
+
+    def _export(self, path: Path) -> admin_pb2.ExportHeader:
+        return receive(self.client.export_model(self.run_id, path.stem), Target(path, replace=True))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Repeat a call while there is no connection."""
+        seconds = _FIRST_WAIT_S
+        while True:
+            try:
+                return call()
+            except Unreachable:
+                self.wait(seconds)
+                seconds = min(2 * seconds, _LONGEST_WAIT_S)
