@@ -16,7 +16,7 @@ from fl_client.connection.transport import Fetched, GrpcTransport
 from fl_client.errors import BrokenTransfer, WorkFailed
 from protos import codec
 from protos.chunks import read_chunk
-from protos.encodings import EncodedLayout, EncodingSpec, decode, encode
+from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
@@ -105,7 +105,7 @@ async def test_two_concurrent_requests_fetch_once() -> None:
 async def test_a_stream_out_of_order_is_an_error(spans: list[tuple[int, int]], words: str) -> None:
     """A gap, a step back, a chunk over the limit and an early end each have their error."""
     download = Download(
-        ExpectedBundle.of(RESOURCE, LAYOUT),
+        ExpectedBundle(RESOURCE, EncodedLayout.of(LAYOUT, PLAIN)),
         memoryview(bytearray(RESOURCE.size_bytes)),
         Backoff(RetryDelays()),
         lambda count: None,
@@ -174,7 +174,7 @@ async def test_a_model_and_a_direction_of_the_same_bytes_are_two_bundles() -> No
 async def test_a_second_header_breaks_a_stream() -> None:
     """Otherwise a coordinator that sends only headers would keep the daemon waiting without end."""
     download = Download(
-        ExpectedBundle.of(RESOURCE, LAYOUT), memoryview(bytearray(256)), Backoff(RetryDelays()), lambda count: None
+        ExpectedBundle(RESOURCE, EncodedLayout.of(LAYOUT, PLAIN)), memoryview(bytearray(256)), Backoff(RetryDelays()), lambda count: None
     )
 
     class Headers(Scripted):
@@ -209,7 +209,7 @@ async def test_a_step_far_back_is_refused() -> None:
     size = 8 << 20
     layout = codec.Layout.of({"w": torch.zeros(size // 4)})
     download = Download(
-        ExpectedBundle.of(RESOURCE, layout), memoryview(bytearray(size)), Backoff(RetryDelays()), lambda count: None
+        ExpectedBundle(RESOURCE, EncodedLayout.of(layout, PLAIN)), memoryview(bytearray(size)), Backoff(RetryDelays()), lambda count: None
     )
     spans = [[(at, 4 << 20) for at in (0, 4 << 20)][:1], [(0, 64)]]
 
