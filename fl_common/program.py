@@ -43,16 +43,21 @@ def raised_interrupts() -> Iterator[None]:
             _replace(signal.default_int_handler, _end)
 
 
-def version_text(protocol: tuple[int, int]) -> str:
-    """For example: impetus 0.1.0, protocol 1 to 2, Python 3.11.7. protocol: the oldest and the newest version."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only for --version
-    from platform import python_version  # noqa: PLC0415 - the same
+def impetus_version() -> str:
+    """The version of this software: "0.1.0", or "not installed"."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - few programs need it
 
     try:
-        impetus = version("impetus-fl")
+        return version("impetus-fl")
     except PackageNotFoundError:
-        impetus = "not installed"
-    return f"impetus {impetus}, protocol {protocol[0]} to {protocol[1]}, Python {python_version()}"
+        return "not installed"
+
+
+def version_text(protocol: tuple[int, int]) -> str:
+    """For example: impetus 0.1.0, protocol 1 to 2, Python 3.11.7. protocol: the oldest and the newest version."""
+    from platform import python_version  # noqa: PLC0415 - only for --version
+
+    return f"impetus {impetus_version()}, protocol {protocol[0]} to {protocol[1]}, Python {python_version()}"
 
 
 def _replace(old: object, new: object) -> bool:

@@ -149,6 +149,11 @@ class EncodingsSection(_Section):
         return self.update in SPARSE
 
     @property
+    def plain_down(self) -> bool:
+        """Whether everything that clients get is without an encoding."""
+        return self.model == self.direction == "plain"
+
+    @property
     def needed(self) -> frozenset[str]:
         """The encodings that a client must know."""
         return frozenset({self.update, self.model, self.direction}) - {"plain"}

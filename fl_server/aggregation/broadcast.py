@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
 from fl_server.aggregation.encoded.run_encodings import bundle_key, kind_name
+from fl_server.aggregation.server_update import Diverged
+from fl_server.errors import model_of
 from fl_server.run_config import RunConfig
 from protos.chunks import crc32c
 from protos.codec import (
@@ -18,11 +22,14 @@ from protos.codec import (
     encode_chunk,
     encode_fetch_header,
 )
-from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode, encode
+from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, Resource, ResourceKind
 
 RECENT = 4
 """Encoded chunks that are kept."""
+_HEADROOM, _LARGEST_SQUARED = 128.0, 1e18
+"""Every encoding holds values below both: the dtype's maximum divided by the first, and the second, whose square is
+finite in float32. EDEN's decoded values are at most 64 times as large as the largest of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,27 @@ def in_encoding(outgoing: Outgoing, config: RunConfig, round_: int) -> Outgoing:
     if name == PLAIN.name:
         return outgoing
     return replace(outgoing, encoding=EncodingSpec(name), key=bundle_key(config, outgoing.kind, round_))
+
+
+def check_encodable(outgoing: Outgoing, after: int) -> None:
+    """Raises Diverged if the encoding cannot hold the values. after: the round that computed them."""
+    if outgoing.encoding == PLAIN or all(_small(tensor) for tensor in outgoing.tensors.values()):
+        return
+    try:
+        outgoing.bundle()
+    except EncodingError as error:
+        raise Diverged(
+            f"the {kind_name(outgoing.kind)} after round {after} cannot be sent as {outgoing.encoding.name}: {error}; "
+            f"{model_of(after - 1)} stays. Lower the learning rate"
+        ) from error
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    """Whether every encoding holds the tensor's values, which is cheap to find out."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    least, greatest = torch.aminmax(tensor)
+    return max(-float(least), float(greatest)) < min(torch.finfo(tensor.dtype).max / _HEADROOM, _LARGEST_SQUARED)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

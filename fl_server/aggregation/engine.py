@@ -21,7 +21,7 @@ from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.broadcast import Outgoing, in_encoding
+from fl_server.aggregation.broadcast import Outgoing, check_encodable, in_encoding
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped, left_out, lighter
 from fl_server.aggregation.encoded.decoding import Decoding
@@ -169,6 +169,13 @@ class Engine:
             exchange: of the round under way.
             sums: of the round's earlier exchanges.
         """
+        outgoing = self._outgoing(snapshot, exchange, sums)
+        if self.config.encodings.reference != "none":
+            received = next((it.received(it.bundle()) for it in outgoing if it.kind == RESOURCE_KIND_DIRECTION), None)
+            self._references.prepare(self._algorithm_after(snapshot), snapshot.round + 1, exchange, received)
+        return outgoing
+
+    def _outgoing(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> list[Outgoing]:
         model = {**snapshot.parameters, **snapshot.buffers}
         sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
         algorithm = self._algorithm_after(snapshot)
@@ -183,11 +190,7 @@ class Engine:
             ]
         if self.frozen:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
-        outgoing = [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
-        if self.config.encodings.reference != "none":
-            received = next((it.received(it.bundle()) for it in outgoing if it.kind == RESOURCE_KIND_DIRECTION), None)
-            self._references.prepare(algorithm, snapshot.round + 1, exchange, received)
-        return outgoing
+        return [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
 
     def _sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> dict[str, fl.Tensors]:
         """The direction that the clients of an exchange received, if it differs from the server's: it was encoded."""
@@ -208,15 +211,19 @@ class Engine:
         sums = self._reduction(snapshot, exchange, updates).sums()
         for symbol, tensors in sums.items():
             check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
-        if self._low:
-            self._check_direction(snapshot, exchange + 1, sums)
+        self._check_sent(snapshot, exchange + 1, sums)
         return sums
 
-    def _check_direction(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> None:
-        """Raises Diverged if the model's dtype cannot hold the direction of an exchange of the next round."""
+    def _check_sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> None:
+        """Raises Diverged if the model's dtype or an encoding cannot hold what an exchange of the next round sends."""
+        if not self._low and self.config.encodings.plain_down:
+            return
+        after = snapshot.round + bool(exchange)
         direction = self._algorithm_after(snapshot).exchanges[exchange].direction(snapshot.state, sums)
-        if direction is not None:
-            check_finite(f"the direction as {_names(self._low)}", direction, snapshot.round + bool(exchange))
+        if self._low and direction is not None:
+            check_finite(f"the direction as {_names(self._low)}", direction, after)
+        for outgoing in self._outgoing(snapshot, exchange, sums):
+            check_encodable(outgoing, after)
 
     def server_update(
         self,
@@ -242,9 +249,9 @@ class Engine:
         if self._low:
             tree.copy_(made.rounded, made.state.x)
             check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
-            self._check_direction(made, 0, _NONE)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
+        self._check_sent(made, 0, _NONE)
         return made, replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),

@@ -17,9 +17,12 @@ from fl_server.identity import ANYBODY, actor, caller
 from fl_server.rpc.access.method_roles import methods_of, ordered
 from fl_server.rpc.access.owners import HIDDEN, OwnedRuns, with_owner
 from fl_server.rpc.audited.lists import audit_page
+from fl_server.rpc.browsing.clients import ClientList
+from fl_server.rpc.browsing.history import HISTORY_MOST, HistoryCalls
+from fl_server.rpc.browsing.overview import Overview
 from fl_server.rpc.client_details import client_details, work_of
 from fl_server.rpc.enrollment.operators import EnrollmentCalls
-from fl_server.rpc.lists import HISTORY_MOST, Lists
+from fl_server.rpc.lists import Lists
 from fl_server.rpc.model_exports import ModelExports
 from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status, timestamp
 from fl_server.run_spec import from_spec
@@ -41,7 +44,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._services = services
         self._coordinator = coordinator
         self._runs = OwnedRuns(coordinator)
-        self._lists = Lists(services, self._runs)
+        self._lists, self._client_list = Lists(services, self._runs), ClientList(services, self._runs)
+        self._history, self._overview = HistoryCalls(services.ledger, self._runs), Overview(services, self._runs)
         self._clients = OperatorActions(services.ledger, services.fleet)
         self._exports = ModelExports(services, coordinator)
         self._enrollment = EnrollmentCalls(services)
@@ -114,7 +118,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
         """A page of clients, in the order of id bytes."""
-        return await self._lists.clients(request)
+        return await self._client_list.page(request)
 
     async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.GetClientResponse:
         """One client, with its sessions and its history."""
@@ -123,7 +127,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise InvalidInput("history", f"at most {HISTORY_MOST:,} entries", f"{request.history:,}")
         known = services.fleet.record(client_id)
         counted = await services.ledger.do(services.ledger.store.client, client_id)
-        entries = await services.ledger.do(services.ledger.store.history, client_id, request.history or _SHOWN_HISTORY)
+        store, most = services.ledger.store, request.history or _SHOWN_HISTORY
+        span = await services.ledger.do(store.history_span, client_id, most)
+        entries = await services.ledger.do(store.history_between, client_id, span, most)
         response = client_details(services.fleet, counted or known, entries)
         if self._runs.hides(response.client.run_id):
             response.client.run_id, response.work = HIDDEN, "works for a run of another operator"
@@ -180,7 +186,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """A page of the history, oldest first."""
-        return await self._lists.history(request)
+        return await self._history.page(request)
+
+    async def WatchHistory(
+        self, request: pb.WatchHistoryRequest, context: Context
+    ) -> AsyncIterator[pb.WatchHistoryResponse]:
+        """The entries after a number, then new ones."""
+        async with aclosing(self._history.watch(request)) as responses:
+            async for response in responses:
+                yield response
+
+    async def GetOverview(self, request: pb.GetOverviewRequest, context: Context) -> pb.GetOverviewResponse:
+        """Counts of clients and runs, and the runs in short."""
+        return await self._overview.page(request)
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:
         """The caller. One without an identity may call everything here, or would not have come this far."""

@@ -13,12 +13,14 @@ from fl_server.rpc.views import client_status, history_entry, timestamp
 from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb
 
+Numbered = tuple[int, HistoryRecord]
 
-def client_details(fleet: Fleet, record: ClientRecord, entries: Sequence[HistoryRecord]) -> pb.GetClientResponse:
-    """The response without the client's work. entries: its history, oldest first."""
+
+def client_details(fleet: Fleet, record: ClientRecord, entries: Sequence[Numbered]) -> pb.GetClientResponse:
+    """The response without the client's work. entries: its history with numbers, oldest first."""
     client_id = record.client_id
     response = pb.GetClientResponse(
-        client=client_status(fleet, record), history=[history_entry(entry) for entry in entries]
+        client=client_status(fleet, record), history=[history_entry(*entry) for entry in entries]
     )
     if (session := fleet.sessions.of(client_id)) is not None:
         response.session.CopyFrom(_origin(session.origin))

@@ -7,12 +7,10 @@ from heapq import nsmallest
 
 from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import InvalidInput
-from fl_server.rpc.access.owners import HIDDEN, OwnedRuns
-from fl_server.rpc.pages import ENTRIES_AT_ONCE, MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
+from fl_server.rpc.access.owners import OwnedRuns
+from fl_server.rpc.pages import MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
 from fl_server.rpc.views import (
     client_evaluation,
-    client_status,
-    history_entry,
     not_loaded_status,
     round_summary,
     run_shown,
@@ -22,13 +20,7 @@ from fl_server.rpc.views import (
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.run import Run
 from fl_server.services import Services
-from fl_server.store.records import ClientRecord
 from protos.fl.v1 import admin_pb2 as pb
-
-HISTORY_DEFAULT, HISTORY_MOST = 1000, 10_000
-"""Entries of a call that names no number, and most entries in one reply."""
-_SUBJECT_CHARS = 256
-"""Longer than any id."""
 
 
 class Lists:
@@ -53,36 +45,6 @@ class Lists:
 
         page = await cursor.page(read)
         return pb.ListRunsResponse(runs=page.entries, next_page_token=page.next_token)
-
-    async def clients(self, request: pb.ListClientsRequest) -> pb.ListClientsResponse:
-        """Clients in the order of id bytes."""
-        state, labels = request.state, dict(request.labels)
-        cursor = Cursor.of_request(request, (str,), "clients", state, labels)
-        services, fleet = self._services, self._services.fleet
-        if state not in pb.ClientState.values():
-            raise InvalidInput("state", f"one of {', '.join(pb.ClientState.keys())}", state)
-        name = pb.ClientState.Name(state).removeprefix("CLIENT_STATE_").lower() if state else ""
-
-        async def read(after: Position | None, count: int) -> Entries[pb.ClientStatus]:
-            wanted = (
-                client
-                for client, record in fleet.records.in_memory().items()
-                if (after is None or client > after[0])
-                and (not name or fleet.state(client) == name)
-                and labels.items() <= record.labels.items()
-            )
-            # The ledger has the counters.
-            records = await services.ledger.do(services.ledger.store.clients_of, nsmallest(count, wanted))
-            return [((record.client_id,), self._client(record)) for record in records]
-
-        page = await cursor.page(read)
-        return pb.ListClientsResponse(clients=page.entries, next_page_token=page.next_token)
-
-    def _client(self, record: ClientRecord) -> pb.ClientStatus:
-        status = client_status(self._services.fleet, record)
-        if self._runs.hides(status.run_id):
-            status.run_id = HIDDEN
-        return status
 
     async def rounds(self, request: pb.ListRoundsRequest) -> pb.ListRoundsResponse:
         """The committed rounds of a run in order."""
@@ -134,35 +96,6 @@ class Lists:
         return pb.ListEvaluationsResponse(
             round=round_summary(commit), evaluations=page.entries, next_page_token=page.next_token
         )
-
-    async def history(self, request: pb.ListHistoryRequest) -> pb.ListHistoryResponse:
-        """Rows of the history, oldest first."""
-        subject, limit = request.subject[:_SUBJECT_CHARS], request.limit or HISTORY_DEFAULT
-        cursor = Cursor.of_request(request, (int, int), "history", subject, limit)
-        if not cursor.size and limit > HISTORY_MOST:
-            raise InvalidInput("limit", f"at most {HISTORY_MOST:,} entries in one reply", f"{limit:,}; use page_size")
-        if self._runs.hides(subject):
-            return pb.ListHistoryResponse()  # as for a subject without entries
-        ledger = self._services.ledger
-        if cursor.after is None:
-            begin, last = await ledger.do(ledger.store.history_span, subject, limit)
-        else:  # entries that came after the first page are not listed
-            begin, last = cursor.after
-
-        async def read(after: Position | None, count: int) -> Entries[pb.HistoryEntry]:
-            first, seen = after[0] + 1 if after else begin, list[tuple[Position, pb.HistoryEntry]]()
-            at_once = count if self._runs.all_seen else ENTRIES_AT_ONCE
-            while len(seen) < count:  # entries that the caller may not see are passed over
-                entries = await ledger.do(ledger.store.history_between, subject, (first, last), at_once)
-                shown = ((number, entry) for number, entry in entries if not self._runs.hides_entry(entry))
-                seen += [((number, last), history_entry(entry)) for number, entry in shown]
-                if len(entries) < at_once:
-                    break
-                first = entries[-1][0] + 1
-            return seen[:count]
-
-        page = await cursor.page(read)
-        return pb.ListHistoryResponse(entries=page.entries, next_page_token=page.next_token)
 
 
 def _shown(run: Run | NotLoaded) -> pb.RunStatus:

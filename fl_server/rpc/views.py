@@ -40,7 +40,7 @@ def run_status(run: Run) -> pb.RunStatus:
         run_id=run.id,
         spec=to_spec(run.config),
         state=f"RUN_STATE_{run.status.upper()}",
-        reason=_reason(run),
+        reason=run_reason(run),
         rounds_done=log.rounds,
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         attempt=state.attempt,
@@ -144,7 +144,8 @@ def _states(run: Run) -> pb.StateMembers:
     )
 
 
-def _reason(run: Run) -> str:
+def run_reason(run: Run) -> str:
+    """Why a run waits, ended or failed."""
     if run.ended and run.state.ending:
         return run.state.ending[1]
     return why_waiting(run.context, run) if run.run_status.waiting_reason else run.run_status.upload_failure
@@ -234,11 +235,12 @@ def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:
     )
 
 
-def history_entry(entry: HistoryRecord) -> pb.HistoryEntry:
+def history_entry(number: int, entry: HistoryRecord) -> pb.HistoryEntry:
     """A row of the history."""
     return pb.HistoryEntry(
-        time=timestamp(entry.time), actor=entry.actor, event=entry.event, subject=entry.subject, detail=entry.detail
-    )
+        time=timestamp(entry.time), actor=entry.actor, event=entry.event, subject=entry.subject, detail=entry.detail,
+        number=number,
+    )  # fmt: skip
 
 
 def timestamp(seconds: float) -> Timestamp:

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import ParamSpec, Protocol, TypeVar
 
 from fl_server.store.errors import StoreFull, StoreTakenOver
+from fl_server.store.history_feed import HistoryFeed
 from fl_server.store.protocol import Store
 from fl_server.store.records import ClientRecord, HistoryRecord
 
@@ -104,6 +105,7 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.history = HistoryFeed(store, self.do)
         self.taken: StoreTakenOver | None = None
         """Set when another coordinator has opened the ledger: this one must end."""
         self.on_taken: Callable[[], None] = lambda: None

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from fl_server.store.audit_rows import AuditRows
 from fl_server.store.certificates import CertificateStore
+from fl_server.store.lines import Lines
 from fl_server.store.records import (
     AttemptRecord,
     ClientEvaluation,
@@ -35,7 +36,7 @@ class Weighed(NamedTuple):
     """The row of history of a new quarantine."""
 
 
-class Store(AuditRows, CertificateStore, Protocol):
+class Store(AuditRows, CertificateStore, Lines, Protocol):
     """The ledger. Each method that changes something also takes the line of history that explains the change."""
 
     @property
@@ -269,23 +270,6 @@ class Store(AuditRows, CertificateStore, Protocol):
 
         Unknown clients are ignored.
         """
-        ...
-
-    # history
-    def add_history(self, entry: HistoryRecord) -> None:
-        """Write a line of history without any other change."""
-        ...
-
-    def history(self, subject: str = "", limit: int = 1000) -> list[HistoryRecord]:
-        """The newest `limit` lines about a subject ("" for all), oldest first."""
-        ...
-
-    def history_span(self, subject: str, limit: int) -> tuple[int, int]:
-        """Numbers of the first and the last of the newest `limit` lines about a subject; (0, -1) if there are none."""
-        ...
-
-    def history_between(self, subject: str, span: tuple[int, int], limit: int) -> list[tuple[int, HistoryRecord]]:
-        """The first `limit` lines about a subject with numbers from and to those of the span, each with its number."""
         ...
 
 

@@ -7,6 +7,7 @@ process of their own, never from this one, whose threads a fork would not surviv
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -178,6 +179,7 @@ class Reading:
             prefetch_factor=self._prefetch,
             persistent_workers=True,
             multiprocessing_context=_context(),
+            worker_init_fn=_watch_parent,
             generator=torch.Generator(),  # the default one is for dropout
         )
 
@@ -227,6 +229,20 @@ def _error_of(failure: _Failure) -> Exception:
     error = TaskError(failure.message)
     error.add_note(f"In the worker:\n{failure.trace}")
     return error
+
+
+def _watch_parent(worker: int) -> None:
+    """In a worker: end with the process that reads the batches, also when that one is killed.
+
+    torch watches the process that forked the worker. That is the forkserver, which lives as long as a worker.
+    """
+    threading.Thread(target=_end_with_parent, name=f"reader-{worker}", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _as_it_is(batch: Batch) -> Batch:

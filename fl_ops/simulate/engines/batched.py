@@ -30,9 +30,8 @@ from fl_client.training.packing import encoding_of, header_of, laid_out
 from fl_client.training.payloads import check_finite, check_finite_metrics
 from fl_client.training.results import PreparedWork, next_state_of
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
-from fl_ops.simulate.engines.server_parts import Part, PartResult
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks.batches import seed_everything
@@ -70,7 +69,7 @@ class _Ready:
     work: PreparedWork
 
 
-class BatchedEngine:
+class BatchedEngine(LocalEngine):
     """See `LocalEngine`. The same groups on the same device and build give the same bits."""
 
     def __init__(self, context: EngineContext, options: BatchedOptions) -> None:
@@ -121,14 +120,6 @@ class BatchedEngine:
         """See `LocalEngine.evaluate`. One client after the other, on the device."""
         for client in clients:
             yield self._work.evaluate(common, client, self._bundles)
-
-    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
-        """See `LocalEngine.share`: there are no other processes."""
-        del parts
-        return None
-
-    def close(self) -> None:
-        """See `LocalEngine.close`."""
 
     def _train_group(self, common: Assignment, group: Sequence[tuple[str, int]]) -> Iterator[Trained | Failed]:
         ready: list[_Ready] = []

@@ -88,12 +88,12 @@ class EngineContext:
 
 
 class LocalEngine(Protocol):
-    """Does the work of clients. For one thread."""
+    """Does the work of clients. For one thread. An engine of one process inherits what the others add."""
 
     @property
     def report(self) -> str:
         """What it has measured and chosen, for the user; empty if nothing yet."""
-        ...
+        return ""
 
     def begin(self, bundles: Bundles) -> None:
         """Use these bundles from now on."""
@@ -116,8 +116,9 @@ class LocalEngine(Protocol):
 
         None: this engine has no other processes, or they are at work.
         """
-        ...
+        del parts
+        return None
 
     def close(self) -> None:
         """Release memory and processes. Work in progress is stopped."""
-        ...
+        return

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
-from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
-class SequentialEngine:
+class SequentialEngine(LocalEngine):
     """See `LocalEngine`. A client works when its result is fetched, in the order given."""
 
     def __init__(self, context: EngineContext) -> None:
         self._work = ClientWork(context)
         self._bundles: Bundles = {}
-
-    @property
-    def report(self) -> str:
-        """See `LocalEngine.report`."""
-        return ""
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -35,11 +29,3 @@ class SequentialEngine:
         """See `LocalEngine.evaluate`."""
         for client in clients:
             yield self._work.evaluate(common, client, self._bundles)
-
-    def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
-        """See `LocalEngine.share`: there are no other processes."""
-        del parts
-        return None
-
-    def close(self) -> None:
-        """See `LocalEngine.close`."""

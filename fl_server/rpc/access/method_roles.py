@@ -46,6 +46,7 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     **_rows(
         "fl.v1.Admin", _READ,
         "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
+        "WatchHistory", "GetOverview",
     ),
     # A model is the result of the work, and reveals something of the data: a viewer does not get it.
     **_rows(

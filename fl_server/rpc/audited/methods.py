@@ -90,6 +90,8 @@ METHODS: Mapping[str, Recorded] = {
     "ExportModel": Recorded(subject=_RUN, details=("round",)),
     "ListEvaluations": Recorded(changes=False, subject=_RUN),
     "ListHistory": Recorded(changes=False, subject=_field("subject")),
+    "WatchHistory": Recorded(changes=False, subject=_field("subject")),
+    "GetOverview": Recorded(changes=False),
     "WhoAmI": Recorded(changes=False),
     "CreateEnrollments": Recorded(subject=_enrolled_names, details=("ttl_s",), made=_token_ids),
     "ListEnrollments": Recorded(changes=False),

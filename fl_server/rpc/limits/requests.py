@@ -57,10 +57,11 @@ LIMITS: Mapping[str, RequestLimit] = {
     # A thousand tokens with some labels each.
     "/fl.v1.Admin/CreateEnrollments": RequestLimit(size_bytes=1 << 20, values=50_000, at_once=4),
     "/fl.v1.Admin/WatchRun": RequestLimit(at_once=64),
+    "/fl.v1.Admin/WatchHistory": RequestLimit(size_bytes=4 << 10, values=16, at_once=64),
     **{
         f"/fl.v1.Admin/{method}": RequestLimit(at_once=32)
         for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name
-        if method not in {"CreateRun", "CreateEnrollments", "WatchRun"}
+        if method not in {"CreateRun", "CreateEnrollments", "WatchRun", "WatchHistory"}
     },
     "/grpc.health.v1.Health/Check": _WATCH,
     "/grpc.health.v1.Health/List": _WATCH,

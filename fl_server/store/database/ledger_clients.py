@@ -40,8 +40,7 @@ class ClientLedger(Transactions):
                 db.execute(insert(table), fresh)
             if again:
                 db.execute(change(table).where(table.c.client_id == bindparam("id_of_row")), again)
-            if whys:
-                db.execute(insert(schema.history), [rows.to_row(why) for why in whys])
+            write_history(db, *whys)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client from the roster, with its refusal record and its client states."""
@@ -71,6 +70,15 @@ class ClientLedger(Transactions):
         """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
         query = select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
         return sorted(map(rows.client, self._read("clients", query)), key=lambda client: client.client_id.encode())
+
+    def update_counts(self) -> dict[str, tuple[int, int]]:
+        """Updates (counted, refused) of each client."""
+        table = schema.clients
+        query = select(table.c.client_id, table.c.updates_counted, table.c.updates_refused)
+        return {
+            row["client_id"]: (row["updates_counted"], row["updates_refused"])
+            for row in self._read("counters of clients", query)
+        }
 
     def refusal_records(self) -> list[RefusalRecord]:
         """The refusal records of clients, in the order of id bytes."""

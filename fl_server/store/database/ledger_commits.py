@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, Text, cast, collate, delete, exists, insert, select
@@ -86,6 +87,18 @@ class CommitLedger(Transactions):
         query = select(table.c.round).where(table.c.run_id == run_id, table.c.round >= first, answered)
         query = query.where(cast(table.c.metrics, Text).not_like(f'%"{EVALUATED}":%')).order_by(table.c.round)
         return [row["round"] for row in self._read("evaluations", query)]
+
+    def newest_values(self, wanted: Mapping[str, str], limit: int) -> dict[str, list[tuple[int, float]]]:
+        """The newest values of a metric of each run."""
+        table, found = schema.commits, dict[str, list[tuple[int, float]]]()
+        for run_id, metric in wanted.items():
+            # The text of the metrics is compared first: most rounds may have no evaluation.
+            query = select(table.c.round, table.c.metrics).where(table.c.run_id == run_id)
+            query = query.where(cast(table.c.metrics, Text).contains(json.dumps(metric), autoescape=True))
+            newest = self._read("metrics", query.order_by(table.c.round.desc()).limit(limit))
+            values = [(row["round"], row["metrics"][metric]) for row in newest if metric in row["metrics"]]
+            found[run_id] = values[::-1]
+        return found
 
     def totals(self, run_id: str) -> TotalsRecord | None:
         """The totals of a run's settled rounds, if any were written and are valid."""

@@ -59,10 +59,11 @@ class RunLedger(Transactions):
         newest = query.order_by(schema.history.c.id.desc()).limit(max(limit, 0))
         return [rows.history(row) for row in reversed(self._read("history", newest))]
 
-    def history_span(self, subject: str, limit: int) -> tuple[int, int]:
-        """Numbers of the first and the last of the newest `limit` lines about a subject; (0, -1) if there are none."""
+    def history_span(self, subject: str, limit: int, before: int = 2**63 - 1) -> tuple[int, int]:
+        """Numbers of the first and the last of the newest lines about a subject, of those before a number."""
         table = schema.history
-        about = select(table.c.id).filter_by(**({"subject": subject} if subject else {})).order_by(table.c.id.desc())
+        about = select(table.c.id).filter_by(**({"subject": subject} if subject else {})).where(table.c.id < before)
+        about = about.order_by(table.c.id.desc())
         newest = self._read("history", about.limit(1))
         if not newest or limit <= 0:
             return 0, -1

@@ -38,10 +38,15 @@ def replace_refusal_record(db: Connection, refusal_record: RefusalRecord | None,
         write_history(db, why)
 
 
-def write_history(db: Connection, why: HistoryRecord | None) -> None:
-    """Write the line of history that explains a change, if there is one."""
-    if why is not None:
-        db.execute(insert(schema.history), rows.to_row(why))
+HISTORY = "history"
+"""In the `info` of a connection while its transaction has lines of history."""
+
+
+def write_history(db: Connection, *whys: HistoryRecord | None) -> None:
+    """Write the lines of history that explain a change, if there are any."""
+    if lines := [rows.to_row(why) for why in whys if why is not None]:
+        db.execute(insert(schema.history), lines)
+        db.info[HISTORY] = True
 
 
 def increment(db: Connection, client_ids: Sequence[str], counter: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, RowMapping, Select
 
 from fl_server.store.database.connection import database_errors, engine_for, migrate
 from fl_server.store.database.ownership import Home, claim, identify, require_claim
+from fl_server.store.database.statements import HISTORY
 from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability
 
@@ -27,6 +28,7 @@ class Transactions:
         self, url_or_engine: str | Engine, durability: Durability = "process", home: Home | None = ANYWHERE
     ) -> None:
         """home: the state directory that the ledger must belong to; None for a reader."""
+        self._after_history: Callable[[], object] | None = None
         with database_errors("open the ledger"):
             self._engine = engine_for(url_or_engine)
         self._reads = self._engine.execution_options(reads=True)
@@ -61,7 +63,15 @@ class Transactions:
         with database_errors(doing), (self._fsynced if fsynced else self._writes).begin() as db:
             if self._claim is not None:
                 require_claim(db, self._claim)
+            db.info.pop(HISTORY, None)  # of a transaction that was rolled back
             yield db
+            has_history = db.info.pop(HISTORY, False)
+        if has_history and self._after_history is not None:
+            self._after_history()
+
+    def after_history(self, call: Callable[[], object] | None) -> None:
+        """Call this after each transaction with lines of history, in its thread; None: nothing."""
+        self._after_history = call
 
     def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:
         with database_errors(f"read {doing}"), self._reads.begin() as db:

@@ -30,6 +30,15 @@ class ClientState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLIENT_STATE_PRESENT: _ClassVar[ClientState]
     CLIENT_STATE_SUSPECT: _ClassVar[ClientState]
     CLIENT_STATE_LOST: _ClassVar[ClientState]
+
+class ClientOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLIENT_ORDER_UNSPECIFIED: _ClassVar[ClientOrder]
+    CLIENT_ORDER_ID: _ClassVar[ClientOrder]
+    CLIENT_ORDER_STATE: _ClassVar[ClientOrder]
+    CLIENT_ORDER_LAST_SEEN: _ClassVar[ClientOrder]
+    CLIENT_ORDER_UPDATES_COUNTED: _ClassVar[ClientOrder]
+    CLIENT_ORDER_UPDATES_REFUSED: _ClassVar[ClientOrder]
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_WAITING: RunState
 RUN_STATE_RUNNING: RunState
@@ -41,6 +50,12 @@ CLIENT_STATE_UNSPECIFIED: ClientState
 CLIENT_STATE_PRESENT: ClientState
 CLIENT_STATE_SUSPECT: ClientState
 CLIENT_STATE_LOST: ClientState
+CLIENT_ORDER_UNSPECIFIED: ClientOrder
+CLIENT_ORDER_ID: ClientOrder
+CLIENT_ORDER_STATE: ClientOrder
+CLIENT_ORDER_LAST_SEEN: ClientOrder
+CLIENT_ORDER_UPDATES_COUNTED: ClientOrder
+CLIENT_ORDER_UPDATES_REFUSED: ClientOrder
 
 class TaskSpec(_message.Message):
     __slots__ = ("name", "options", "frozen")
@@ -663,7 +678,7 @@ class GetClientResponse(_message.Message):
     def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ..., session: _Optional[_Union[ClientOrigin, _Mapping]] = ..., refused: _Optional[_Union[ClientOrigin, _Mapping]] = ..., fenced: _Optional[_Union[ClientOrigin, _Mapping]] = ..., conflicts: _Optional[int] = ..., contested: _Optional[bool] = ..., standing: _Optional[_Union[Quarantine, _Mapping]] = ..., work: _Optional[str] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "state", "labels")
+    __slots__ = ("page_size", "page_token", "state", "labels", "search", "order", "descending", "marks")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -675,19 +690,29 @@ class ListClientsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    DESCENDING_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     state: ClientState
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    search: str
+    order: ClientOrder
+    descending: bool
+    marks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., search: _Optional[str] = ..., order: _Optional[_Union[ClientOrder, str]] = ..., descending: _Optional[bool] = ..., marks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListClientsResponse(_message.Message):
-    __slots__ = ("clients", "next_page_token")
+    __slots__ = ("clients", "next_page_token", "found")
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     clients: _containers.RepeatedCompositeFieldContainer[ClientStatus]
     next_page_token: str
-    def __init__(self, clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    found: int
+    def __init__(self, clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., found: _Optional[int] = ...) -> None: ...
 
 class BanClientRequest(_message.Message):
     __slots__ = ("client_id", "reason")
@@ -823,38 +848,163 @@ class ListEvaluationsResponse(_message.Message):
     def __init__(self, round: _Optional[_Union[RoundSummary, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[ClientEvaluation, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
-    __slots__ = ("time", "actor", "event", "subject", "detail")
+    __slots__ = ("time", "actor", "event", "subject", "detail", "number")
     TIME_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     actor: str
     event: str
     subject: str
     detail: str
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., event: _Optional[str] = ..., subject: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., event: _Optional[str] = ..., subject: _Optional[str] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ListHistoryRequest(_message.Message):
-    __slots__ = ("subject", "limit", "page_size", "page_token")
+    __slots__ = ("subject", "limit", "page_size", "page_token", "before_number")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     subject: str
     limit: int
     page_size: int
     page_token: str
-    def __init__(self, subject: _Optional[str] = ..., limit: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    before_number: int
+    def __init__(self, subject: _Optional[str] = ..., limit: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., before_number: _Optional[int] = ...) -> None: ...
 
 class ListHistoryResponse(_message.Message):
-    __slots__ = ("entries", "next_page_token")
+    __slots__ = ("entries", "next_page_token", "first_number")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
     next_page_token: str
-    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    first_number: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., first_number: _Optional[int] = ...) -> None: ...
+
+class WatchHistoryRequest(_message.Message):
+    __slots__ = ("after_number", "subject")
+    AFTER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    after_number: int
+    subject: str
+    def __init__(self, after_number: _Optional[int] = ..., subject: _Optional[str] = ...) -> None: ...
+
+class WatchHistoryResponse(_message.Message):
+    __slots__ = ("entries", "last_number")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    last_number: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., last_number: _Optional[int] = ...) -> None: ...
+
+class MetricPoint(_message.Message):
+    __slots__ = ("round", "value")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    value: float
+    def __init__(self, round: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class RunOverview(_message.Message):
+    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points")
+    class NewestMetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    COHORT_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LATEST_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_METRICS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    state: RunState
+    reason: str
+    task: str
+    algorithm: str
+    owner: str
+    rounds_done: int
+    rounds_planned: int
+    phase: str
+    cohort_size: int
+    admitted: int
+    created: _timestamp_pb2.Timestamp
+    ended: _timestamp_pb2.Timestamp
+    latest_commit: _timestamp_pb2.Timestamp
+    metric: str
+    best: float
+    newest_metrics: _containers.ScalarMap[str, float]
+    points: _containers.RepeatedCompositeFieldContainer[MetricPoint]
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ...) -> None: ...
+
+class GetOverviewRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "states", "search", "points")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    states: _containers.RepeatedScalarFieldContainer[RunState]
+    search: str
+    points: int
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RunState, str]]] = ..., search: _Optional[str] = ..., points: _Optional[int] = ...) -> None: ...
+
+class GetOverviewResponse(_message.Message):
+    __slots__ = ("runs", "next_page_token", "runs_by_state", "clients_by_state", "history_number", "version", "now", "runs_found")
+    class RunsByStateEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ClientsByStateEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RUNS_BY_STATE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_BY_STATE_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunOverview]
+    next_page_token: str
+    runs_by_state: _containers.ScalarMap[str, int]
+    clients_by_state: _containers.ScalarMap[str, int]
+    history_number: int
+    version: str
+    now: _timestamp_pb2.Timestamp
+    runs_found: int
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunOverview, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., runs_by_state: _Optional[_Mapping[str, int]] = ..., clients_by_state: _Optional[_Mapping[str, int]] = ..., history_number: _Optional[int] = ..., version: _Optional[str] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., runs_found: _Optional[int] = ...) -> None: ...
 
 class WhoAmIRequest(_message.Message):
     __slots__ = ()

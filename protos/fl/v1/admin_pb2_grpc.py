@@ -141,6 +141,16 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.FromString,
                 _registered_method=True)
+        self.WatchHistory = channel.unary_stream(
+                '/fl.v1.Admin/WatchHistory',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryResponse.FromString,
+                _registered_method=True)
+        self.GetOverview = channel.unary_unary(
+                '/fl.v1.Admin/GetOverview',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/fl.v1.Admin/WhoAmI',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
@@ -330,6 +340,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchHistory(self, request, context):
+        """The entries after a number, then each new one, until the caller ends the call. The first response comes at once. A
+        caller whose stream was cut continues with the last number that it has, also after the coordinator restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOverview(self, request, context):
+        """Counts of clients and runs, and the runs in short: what a first view of a coordinator needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """The caller as the coordinator knows it.
         """
@@ -482,6 +507,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListHistory,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.SerializeToString,
+            ),
+            'WatchHistory': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchHistory,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryResponse.SerializeToString,
+            ),
+            'GetOverview': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOverview,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewResponse.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1066,6 +1101,60 @@ class Admin:
             '/fl.v1.Admin/ListHistory',
             protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ListHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fl.v1.Admin/WatchHistory',
+            protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.WatchHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/GetOverview',
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -148,3 +148,25 @@ def test_a_direction_that_its_dtype_cannot_hold_has_diverged(tmp_path: Path) -> 
     tested = engine(torch.float16, method="fedcm", local={"learning_rate": 0.0001, "steps": 1})
     with pytest.raises(Diverged, match="the direction as float16 of round 0 is not finite"):
         after(tested, tested.first(), [10.0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sections", "start", "delta", "what"),
+    [
+        ({"encodings": {"model": "bf16"}}, 60_000.0, 5_500.0, "model after round 0 cannot be sent as bf16"),
+        (
+            {"encodings": {"direction": "bf16"}, "method": "fedcm", "local": {"learning_rate": 0.001, "steps": 1}},
+            1.0,
+            65.5,
+            "direction after round 0 cannot be sent as bf16",
+        ),
+    ],
+    ids=["model", "direction"],
+)
+def test_what_its_encoding_cannot_hold_has_diverged(
+    tmp_path: Path, sections: dict[str, Any], start: float, delta: float, what: str
+) -> None:
+    """65,500 is a float16. The nearest bfloat16 is 65,536, which is none."""
+    tested = engine(torch.float16, start, **sections)
+    with pytest.raises(Diverged, match=f"the {what}: .*; the first model stays"):
+        after(tested, tested.first(), [delta], tmp_path)

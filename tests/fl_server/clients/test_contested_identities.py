@@ -193,7 +193,9 @@ async def test_operators_see_a_contested_identity(world: World) -> None:
     with pytest.raises(Contested):
         await Copy("a").connect(world)
     address.reset(token)
-    shown = client_details(world.fleet, world.fleet.record("a"), world.store.history("a"))
+    shown = client_details(
+        world.fleet, world.fleet.record("a"), world.store.history_between("a", world.store.history_span("a", 9), 9)
+    )
     assert (shown.session.instance_id, shown.refused.instance_id) == ("start of a", "copy")
     assert (shown.refused.address, shown.conflicts, shown.contested) == ("192.0.2.7:5000", 1, False)
     assert not shown.HasField("fenced")

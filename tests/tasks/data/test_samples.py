@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from tasks import Examples, Samples, TaskError
 from tasks.batches import batches, ordered_batches, seed_everything
 from tasks.data.forms import as_data
+from tests.processes.process import ROOT, eventually
 from tests.tasks.data.sets import Broken, Drawn, Dying, InProcess, Together, only_two
 
 Batch = dict[str, Tensor]
@@ -134,6 +140,32 @@ def test_two_iterations_at_a_time_with_workers_are_an_error(closed: list[Samples
     next(ordered_batches(data, 2))
     with pytest.raises(RuntimeError, match="one iteration over a data set with workers at a time"):
         next(first)
+
+
+READS = """
+import sys, time
+from tasks import Samples
+from tasks.batches import batches
+from tests.tasks.data.sets import InProcess
+if __name__ == "__main__":
+    read = list(batches(Samples(InProcess(), workers=2), 2, 5, epochs=4))
+    print(*{int(process) for batch in read for process in batch["process"]}, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
+    """SIGKILL of the process that reads leaves no worker, and no server that forks them."""
+    program = tmp_path / "reads.py"
+    program.write_text(READS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        servers = [worker.parent() for worker in workers]
+        process.kill()
+    assert len(workers) == 2
+    eventually(lambda: not any(each.is_running() for each in [*workers, *servers] if each), "all processes have ended")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -16,7 +16,7 @@ from fl_server.store.certificates import (
     RevocationKind,
     RevocationRecord,
 )
-from fl_server.store.database import rows, schema
+from fl_server.store.database import rows
 from fl_server.store.database.security.schema import certificates, enrollments, revocations
 from fl_server.store.database.statements import rows_where, write_history
 from fl_server.store.database.transactions import Transactions
@@ -36,7 +36,7 @@ class CertificateLedger(Transactions):
             long_ago = max(each.created_at for each in enrollments_) - TOKENS_KEPT_S
             db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
             db.execute(insert(enrollments), [rows.to_row(each) for each in enrollments_])
-            db.execute(insert(schema.history), [rows.to_row(why) for why in whys])
+            write_history(db, *whys)
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
         """One token."""

@@ -1,8 +1,8 @@
-"""A run of every method, one after the other, in the processes that torchrun started; a program for test_every_method.
+"""A run of every case, one after the other, in the processes that torchrun started; a program for test_every_method.
 
     python -m torch.distributed.run ... -m tests.fl_ops.simulate.ranks.every_method RESULTS.json
 
-One start of the ranks serves all methods, because a start loads torch in each of them.
+A case is a method, or a method with encodings. One start of the ranks serves all, because a start loads torch in each.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from fl_ops.simulate.ranks.group import joined
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "": {},
+    " in int8": {"update": "int8", "model": "bf16", "direction": "int8", "reference": "direction"},
+    " in topk": {"update": "topk", "fraction": 0.3, "model": "eden4"},
+}
+CASES = [*fl.names(), *(method + name for method in ("fedcm", "scaffold") for name in ENCODINGS if name)]
+"""Methods, and what follows their names for encodings."""
 Rounds = list[list[Any]]
 """Model, loss, metrics and bytes of each round, as JSON values."""
 
 
-def table(method: str) -> dict[str, Any]:
+def table(case: str) -> dict[str, Any]:
     """A small run: client states, buffers, dropout, clipping, evaluation on clients; clients of two sizes."""
+    method, *encodings = case.partition(" ")
     return {
         "task": {"name": "tests.fl_ops.points:NormedPoints", "options": {"part": 0.25}},
         "algorithm": {"name": method},
@@ -33,18 +41,19 @@ def table(method: str) -> dict[str, Any]:
         "evaluation": {"clients_every": 2},
         "stop": {"rounds": 3},
         "simulation": {"clients": 7},
+        "encodings": ENCODINGS["".join(encodings)],
     }
 
 
-def rounds_of(method: str, engine: EngineOptions) -> Rounds:
-    """A method's rounds by this engine; none on a rank other than 0."""
+def rounds_of(case: str, engine: EngineOptions) -> Rounds:
+    """A case's rounds by this engine; none on a rank other than 0."""
     ended: list[SeedResult] = []
 
     def on_report(report: Report) -> None:
         if isinstance(report, SeedResult):
             ended.append(report)
 
-    simulate(Job(parse_simulation(table(method)), 0, None, engine), on_report)
+    simulate(Job(parse_simulation(table(case)), 0, None, engine), on_report)
     rounds = [
         [done.digest, done.training_loss, done.metrics, done.bytes_down, done.bytes_up]
         for result in ended
@@ -55,9 +64,9 @@ def rounds_of(method: str, engine: EngineOptions) -> Rounds:
 
 
 def main(path: Path) -> None:
-    """Rank 0 writes the rounds of each method."""
+    """Rank 0 writes the rounds of each case."""
     with joined() as ranks:
-        found = {method: rounds_of(method, EngineOptions(ranks=ranks)) for method in fl.names()}
+        found = {case: rounds_of(case, EngineOptions(ranks=ranks)) for case in CASES}
     if ranks.rank == 0:
         path.write_text(json.dumps(found))
 

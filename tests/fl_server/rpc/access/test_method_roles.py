@@ -23,7 +23,7 @@ FILES = (
 )
 READ = {
     "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
-    "WhoAmI",
+    "WatchHistory", "GetOverview", "WhoAmI",
 }  # fmt: skip
 
 

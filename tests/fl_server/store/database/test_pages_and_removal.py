@@ -41,6 +41,47 @@ def test_the_newest_lines_of_history_in_parts(store: Store) -> None:
     assert store.history_between("none", store.history_span("none", 5), 5) == []
 
 
+def test_lines_of_history_before_a_number(store: Store) -> None:
+    """The newest ones of those with smaller numbers."""
+    for number in range(5):
+        store.add_history(why(f"event {number}", "s"))
+    first, last = store.history_span("s", 2)
+    before = store.history_span("s", 2, first)
+    assert [line.event for _, line in store.history_between("s", before, 9)] == ["event 1", "event 2"]
+    assert before[1] < first < last
+    assert store.history_span("s", 2, 1) == (0, -1)
+
+
+def test_who_waits_for_lines_of_history(store: Store) -> None:
+    """Is called once after each transaction with some, when they can be read; never for one that is rolled back."""
+    seen: list[list[str]] = []
+    store.after_history(lambda: seen.append([line.event for line in store.history("s")]))
+    store.add_history(why("one", "s"))
+    store.put_clients([a_client("a")], [why("two", "s"), why("three", "s")])
+    store.put_clients([a_client("b")])
+    assert seen == [["one"], ["one", "two", "three"]]
+    with pytest.raises(StoreError):
+        store.update_run(a_run("unknown"), why("four", "s"))
+    with pytest.raises(StoreError):
+        store.create_run(a_run(), why("five", "s"))
+    store.put_clients([a_client("c")])
+    assert len(seen) == 2
+    store.after_history(None)
+    store.add_history(why("six", "s"))
+    assert len(seen) == 2
+
+
+def test_newest_values_and_counts(store: Store) -> None:
+    """Of the metric of each run, oldest first; a metric whose name has the other's in it is another one."""
+    for round_ in range(4):
+        metrics = {"accuracy": round_ / 4} if round_ % 2 else {"clients_accuracy": 1.0}
+        store.commit(a_commit(round_, metrics=metrics), why())
+    assert store.newest_values({"r1": "accuracy", "r2": "loss"}, 5) == {"r1": [(1, 0.25), (3, 0.75)], "r2": []}
+    assert store.newest_values({"r1": "accuracy"}, 1) == {"r1": [(3, 0.75)]}
+    store.put_clients([a_client("z")])
+    assert store.update_counts()["z"] == (0, 0)
+
+
 def test_rounds_with_answers_and_no_summary(store: Store) -> None:
     """A summary of no answers counts as one."""
     for round_ in range(3):
