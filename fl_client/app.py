@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -89,6 +90,9 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         trainer = _trainer(config, local)
         local = replace(local, frozen=trainer.own_frozen())
         instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
+        # The objects so far, most of them torch's, live as long as the process. Without this, full garbage collections
+        # search all of them again and again.
+        gc.freeze()
         return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
 
 

@@ -73,6 +73,8 @@ class BundleCache:
         self._lock = asyncio.Lock()
         # By kind too: a model and a direction of zeros have the same bytes and different manifests.
         self._held: dict[_Name, Bundle] = {}
+        self._encoded: dict[tensor_pb2.ResourceKind, EncodedLayout] = {}
+        """The latest layouts: those of the rounds of a run are equal, and are computed once."""
 
     async def get(self, resources: Iterable[tensor_pb2.Resource], expected: Layouts) -> dict[ResourceKey, Bundle]:
         """The bundles of an assignment by kind, and by name if they have one. All others are released first.
@@ -95,12 +97,12 @@ class BundleCache:
         self._held = held
         for name, resource in wanted.items():
             if name not in held:
-                held[name] = await self._fetch(ExpectedBundle.of(resource, expected[resource.kind]), name[1])
+                held[name] = await self._fetch(ExpectedBundle(resource, self._encoding(resource, expected)), name[1])
         return {name[0]: held[name] for name in wanted}
 
     def _checked(self, resource: tensor_pb2.Resource, expected: Layouts) -> bytes:
         """The resource's digest. Raises WorkFailed unless encoding, size and kind fit this device and its model."""
-        encoding = _encoding_of(resource)
+        _encoding_of(resource)  # its error comes first
         if resource.size_bytes > self._max_bytes:
             raise WorkFailed(
                 pb.FAILURE_REASON_RESOURCES,
@@ -110,7 +112,7 @@ class BundleCache:
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT, f"expected no resource of kind number {resource.kind}: this model has none"
             )
-        size = EncodedLayout.of(expected[resource.kind], encoding).size_bytes
+        size = self._encoding(resource, expected).size_bytes
         if resource.size_bytes > _comparable(size):
             raise WorkFailed(
                 pb.FAILURE_REASON_LAYOUT,
@@ -120,6 +122,14 @@ class BundleCache:
             return codec.digest_bytes(resource.digest)
         except ValueError as error:
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"resource: {error}") from None
+
+    def _encoding(self, resource: tensor_pb2.Resource, expected: Layouts) -> EncodedLayout:
+        """The layout of a resource on the wire. Raises WorkFailed for an encoding that is not known here."""
+        layout, spec = expected[resource.kind], _encoding_of(resource)
+        known = self._encoded.get(resource.kind)
+        if known is None or known.layout is not layout or known.spec != spec:
+            known = self._encoded[resource.kind] = EncodedLayout.of(layout, spec)
+        return known
 
     async def _fetch(self, expected: ExpectedBundle, digest: bytes) -> Bundle:
         for _ in range(FULL_TRIES):
@@ -153,15 +163,10 @@ class ExpectedBundle:
     resource: tensor_pb2.Resource
     encoded: EncodedLayout
 
-    @classmethod
-    def of(cls, resource: tensor_pb2.Resource, layout: codec.Layout) -> ExpectedBundle:
-        """A resource of this layout, in its own encoding. Raises WorkFailed for an encoding that is not known here."""
-        return cls(resource, EncodedLayout.of(layout, _encoding_of(resource)))
-
     @property
     def header_bytes(self) -> int:
         """Largest header that is parsed: a parsed manifest takes many times its size."""
-        return HEADER_BYTES + 2 * self.encoded.to_manifest().ByteSize()
+        return HEADER_BYTES + 2 * self.encoded.manifest.ByteSize()
 
 
 class Download:
@@ -218,6 +223,8 @@ class Download:
     def _check_manifest(self, manifest: tensor_pb2.Manifest) -> None:
         """Raises WorkFailed if it is not the expected one."""
         encoded, limit = self._expected.encoded, _comparable(len(self.data))
+        if manifest == encoded.manifest:
+            return  # exactly as expected; the code below finds the difference otherwise
         if encoded.spec == PLAIN:
             try:
                 difference = encoded.layout.difference(codec.Layout.from_manifest(manifest, limit))

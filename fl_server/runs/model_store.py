@@ -11,6 +11,7 @@ from typing import TypeVar
 import structlog
 
 import algorithms as fl
+from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.engine import Engine, Snapshot
 from fl_server.aggregation.server_update import ServerUpdateStats
@@ -28,6 +29,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
+_LARGE_UPLOADS = 64 << 20
+"""Bytes of an exchange's updates after which freed memory is returned: below that it would cost more than it saves."""
 _BY_OBJECTIVE = "weighed_by_objective"
 """Fact of a checkpoint: its clients weighed by their examples only if the objective does."""
 
@@ -146,13 +149,20 @@ class ModelStore:
 
     async def reduce(self, exchange: int, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> None:
         """Reduce an exchange that is not the round's last, and encode what the next exchange sends."""
+        await self._give_back(updates)
         sums = await self._services.in_compute(self.engine.reduce, self.snapshot, exchange, _cohort(updates), paths)
         self._sums = {**self._sums, **sums}
         await self.prepare(exchange + 1)
 
+    async def _give_back(self, updates: Sequence[UpdateRecord]) -> None:
+        """Return the memory of large uploads to the kernel: the next model takes the place of their messages."""
+        if sum(update.size_bytes for update in updates) >= _LARGE_UPLOADS:
+            await self._services.in_compute(give_back_freed_memory)
+
     async def compute_next(self, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> ServerUpdateStats:
         """Compute the next model from the accepted updates, in the order of id bytes. Raises Diverged."""
         before: Mapping[str, fl.Tensors] = self._sums
+        await self._give_back(updates)
         self._next = await self._services.in_compute(
             self.engine.server_update, self.snapshot, _cohort(updates), paths, before
         )

@@ -23,6 +23,7 @@ from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import PartBusy, SpoolKey, TooManyUnfinished
 from fl_server.uploads.chunk_stream import ChunkStream, Request, Requests, trailer_of
+from fl_server.uploads.read_slots import ReadSlots
 from fl_server.uploads.verdicts import Submission, Verdicts
 from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import digest_bytes
@@ -67,6 +68,7 @@ class UploadReceiver:
         self._wrong_digests: dict[str, bytes] = {}
         """By client: its latest work with an update of a wrong digest. One per client, so that memory is bounded."""
         self._transfer_limits = services.fleet.transfer_limits
+        self._slots = ReadSlots()
         self.in_flight = 0
         """Open streams."""
 
@@ -169,16 +171,20 @@ class UploadReceiver:
         caller = self._transfer_limits.of(upload.client)
         with round_log.transfers.transfer(upload.client, "up", size, offset) as shown:
             while True:
-                request = await _next(stream, upload)
-                # The client may be banned by now, or have a newer session.
-                self._services.fleet.session(upload.header.session_id)
-                if (trailer := trailer_of(request)) is not None:
-                    return trailer
-                chunk = stream.chunk(request)
-                await self._write(upload, chunk, offset)
-                offset += len(chunk.data)
+                async with self._slots.turn() as turn:
+                    request = await _next(stream, upload)
+                    turn.received()
+                    # The client may be banned by now, or have a newer session.
+                    self._services.fleet.session(upload.header.session_id)
+                    if (trailer := trailer_of(request)) is not None:
+                        return trailer
+                    chunk = stream.chunk(request)
+                    await self._write(upload, chunk, offset)
+                    count = len(chunk.data)
+                    del request, chunk  # their memory is free before the next one comes
+                offset += count
                 shown.done = offset
-                await caller.pace(len(chunk.data))
+                await caller.pace(count)
                 upload.submission.check_wanted()
 
     async def _write(self, upload: _Upload, chunk: ReadChunk, offset: int) -> None:

@@ -80,6 +80,11 @@ class EncodedLayout:
         manifest.encoding = self.spec.wire
         return manifest
 
+    @cached_property
+    def manifest(self) -> tensor_pb2.Manifest:
+        """What `to_manifest` makes, made once: to compare with and to copy from, not to be changed."""
+        return self.to_manifest()
+
     @property
     def table(self) -> bytes:
         """The table of contents, with which the digest begins.
@@ -98,7 +103,7 @@ class EncodedLayout:
 
         The manifest is untrusted: nothing is allocated for what it names. A bundle over `max_bytes` differs too.
         """
-        expected = self.to_manifest()
+        expected = self.manifest
         if manifest.encoding != expected.encoding:
             return f"expected encoding {self.spec.name} ({expected.encoding}), got number {manifest.encoding}"
         if manifest.size_bytes > max_bytes:

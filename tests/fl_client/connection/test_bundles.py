@@ -16,7 +16,7 @@ from fl_client.connection.transport import Fetched, GrpcTransport
 from fl_client.errors import BrokenTransfer, WorkFailed
 from protos import codec
 from protos.chunks import read_chunk
-from protos.encodings import EncodedLayout, EncodingSpec, decode, encode
+from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
@@ -58,6 +58,11 @@ def _read_in_place(message: pb.FetchModelResponse) -> Fetched:
     chunk = read_chunk(message.SerializeToString())
     assert chunk is not None
     return chunk
+
+
+def expected(layout: codec.Layout) -> ExpectedBundle:
+    """The resource, with this layout in this device's model."""
+    return ExpectedBundle(RESOURCE, EncodedLayout.of(layout, PLAIN))
 
 
 def link_to(connection: Scripted) -> Link:
@@ -105,7 +110,7 @@ async def test_two_concurrent_requests_fetch_once() -> None:
 async def test_a_stream_out_of_order_is_an_error(spans: list[tuple[int, int]], words: str) -> None:
     """A gap, a step back, a chunk over the limit and an early end each have their error."""
     download = Download(
-        ExpectedBundle.of(RESOURCE, LAYOUT),
+        expected(LAYOUT),
         memoryview(bytearray(RESOURCE.size_bytes)),
         Backoff(RetryDelays()),
         lambda count: None,
@@ -173,9 +178,7 @@ async def test_a_model_and_a_direction_of_the_same_bytes_are_two_bundles() -> No
 
 async def test_a_second_header_breaks_a_stream() -> None:
     """Otherwise a coordinator that sends only headers would keep the daemon waiting without end."""
-    download = Download(
-        ExpectedBundle.of(RESOURCE, LAYOUT), memoryview(bytearray(256)), Backoff(RetryDelays()), lambda count: None
-    )
+    download = Download(expected(LAYOUT), memoryview(bytearray(256)), Backoff(RetryDelays()), lambda count: None)
 
     class Headers(Scripted):
         async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
@@ -208,9 +211,7 @@ async def test_a_step_far_back_is_refused() -> None:
     """A coordinator continues at the chunk border below. From further back it could send the same without end."""
     size = 8 << 20
     layout = codec.Layout.of({"w": torch.zeros(size // 4)})
-    download = Download(
-        ExpectedBundle.of(RESOURCE, layout), memoryview(bytearray(size)), Backoff(RetryDelays()), lambda count: None
-    )
+    download = Download(expected(layout), memoryview(bytearray(size)), Backoff(RetryDelays()), lambda count: None)
     spans = [[(at, 4 << 20) for at in (0, 4 << 20)][:1], [(0, 64)]]
 
     class Rewinding(Scripted):
@@ -308,3 +309,13 @@ async def test_bytes_that_the_encoding_does_not_have_are_refused() -> None:
     resource.digest.CopyFrom(codec.digest_message(layout.digest(data)))
     with pytest.raises(WorkFailed, match="RESOURCE_KIND_MODEL: tensor 'w': expected scales"):
         await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([resource], TRAINED)
+
+
+async def test_a_manifest_is_compared_with_the_model_of_its_own_assignment() -> None:
+    """The layout of the assignment before is remembered. A resource for another model, of the same size, is refused."""
+    cache = BundleCache(link_to(Scripted([(0, 128), (128, 128)], [])), 1 << 20, lambda count: None)
+    await cache.get([RESOURCE], EXPECTED)
+    other = codec.Layout.of({"v": torch.arange(64.0)})
+    again = tensor_pb2.Resource(kind=RESOURCE.kind, digest=codec.digest_message(other.digest(DATA)), size_bytes=256)
+    with pytest.raises(WorkFailed, match="'v'"):
+        await cache.get([again], {tensor_pb2.RESOURCE_KIND_MODEL: other})

@@ -15,6 +15,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.files import remove_folder
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool, SpoolKey
+from fl_server.uploads.read_slots import ReadSlots
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_LATE
 from tests.fl_server.devices import NO_CONTEXT, upload
@@ -65,6 +66,18 @@ async def test_a_stream_is_read_no_faster_than_it_is_written(
     assert read == ["header", "chunk"]
     proceed.set()
     assert (await sending).receipt.admitted
+
+
+async def test_a_silent_stream_holds_up_no_other_one(setup: UploadSetup) -> None:
+    """With a slot for one chunk: the upload behind a client that sends nothing is admitted, and so is that client's."""
+    setup.world.uploads._slots = ReadSlots(1, patience_s=0.001)
+    header, data = await setup.b.update(setup.world, await setup.b.assigned())
+    silent = asyncio.create_task(setup.submit(*setup.parts()[:2], hangs=True))
+    await until(lambda: setup.run.log.bytes_up, "a chunk of the silent stream has arrived")
+    assert (await setup.send(header, data, device=setup.b)).admitted
+    silent.cancel()
+    await asyncio.gather(silent, return_exceptions=True)
+    assert (await setup.send(start=setup.run.log.bytes_up - len(data))).admitted
 
 
 async def test_a_silent_stream_is_ended(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from fl_client.storage.pending_updates import name_of, work_digest
 from fl_client.training.payloads import exchange_of, method_of
 from protos.buffers import zeros
 from protos.chunks import encode_chunk, encode_fetch_header
+from protos.encodings import PLAIN, EncodedLayout
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
 from protos.status import STATUS_DETAILS_KEY, detail_of, status_metadata
@@ -144,7 +145,7 @@ class _Sent:
 
 
 async def _download(raw: bytes) -> None:
-    expected = ExpectedBundle.of(resource(), LAYOUT)
+    expected = ExpectedBundle(resource(), EncodedLayout.of(LAYOUT, PLAIN))
     download = Download(expected, zeros(len(DATA)), Backoff(RetryDelays()), lambda count: None)
     session = Session("s", cast(transport.Connection, _Sent(raw)), 1 << 16, 1 << 20)
     await download.resume(session)
