@@ -53,8 +53,11 @@ class Browser:
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Make a request on a connection of its own."""
-        make = http.client.HTTPConnection if self.tls is None else http.client.HTTPSConnection
-        connection = make(self.address, timeout=60, **({} if self.tls is None else {"context": self.tls}))
+        connection = (
+            http.client.HTTPConnection(self.address, timeout=60)
+            if self.tls is None
+            else http.client.HTTPSConnection(self.address, timeout=60, context=self.tls)
+        )
         own = {"Cookie": self.cookie} if self.cookie else {}
         try:
             connection.request(method, path, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})

@@ -21,7 +21,9 @@ from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.limits.requests import NESTED
-from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
+from fl_server.rpc.web.logins import WebLoginService
+from fl_server.web.sessions import WebSessions
+from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TIMEOUT_S, World
@@ -30,7 +32,7 @@ MALFORMED = (b"\xff" * 8, b"\x0a\x7f", b"\x0b" * 9, b"\x08" + b"\xff" * 11)
 """An unknown wire type, a truncated field, a group without an end, a number that is too long."""
 NO_UTF8 = b"\x0a\x02\xff\xfe"
 """A first field that is no text."""
-NO_ROLE = ("/grpc.health", "/grpc.reflection", "/fl.v1.Enrollment")
+NO_ROLE = ("/grpc.health", "/grpc.reflection", "/fl.v1.Enrollment", "/fl.v1.WebLogin")
 """Anyone may call these, so their refusals are not logged."""
 
 
@@ -45,6 +47,8 @@ async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     certificates = CertificatesService(None, world.services.metrics, world.services.audit)
     enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
     enrollment_pb2_grpc.add_EnrollmentServicer_to_server(enrollment(), server)
+    logins = WebLoginService(WebSessions(), lambda: None)
+    web_pb2_grpc.add_WebLoginServicer_to_server(logins, server)
     Health(()).serve_on(server)
     reflection.enable_server_reflection((service.SERVICE,), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from grpc.aio import insecure_channel
 
-from fl_web.access import limits
 from fl_web.access.asgi import Application
 from fl_web.access.identities import Everybody, OneOperator
 from fl_web.access.limits import FAILURES, FailedLogins, OpenStreams, TooManyStreams
@@ -100,7 +99,7 @@ async def test_hosts_and_origins(reader: Reader) -> None:
 def test_failures_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute after the first; and other addresses are not held up."""
     now = 100.0
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now)
+    monkeypatch.setattr("fl_web.access.limits.time.monotonic", lambda: now)
     failed = FailedLogins()
     for _ in range(FAILURES):
         assert failed.wait_s("a") == 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -92,10 +92,10 @@ async def test_pages_search_and_states(stub: Any) -> None:
     [
         (pb.GetOverviewRequest(points=101), "points"),
         (pb.GetOverviewRequest(search="x" * 257), "search"),
-        (pb.GetOverviewRequest(states=[99]), "states"),
+        (pb.GetOverviewRequest(states=[cast(Any, 99)]), "states"),
         (pb.ListClientsRequest(search="x" * 257), "search"),
         (pb.ListClientsRequest(marks=["tall"]), "marks"),
-        (pb.ListClientsRequest(order=99), "order"),
+        (pb.ListClientsRequest(order=cast(Any, 99)), "order"),
     ],
     ids=str,
 )
@@ -136,7 +136,7 @@ async def test_clients_found_by_text_and_marks(stub: Any) -> None:
 @pytest.mark.parametrize("order", ["UPDATES_COUNTED", "UPDATES_REFUSED", "STATE", "LAST_SEEN", "ID"])
 async def test_clients_in_every_order(stub: Any, order: str) -> None:
     """All clients once, over pages, in both directions; of equal ones the smaller id first."""
-    keys = {
+    keys: dict[str, Callable[[pb.ClientStatus], int]] = {
         "UPDATES_COUNTED": lambda client: client.updates_counted,
         "UPDATES_REFUSED": lambda client: client.updates_refused,
         "STATE": lambda client: client.state,

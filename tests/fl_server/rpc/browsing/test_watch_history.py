@@ -110,9 +110,14 @@ async def test_many_watchers_cost_one_read(world: World, stub: Any, monkeypatch:
     streams = [stub.WatchHistory(pb.WatchHistoryRequest()) for _ in range(30)]
     for stream in streams:
         await stream.read()
-    reads, store = [], world.store
+    reads, store = list[object](), world.store
     between = store.history_between
-    monkeypatch.setattr(store, "history_between", lambda *args: reads.append(args) or between(*args))
+
+    def counted(*args: Any) -> Any:
+        reads.append(args)
+        return between(*args)
+
+    monkeypatch.setattr(store, "history_between", counted)
     await add(world, "new")
     assert [[entry.event for entry in await read(stream, 1)] for stream in streams] == [["new"]] * 30
     assert len(reads) == 1
@@ -179,7 +184,7 @@ async def test_a_number_below_zero_is_refused(stub: Any) -> None:
 async def test_paging_backwards(world: World, stub: Any) -> None:
     """Each list ends where the one after it begins; the oldest names nothing before it."""
     await add(world, *map(str, range(7)))
-    before, found = 0, []
+    before, found = 0, list[str]()
     while True:
         page = await stub.ListHistory(pb.ListHistoryRequest(limit=3, before_number=before))
         found = [entry.event for entry in page.entries] + found
