@@ -37,6 +37,11 @@ class Deadline:
         """The attempt that it was started for; that one may be over."""
 
     @property
+    def started(self) -> bool:
+        """Whether the attempt under way has its deadline: it is started after the cohort is stored."""
+        return self._attempt == self._attempt_under_way
+
+    @property
     def seconds_left(self) -> float:
         """Until the attempt under way is over; 0 at least."""
         return max(0.0, self._ends - time.monotonic())
@@ -55,7 +60,7 @@ class Deadline:
         """Write the time left."""
         if self._control.state.phase is not Phase.COLLECTING or self._attempt is None:
             return
-        if self._attempt == self._attempt_under_way:
+        if self.started:
             method = self._context.store.set_seconds_left
             await save_time(self._context, method, self._context.run_id, self._attempt, self.seconds_left)
 

@@ -152,7 +152,7 @@ def awaited(control: RunControl, deadline: Deadline, evaluations: ClientEvaluati
     """The clients that the run waits for: of the cohort while it collects, else those that evaluate its model."""
     state = control.state
     if state.phase is Phase.COLLECTING:
-        return Awaited(state.outstanding, deadline.seconds_left)
+        return Awaited(state.outstanding, deadline.seconds_left if deadline.started else None)
     if state.phase is Phase.EVALUATING and "clients" in state.awaited:
         return Awaited(*evaluations.outstanding(state.round - 1))
     return Awaited()
