@@ -13,7 +13,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
 
 
 def watch(
-    follow: Callable[[], Iterator[admin_pb2.WatchRunResponse]], wait: Callable[[float], None] = time.sleep
+    follow: Callable[[], Iterator[admin_pb2.WatchRunResponse]],
+    wait: Callable[[float], None] = time.sleep,
+    *,
+    connected: bool = False,
 ) -> Iterator[admin_pb2.WatchRunResponse | Lost]:
     """Events of a run until it ends, with one `Lost` for each time without a connection.
 
@@ -22,12 +25,13 @@ def watch(
     Args:
         follow: opens the stream, which begins with a snapshot of the run.
         wait: waits for so many seconds before it is opened again.
+        connected: the coordinator has answered another call already, so its absence is waited for.
 
     Raises:
         Unreachable: there is no coordinator at the start.
         OpsError: the coordinator refuses the call.
     """
-    connected, attempts = False, 0
+    attempts = 0
     while True:
         ended, why = False, "the coordinator closed the connection"
         try:

@@ -110,7 +110,7 @@ class LedgerTracking:
         return Tracked(self.run_id, run_state(response.run), len(response.rounds), self._values, places)
 
     def _follow(self) -> None:
-        for event in watching.watch(lambda: self.client.watch_run(self.run_id), self.wait):
+        for event in watching.watch(lambda: self.client.watch_run(self.run_id), self.wait, connected=True):
             if isinstance(event, Lost):
                 self.report("connection lost, waiting for the coordinator; Ctrl-C ends the tracking, not the run")
             elif event.event == "snapshot":

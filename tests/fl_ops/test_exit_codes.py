@@ -121,7 +121,7 @@ def test_misuse(admin: FakeAdmin, fl: Fl, arguments: list[str]) -> None:
 def test_interrupt(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C exits with 130 and without a traceback."""
 
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fl_ops.commands.runs.show_until_end", interrupted)

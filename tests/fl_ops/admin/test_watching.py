@@ -45,6 +45,11 @@ def test_a_wrong_address_is_reported_at_once() -> None:
         list(watch(calls([Unreachable("nobody")])))
 
 
+def test_a_coordinator_that_answered_before_is_waited_for() -> None:
+    """Another call succeeded, and the coordinator is away when the watch begins."""
+    assert list(watch(calls([Unreachable("nobody")], [DONE]), lambda _seconds: None, connected=True))[1:] == [DONE]
+
+
 def test_a_refusal_ends_the_wait() -> None:
     """A coordinator that answers otherwise is no outage: for example its state directory is another one."""
     with pytest.raises(NotFound):
