@@ -184,23 +184,6 @@ def _account(statistics: RoundStatistics) -> pb.RoundAccount:
 
 def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
     """The status of a client."""
-    offers = [
-        coordinator_pb2.TaskOffer(
-            name=task["name"],
-            fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
-            train_examples=task["train_examples"],
-            eval_examples=task["eval_examples"],
-            train_batches=task.get("train_batches", 0),
-        )
-        for task in record.tasks
-    ]
-    methods = [
-        coordinator_pb2.MethodOffer(
-            name=method["name"],
-            fingerprint=training_pb2.TaskFingerprint(version=method["version"], source=method["source"]),
-        )
-        for method in record.methods
-    ]
     status = pb.ClientStatus(
         client_id=record.client_id,
         state=f"CLIENT_STATE_{fleet.state(record.client_id).upper()}",
@@ -209,8 +192,8 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         availability=fleet.eligibility.availability(record.client_id),
         labels=record.labels,
         device=coordinator_pb2.Device(**record.device),
-        tasks=offers,
-        methods=methods,
+        tasks=_task_offers(record),
+        methods=_method_offers(record),
         software=record.software,
         last_seen=timestamp(fleet.last_seen(record)),
         run_id=fleet.eligibility.run_of(record.client_id),
@@ -226,6 +209,29 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         until = timestamp(standing.until)
         status.quarantine.CopyFrom(pb.Quarantine(until=until, refusals=standing.refusals, reason=standing.reason))
     return status
+
+
+def _task_offers(record: ClientRecord) -> list[coordinator_pb2.TaskOffer]:
+    return [
+        coordinator_pb2.TaskOffer(
+            name=task["name"],
+            fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
+            train_examples=task["train_examples"],
+            eval_examples=task["eval_examples"],
+            train_batches=task.get("train_batches", 0),
+        )
+        for task in record.tasks
+    ]
+
+
+def _method_offers(record: ClientRecord) -> list[coordinator_pb2.MethodOffer]:
+    return [
+        coordinator_pb2.MethodOffer(
+            name=method["name"],
+            fingerprint=training_pb2.TaskFingerprint(version=method["version"], source=method["source"]),
+        )
+        for method in record.methods
+    ]
 
 
 def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:

@@ -70,7 +70,7 @@ async def test_counts_and_runs(world: World, stub: Any) -> None:
     assert seen.runs[3].reason == "not loaded: unknown task"
     assert seen.history_number == (await stub.ListHistory(pb.ListHistoryRequest(limit=1))).entries[0].number
     assert seen.version
-    assert seen.now.seconds > done.created.seconds
+    assert seen.now.ToNanoseconds() > done.created.ToNanoseconds()
 
 
 async def test_pages_search_and_states(stub: Any) -> None:
