@@ -4,7 +4,8 @@
 
 Each case runs under each seed, as `fl simulate` does it. Finished runs are kept in the file, so the same command goes
 on where it was stopped. It prints a table: the mean of the last five evaluations, over the seeds, and the bytes of all
-updates relative to float32.
+updates relative to float32. `--cases` selects a group: every encoding, few of them, or the direction as reference with
+each method that has one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -32,12 +33,20 @@ SEEDS = (1, 2, 3)
 METHODS: Mapping[str, dict[str, Any]] = {
     "FedAvg": {"algorithm": {"name": "fedavg"}, "rate": 0.2},
     "FedCM, alpha 0.1": {"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.1}}, "rate": 0.4},
+    "FedCM, alpha 0.3": {"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.3}}, "rate": 0.4},
+    "MoFedSAM, beta 0.1": {"algorithm": {"name": "mofedsam", "parameters": {"rho": 0.1, "beta": 0.1}}, "rate": 0.4},
+    "MimeLite, clipped": {"algorithm": {"name": "mimelite", "parameters": {"beta": 0.9}}, "rate": 0.1, "clip": 1.0},
+    "QG": {"algorithm": {"name": "qg", "parameters": {"beta": 0.9}}, "rate": 0.1},
+    "MFL": {"algorithm": {"name": "mfl", "parameters": {"gamma": 0.9}}, "rate": 0.05},
+    "SCAFFOLD II": {"algorithm": {"name": "scaffold", "parameters": {"option": "II"}}, "rate": 0.05},
 }
 """Rates are those that the search of docs/results.md chose or had within its range."""
+MEASURED = ("FedAvg", "FedCM, alpha 0.1")
+"""The methods whose runs are measured with every encoding."""
 UPDATES = ("plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1")
 TASKS: Mapping[str, dict[str, Any]] = {
     "fashion-mnist": {"rounds": 40, "batch_size": 25, "alpha": 0.3, "clients": 10},
-    "cifar10": {"rounds": 60, "batch_size": 25, "alpha": 0.6, "clients": 10},
+    "cifar10": {"rounds": 40, "batch_size": 25, "alpha": 0.6, "clients": 10},
 }
 
 
@@ -54,9 +63,9 @@ class Case:
         return ", ".join(f"{bundle} {name}" for bundle, name in self.encodings.items()) or "plain"
 
 
-def cases() -> Iterator[Case]:
-    """All cases of a table."""
-    for method in METHODS:
+def every_encoding() -> Iterator[Case]:
+    """Every encoding of the update, and some of the model and the direction."""
+    for method in MEASURED:
         yield from (Case(method, {} if update == "plain" else {"update": update}) for update in UPDATES)
         yield Case(method, {"update": "topk", "fraction": 0.05})
         yield Case(method, {"update": "int8", "model": "bf16"})
@@ -64,6 +73,34 @@ def cases() -> Iterator[Case]:
     for update in ("int4", "int2", "eden2", "eden1"):
         yield Case("FedCM, alpha 0.1", {"update": update, "reference": "direction"})
     yield Case("FedCM, alpha 0.1", {"update": "int8", "model": "int8", "direction": "int8"})
+
+
+def few_encodings() -> Iterator[Case]:
+    """The encodings that a link asks for: a quarter, a sixteenth and a thirty-second of the bytes."""
+    for method in MEASURED:
+        yield Case(method)
+        yield from (Case(method, {"update": update}) for update in ("int8", "int2", "eden2", "eden1"))
+        yield Case(method, {"update": "int8", "model": "int8"})
+    for update in ("int2", "eden2", "eden1"):
+        yield Case("FedCM, alpha 0.1", {"update": update, "reference": "direction"})
+
+
+def references() -> Iterator[Case]:
+    """Two narrow encodings with and without the direction as reference, for the methods that are not in the others."""
+    for method in METHODS:
+        if method in MEASURED:
+            continue
+        yield Case(method)
+        for update in ("int2", "eden1"):
+            yield Case(method, {"update": update})
+            yield Case(method, {"update": update, "reference": "direction"})
+
+
+GROUPS: Mapping[str, Callable[[], Iterator[Case]]] = {
+    "all": every_encoding,
+    "few": few_encodings,
+    "references": references,
+}
 
 
 def run(task: str, data_root: str, case: Case, seed: int) -> dict[str, Any]:
@@ -75,7 +112,12 @@ def run(task: str, data_root: str, case: Case, seed: int) -> dict[str, Any]:
             "seed": seed,
             "task": {"name": task, "options": {"model": "cnn-small", "data_root": data_root}},
             "algorithm": method["algorithm"],
-            "local": {"learning_rate": method["rate"], "epochs": 1, "batch_size": setting["batch_size"]},
+            "local": {
+                "learning_rate": method["rate"],
+                "epochs": 1,
+                "batch_size": setting["batch_size"],
+                "max_gradient_norm": method.get("clip", 0.0),
+            },
             "round": {"clients_per_round": setting["clients"]},
             "stop": {"rounds": setting["rounds"]},
             "evaluation": {"every": 2},
@@ -103,19 +145,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     done: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
     known = {(each["method"], each["case"], each["seed"]) for each in done}
-    missing = [(case, seed) for seed in SEEDS for case in cases() if (case.method, case.name, seed) not in known]
+    cases, seeds = list(GROUPS[options.cases]()), SEEDS[: options.seeds]
+    missing = [(case, seed) for seed in seeds for case in cases if (case.method, case.name, seed) not in known]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(run, options.task, options.data_root, case, seed) for case, seed in missing]
         for number, future in enumerate(as_completed(futures), start=1):
             done.append(future.result())
             options.out.write_text(json.dumps(done, indent=1))
             print(f"{number} of {len(missing)}: {json.dumps(done[-1])}", flush=True)
-    print("\n".join(markdown(table(done))))
+    print("\n".join(markdown(table(cases, done))))
 
 
-def table(done: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+def table(cases: Iterable[Case], done: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """A row for each case, in percent."""
-    for case in cases():
+    for case in cases:
         runs = [each for each in done if (each["method"], each["case"]) == (case.method, case.name)]
         plain = [each for each in done if (each["method"], each["case"]) == (case.method, "plain")]
         found = [100 * each["accuracy"] for each in runs if each["accuracy"] is not None]
@@ -144,6 +187,8 @@ def _ratio(runs: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="The accuracy of runs with encodings.")
     parser.add_argument("--task", choices=TASKS, default="fashion-mnist")
+    parser.add_argument("--cases", choices=GROUPS, default="all")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="number of seeds of each case")
     parser.add_argument("--data-root", required=True, help="a torchvision folder with the data set")
     parser.add_argument("--processes", type=int, default=1, help="runs at the same time, of one thread each")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of finished runs")
