@@ -13,6 +13,7 @@ from torch import nn
 
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
+from tests.processes import forks
 from tests.processes.process import OPEN_WORKSPACES, Workspace
 
 TESTS = Path(__file__).parent
@@ -33,6 +34,13 @@ settings.load_profile("impetus")
 FIRST = ("docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak", "fl_ops", "compatibility",
          "browser")  # fmt: skip
 """Folders with long tests that wait for processes. They start first, and short tests fill the gaps."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the forkserver of a process that runs tests, before a test can start another one."""
+    controls_workers = bool(session.config.getoption("numprocesses", None))
+    if not controls_workers:
+        forks.start()
 
 
 @pytest.hookimpl(trylast=True)

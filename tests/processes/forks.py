@@ -15,7 +15,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -24,7 +26,19 @@ from fl_common.certificates.tls_version import set_oldest_tls
 # As a program does it, before grpc is imported: in the tests' own process, and in the forkserver.
 set_oldest_tls("1.3")
 
+ROOT = Path(__file__).parents[2]
 PRELOADED = ("fl_server.app", "fl_client.app", "fl_ops.commands.cli", "fl_ops.admin.client")
+
+
+def start() -> None:
+    """Start this process's forkserver, which imports the modules in the background.
+
+    It finds this module only from the repository's folder. If a test in another folder started it, grpc would be
+    imported before the oldest TLS version is set, and no program could be forked.
+    """
+    context()
+    with chdir(ROOT):
+        forkserver.ensure_running()
 
 
 def context() -> ForkServerContext:
