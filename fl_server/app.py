@@ -18,7 +18,7 @@ from fl_common.logs import RepeatFilter
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
-from fl_common.tracing import open_traces
+from fl_common.tracing.opening import open_traces
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig

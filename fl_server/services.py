@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from fl_common.tracing import UNTRACED, Traces
+from fl_common.tracing.traces import UNTRACED, Traces
 from fl_server.audit.record import Auditor
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig

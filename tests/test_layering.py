@@ -157,7 +157,6 @@ UNPICKLE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
-    "fl_common.tracing",
     "extensions.importing",
 }
 """Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""

@@ -32,7 +32,7 @@ from fl_client.training.own_loop import OnStep
 from fl_client.training.results import TrainingResult
 from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
-from fl_common.tracing import UNTRACED, Traces
+from fl_common.tracing.traces import UNTRACED, Traces
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2

@@ -16,7 +16,7 @@ from fl_client.connection.messages import InvalidMessage, parse
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import BrokenTransfer, Unreachable
 from fl_common.certificates.pem import Pem
-from fl_common.tracing import UNTRACED, Traces
+from fl_common.tracing.traces import UNTRACED, Traces
 from protos.chunks import ReadChunk, is_chunk, read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import enrollment_pb2, training_pb2

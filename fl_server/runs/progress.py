@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from fl_common.tracing import RoundSpan, Traces
+from fl_common.tracing.traces import RoundSpan, Traces
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.store.records import CommitRecord
 

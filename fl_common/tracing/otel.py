@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from fl_common.tracing import RoundSpan, Traces
+from fl_common.tracing.traces import RoundSpan, Traces
 
 CLOSE_S = 1.0
 """Time to send the remaining spans at the end: an unreachable collector must not delay the exit."""

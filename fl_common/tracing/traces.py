@@ -1,19 +1,13 @@
-"""Tracing interface of both programs. Tracing is off, and imports nothing, unless OpenTelemetry's variables enable it.
+"""The interface of tracing for both programs, and tracing that is off.
 
 An assignment carries the trace context of its round, and each call made for it carries that context in its metadata.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
-
-from fl_common.settings import SettingsError
-
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 class RoundSpan:
@@ -59,27 +53,3 @@ class Traces:
 
 
 UNTRACED = Traces()
-
-
-def open_traces(service: str, environment: Mapping[str, str] = os.environ) -> Traces:
-    """The traces of this process; UNTRACED unless an endpoint is configured.
-
-    Args:
-        service: name of the service; OTEL_SERVICE_NAME overrides it.
-        environment: OpenTelemetry's variables.
-
-    Raises:
-        SettingsError: traces are configured, and the packages for them are not installed.
-    """
-    wanted = any(environment.get(name) for name in _ENDPOINTS)
-    off = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
-    if not wanted or any(environment.get(name, "").lower() == value for name, value in off.items()):
-        return UNTRACED
-    try:
-        traces: Traces = import_module("fl_common.otel_tracing").OtelTraces(service)
-    except ImportError as error:
-        raise SettingsError(
-            f"{_ENDPOINTS[0]} asks for traces, and {error.name} is not installed: pip install 'impetus-fl[otel]', or "
-            "unset it"
-        ) from error
-    return traces
