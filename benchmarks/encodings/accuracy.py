@@ -33,7 +33,7 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "FedAvg": {"algorithm": {"name": "fedavg"}, "rate": 0.2},
     "FedCM, alpha 0.1": {"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.1}}, "rate": 0.4},
 }
-"""Rates are those that the search of docs/results.md chose or had within its range."""
+"""Rates are those that the search of docs/measurements/results.md chose or had within its range."""
 UPDATES = ("plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1")
 TASKS: Mapping[str, dict[str, Any]] = {
     "fashion-mnist": {"rounds": 40, "batch_size": 25, "alpha": 0.3, "clients": 10},

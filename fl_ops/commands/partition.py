@@ -53,7 +53,9 @@ def partition(
     task: Task,
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Path of the partition file.")],
-    method: Annotated[Method, typer.Option(help="Partition method; docs/tasks.md describes them.")] = "dirichlet",
+    method: Annotated[
+        Method, typer.Option(help="Partition method; docs/training/tasks.md describes them.")
+    ] = "dirichlet",
     alpha: Alpha = 0.3,
     prior_scaled: PriorScaled = False,
     rotate: Rotate = False,

@@ -88,8 +88,8 @@ def simulate(
     With close = "cohort" on a CPU, the models equal those of a networked run bit for bit.
 
     The defaults of \[simulation] are clients = 100, names = "client-{index:03d}", partition = { method = "iid" } and
-    validation_every = 0; docs/simulation.md explains them. Labels are ignored. With --replay, the exit code is 1 if a
-    model differs from the ledger's.
+    validation_every = 0; docs/simulation/simulation.md explains them. Labels are ignored. With --replay, the exit
+    code is 1 if a model differs from the ledger's.
     """
     # Imported here because torch takes seconds to load and most other commands do not need it.
     from fl_common.allocator import keep_freed_memory

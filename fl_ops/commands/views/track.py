@@ -32,7 +32,7 @@ def track(
 
     Nothing is written twice: the same command can be repeated after any end, also of an ended run.
     If the connection is lost, for example because the coordinator restarts, it waits and continues.
-    The exit code is 0 in every state of the run. docs/trackers.md lists the values.
+    The exit code is 0 in every state of the run. docs/operation/trackers.md lists the values.
     """
     from fl_ops.trackers.ledger import LedgerTracking
     from fl_ops.trackers.opening import Trackers
