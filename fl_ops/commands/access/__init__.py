@@ -1,4 +1,4 @@
-"""The command `fl web`: a web page of a coordinator, served here or by the coordinator itself.
+"""Commands about who may do what, and who did it: authority, certificates, tokens of devices, the audit log.
 
-What the page shows and who gets in is in `fl_web`; here are the command's options and the identity of its caller.
+They hold options and texts. Keys and signatures are in `fl_ops.certificates`, calls in `fl_ops.admin`.
 """

@@ -1,4 +1,5 @@
-"""Commands that show training in other ways than one answer: event files, pictures and the whole terminal.
+"""Commands about the runs, clients and models of a coordinator, and views of its training.
 
-They hold options and texts. The work is in `fl_ops.trackers` and `fl_ops.render`.
+They hold options and texts. The calls are in `fl_ops.admin`; what is shown and written is in `fl_ops.render`,
+`fl_ops.exports`, `fl_ops.trackers` and `fl_web`.
 """

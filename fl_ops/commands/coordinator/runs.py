@@ -13,14 +13,14 @@ from fl_common.command_help import Group, examples
 from fl_ops.admin import watching
 from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
+from fl_ops.commands.coordinator.plot import plot
 from fl_ops.commands.options import Context, admin_command, confirm
-from fl_ops.commands.views.plot import plot
 from fl_ops.errors import UsageError
 from fl_ops.render import output, tables
-from fl_ops.render.evaluations import evaluations_table
-from fl_ops.render.live_view import show_until_end
-from fl_ops.render.progress import KEPT_VALUES
-from fl_ops.render.target import TargetCost
+from fl_ops.render.live.view import show_until_end
+from fl_ops.render.runs.evaluations import evaluations_table
+from fl_ops.render.runs.progress import KEPT_VALUES
+from fl_ops.render.runs.target import TargetCost
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Create, watch and control training runs.")

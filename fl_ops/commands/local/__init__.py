@@ -1,4 +1,4 @@
-"""The command `fl methods`: the methods and reducers of this machine. It may load code, and asks no coordinator.
+"""Commands that compute on this machine and ask no coordinator of the operator's. They may load code of the user.
 
-The command and its table may enter.
+They hold options and texts. The work is in `fl_ops.simulate`, `fl_ops.compare` and `fl_ops.demo`.
 """

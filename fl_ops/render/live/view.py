@@ -12,8 +12,8 @@ from rich.live import Live
 from fl_common.units import plain
 from fl_ops.errors import Exit, Unreachable
 from fl_ops.render import output
-from fl_ops.render.live_table import LiveTable
-from fl_ops.render.progress import Lost, RunProgress, event_line, exit_code
+from fl_ops.render.live.table import LiveTable
+from fl_ops.render.runs.progress import Lost, RunProgress, event_line, exit_code
 from fl_ops.render.states import run_state
 from protos.fl.v1 import admin_pb2
 

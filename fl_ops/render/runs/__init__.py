@@ -1,4 +1,5 @@
-"""Pictures of a coordinator's runs, from messages of the Admin service.
+"""What is shown of runs: rounds, evaluations, health, schedules, costs of a target, waits, pictures.
 
-They need matplotlib, which is imported when a picture is drawn.
+It gets messages of the Admin service. Pictures need matplotlib, which is imported when one is drawn. The tables of
+several messages are in `fl_ops.render.tables`, which imports this package; live views do not belong here.
 """

@@ -9,8 +9,8 @@ from rich.text import Text
 from fl_common import units
 from fl_common.units import NOTHING
 from fl_ops.render.fitted import FittedTable
-from fl_ops.render.health import short, update_norms
-from fl_ops.render.progress import Row
+from fl_ops.render.runs.health import short, update_norms
+from fl_ops.render.runs.progress import Row
 from protos.fl.v1 import admin_pb2
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from fl_ops.commands.partition import Method as CommandMethod
+from fl_ops.commands.local.partition import Method as CommandMethod
 from tasks import load_partition
 from tasks.partitioning.spec import Method
 from tests.fl_ops.conftest import Fl

@@ -25,8 +25,8 @@ from fl_ops.simulate.settings import read_simulation
 from tasks import load_task
 from tests.processes.process import eventually
 
-ROOT = Path(__file__).parents[3]
-TASK_FOLDER = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
+TASK_FOLDER = Path(__file__).parents[2]
 WriteConfig = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("points_task")

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from fl_ops.commands.cli import app
 
-ROOT = Path(__file__).parents[3]
-TASK_FOLDER = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
+TASK_FOLDER = Path(__file__).parents[2]
 ROUNDS = 40
 
 pytestmark = pytest.mark.usefixtures("points_task")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fl_ops.render.live_table import LiveTable
-from fl_ops.render.live_view import show_until_end
-from fl_ops.render.progress import SHOWN_EVENTS, SHOWN_ROUNDS, RunProgress, event_line
+from fl_ops.render.live.table import LiveTable
+from fl_ops.render.live.view import show_until_end
+from fl_ops.render.runs.progress import SHOWN_EVENTS, SHOWN_ROUNDS, RunProgress, event_line
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 

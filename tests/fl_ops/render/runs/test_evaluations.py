@@ -6,8 +6,8 @@ import json
 
 from google.protobuf.json_format import ParseDict
 
-from fl_ops.render.progress import Row
-from fl_ops.render.rounds import rounds_table
+from fl_ops.render.runs.progress import Row
+from fl_ops.render.runs.rounds import rounds_table
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_ops.render.health import health_rows, lowest_loss, norms, on_clients
+from fl_ops.render.runs.health import health_rows, lowest_loss, norms, on_clients
 from fl_ops.render.tables import best_of
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
