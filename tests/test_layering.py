@@ -266,8 +266,8 @@ def test_imports_go_down_the_list_of_layers(package: str) -> None:
     members = [module for module in sources() if module.startswith(f"{package}.")]
     assert {layer(package, module) for module in members} == set(order)
     edges = [(module, used) for module in members for used in graph()[module] if used.startswith(f"{package}.")]
-    places = [(edge, *(order.index(layer(package, module)) for module in edge)) for edge in edges]
-    assert [edge for edge, importer, imported in places if imported < importer] == []
+    place = {module: order.index(layer(package, module)) for module in members}
+    assert [(module, used) for module, used in edges if place[used] < place[module]] == []
 
 
 def test_no_folder_has_many_modules() -> None:
