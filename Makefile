@@ -95,7 +95,7 @@ hashes: .venv/installed
 sbom: .venv/installed
 	$(BIN)/python -m k8s.supply_chain.sbom build/sbom.cdx.json
 
-# The short benchmarks of docs/benchmarks.md on two cores: prints JSON lines and tables.
+# The short benchmarks of docs/measurements/benchmarks.md on two cores: prints JSON lines and tables.
 bench: .venv/installed
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.sweep --only short --rounds 3 --results build/bench.json --table short

@@ -1,4 +1,4 @@
-"""Measurements of speed and memory, run by hand; docs/benchmarks.md has the results.
+"""Measurements of speed and memory, run by hand; docs/measurements/benchmarks.md has the results.
 
 Each measurement is a command: `python -m benchmarks.NAME`. A benchmark may import every package. No package imports a
 benchmark.

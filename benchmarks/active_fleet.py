@@ -83,7 +83,7 @@ def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any]) -> Iterator[dict[str, object]]:
-    """The columns of docs/benchmarks.md."""
+    """The columns of docs/measurements/benchmarks.md."""
     for each in found["cases"]:
         lag = each["loop_lag_ms"]
         yield {

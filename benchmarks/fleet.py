@@ -79,7 +79,7 @@ def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
 
 
 def row(found: dict[str, Any]) -> dict[str, object]:
-    """The columns of docs/benchmarks.md."""
+    """The columns of docs/measurements/benchmarks.md."""
     return {
         "clients": f"{found['clients']:,}",
         "wire": "mTLS" if found["tls"] else "plain text",

@@ -99,7 +99,7 @@ class Watch:
 
 
 def row(found: dict[str, Any]) -> dict[str, object]:
-    """The columns of docs/benchmarks.md."""
+    """The columns of docs/measurements/benchmarks.md."""
     lag, calls = found["loop_lag_ms"], found["calls_meanwhile_ms"]
     return {
         "clients": found["clients"],

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in order of value, for half an hour on a borrowed one. docs/benchmarks.md explains it.
+# Everything that only a GPU can show, in order of value, for half an hour on a borrowed one.
+# docs/measurements/benchmarks.md explains it.
 #
 #   benchmarks/on_gpu.sh                                     # again after an interruption: finished steps are not repeated
 #   DEVICE=cpu ROUNDS=3 PAIRS=1 LOCKSTEP=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
@@ -88,7 +89,7 @@ step simulation-workers 180 "${simulation[@]}" --only workers --rounds "$FEW" # 
 
 # The time that is left goes to the papers' tables, in equal shares of what is left at each.
 if [ "$IMPETUS_DATA" != random ]; then
-    tables=(docs/papers/*.toml)
+    tables=(docs/measurements/papers/*.toml)
     for index in "${!tables[@]}"; do
         [ -e "${tables[$index]}" ] || continue
         name=$(basename "${tables[$index]}" .toml)

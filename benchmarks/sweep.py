@@ -1,9 +1,9 @@
 """Round time and server memory for several numbers of clients and model sizes, with a plot.
 
-    python -m benchmarks.sweep --only clients    # measures; adds to docs/benchmarks/round_overhead.json
+    python -m benchmarks.sweep --only clients    # measures; adds to docs/measurements/benchmarks/round_overhead.json
     python -m benchmarks.sweep --only sizes
     python -m benchmarks.sweep --plot            # draws docs/images/round-overhead.svg from that file
-    python -m benchmarks.sweep --table clients   # prints the Markdown rows of docs/benchmarks.md from that file
+    python -m benchmarks.sweep --table clients   # prints the rows of docs/measurements/benchmarks.md from that file
 
 Each case runs `benchmarks.round_overhead` in its own process, with its lower bounds. A new result replaces the earlier
 one of the same case.
@@ -22,8 +22,8 @@ from benchmarks.sweep_results import SERIES, Case, Result, keep, of_series, read
 from benchmarks.table import markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS / "benchmarks" / "round_overhead.json"
-PLOT = DOCS / "images" / "round-overhead.svg"
+RESULTS = DOCS / "measurements/benchmarks/round_overhead.json"
+PLOT = DOCS / "images/round-overhead.svg"
 SMALL = 10_000_000
 """With fewer parameters, the models are only a small part of a round's memory."""
 
@@ -58,7 +58,7 @@ def measure(case: Case, rounds: int) -> Result:
 
 
 def row(result: Result) -> dict[str, object]:
-    """The columns of docs/benchmarks.md for a result."""
+    """The columns of docs/measurements/benchmarks.md for a result."""
     method = {"fedavg": "FedAvg", "fedcm": "FedCM"}[result["algorithm"]] + (", mTLS" if result["tls"] else "")
     return {
         "clients": result["clients"],

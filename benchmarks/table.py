@@ -1,4 +1,4 @@
-"""Markdown tables: the benchmarks print the rows of docs/benchmarks.md themselves."""
+"""Markdown tables: the benchmarks print the rows of docs/measurements/benchmarks.md themselves."""
 
 from __future__ import annotations
 

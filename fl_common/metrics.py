@@ -1,8 +1,8 @@
 """Declaring and serving Prometheus metrics, for both programs.
 
-Each metric is declared once, with its meaning and the values of its labels. docs/metrics.md is generated from these
-declarations. Names follow Prometheus' conventions: base units, `_total` for counters, no client id as a label. Metrics
-whose label values are known start at 0, so that a rate includes the first event.
+Each metric is declared once, with its meaning and the values of its labels. docs/operation/metrics.md is generated from
+these declarations. Names follow Prometheus' conventions: base units, `_total` for counters, no client id as a label.
+Metrics whose label values are known start at 0, so that a rate includes the first event.
 """
 
 from __future__ import annotations

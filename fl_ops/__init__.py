@@ -1,7 +1,7 @@
 """The operator's command `fl`: runs, clients, models, certificates, simulation and comparison; and a reading API.
 
-For a notebook: `import fl_ops as impetus`, then `impetus.connect(...)`; docs/notebook.md has the rest. The names below
-are loaded when they are first used, so that the import costs nothing.
+For a notebook: `import fl_ops as impetus`, then `impetus.connect(...)`; docs/operation/notebook.md has the rest. The
+names below are loaded when they are first used, so that the import costs nothing.
 
 It may import every other package; no other package imports it. Inside, imports go from `commands` down to `demo` and
 `compare`, then `simulate`, then `render`, `admin` and `certificates`, then `files`, `environment` and `errors`.

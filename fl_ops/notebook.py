@@ -162,9 +162,9 @@ class Run:
     def rounds(self, newest: int | None = None) -> list[Round]:
         """The committed rounds, one flat dictionary each, in order. newest: only so many; None: all.
 
-        Each has "round" (from 0), "committed" (a datetime in UTC), "model_digest" and the values of docs/trackers.md
-        under names for columns: evaluation/accuracy is "accuracy", norms/cosine is "norms_cosine". A value that a round
-        does not have is left out; pandas fills it with NaN.
+        Each has "round" (from 0), "committed" (a datetime in UTC), "model_digest" and the values of
+        docs/operation/trackers.md under names for columns: evaluation/accuracy is "accuracy", norms/cosine is
+        "norms_cosine". A value that a round does not have is left out; pandas fills it with NaN.
         """
         return [_flat(summary) for summary in self._client.get_run(self.id, newest).rounds]
 

@@ -40,7 +40,7 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "MFL": {"algorithm": {"name": "mfl", "parameters": {"gamma": 0.9}}, "rate": 0.05},
     "SCAFFOLD II": {"algorithm": {"name": "scaffold", "parameters": {"option": "II"}}, "rate": 0.05},
 }
-"""Rates are those that the search of docs/results.md chose or had within its range."""
+"""Rates are those that the search of docs/measurements/results.md chose or had within its range."""
 MEASURED = ("FedAvg", "FedCM, alpha 0.1")
 """The methods whose runs are measured with every encoding."""
 UPDATES = ("plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1")

@@ -158,7 +158,7 @@ def _events(daemon: Child) -> list[dict[str, Any]]:
 
 
 def rows(found: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
-    """The rows of docs/benchmarks.md."""
+    """The rows of docs/measurements/benchmarks.md."""
     return [
         {
             "link": each["link"],

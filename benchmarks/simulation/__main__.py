@@ -5,8 +5,8 @@
 
 All contenders train the same model on the same clients, with one torch thread in each process that trains. They run one
 after the other, and every second repetition in reverse order, so that slow changes of the machine's load affect all.
-Prints a JSON line for each run, and the rows of the table in docs/benchmarks.md: medians. The libraries are installed
-into virtual environments in build/, which needs a package index.
+Prints a JSON line for each run, and the rows of the table in docs/measurements/benchmarks.md: medians. The libraries
+are installed into virtual environments in build/, which needs a package index.
 """
 
 from __future__ import annotations

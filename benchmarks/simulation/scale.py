@@ -3,7 +3,7 @@
     python -m benchmarks.simulation.scale --data ../shared/data --clients 100 1000 10000
 
 Fashion-MNIST, the small CNN, batches of 10, 100 clients a round. Each case is a process of its own, so that the peak is
-its own. Prints a JSON line for each case, and with --table the rows of docs/benchmarks.md.
+its own. Prints a JSON line for each case, and with --table the rows of docs/measurements/benchmarks.md.
 """
 
 from __future__ import annotations

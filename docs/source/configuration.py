@@ -27,7 +27,7 @@ from tasks.built_in.vision import Vision
 from tasks.naming import BUILT_IN
 from tasks.partitioning.spec import PartitionSpec
 
-PAGE = ROOT / "docs" / "configuration.md"
+PAGE = ROOT / "docs/configuration.md"
 
 
 def page() -> str:

@@ -74,7 +74,10 @@ OPTIONS = {
 PARTITION = {
     "method": (
         ", ".join(f'"{name}"' for name in HOW_TO_DEAL),
-        "Method of the partition; [partitions](tasks.md#partitions) describes each, with the keys below that it reads.",
+        (
+            "Method of the partition; [partitions](training/tasks.md#partitions) describes each, "
+            "with the keys below that it reads."
+        ),
     ),
     "clients": ("whole number, 1 or more", "Number of clients."),
     "seed": ("whole number, 0 or more", "The same seed gives the same partition."),
@@ -142,12 +145,12 @@ The state directory belongs to one device.
 Identity and shard are written there on the first start and never change."""
 
 SHARD_INTRO = """At most one of `partition`, `file`, `indices`, `folder` and `query`; without any of them, all data.
-[Data](data.md#which-examples-a-device-has) describes them.
+[Data](training/data.md#which-examples-a-device-has) describes them.
 Each device computes the partition from a seed, by these keys:"""
 
 POLICY_INTRO = """## The site's policy: policy.toml
 
-The file that `policy` of client.toml names. [policy.md](policy.md) explains it.
+The file that `policy` of client.toml names. [policy.md](devices/policy.md) explains it.
 A key that is absent allows everything; an empty list allows nothing. `-` means no limit."""
 
 RUN_INTRO = """## A run: the file of `fl run create`

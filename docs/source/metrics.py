@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the registries of coordinator and daemon: `python -m docs.source.metrics`.
+"""Writes docs/operation/metrics.md from the registries of coordinator and daemon: `python -m docs.source.metrics`.
 
 Names, types, labels with their values and meanings come from the declarations of the metrics. This module adds only the
 values that need attention, and the alert for them.
@@ -16,7 +16,7 @@ from fl_client.monitoring.metrics import Metrics as ClientMetrics
 from fl_common.metrics import Declaration
 from fl_server.metrics import Metrics as ServerMetrics
 
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE = ROOT / "docs/operation/metrics.md"
 
 UNITS = {"time_seconds": "s, Unix time", "timestamp_seconds": "s, Unix time", "seconds": "s", "bytes": "bytes"}
 """The unit by the ending of a name, the longest first."""
@@ -56,7 +56,8 @@ WORRY = {
     "fl_uploads_resumed_total": "It grows fast: unreliable links.",
     "fl_uploads_in_flight_bytes": "It only grows: uploads stall.",
     "fl_transfer_calls": "`downloads` is high and `fl_transfer_bytes_total` does not grow: clients that read nothing.",
-    "fl_transfer_limits_total": "It grows: see `client_limited` in the log and the [limits](reliability.md#limits).",
+    "fl_transfer_limits_total": "It grows: see `client_limited` in the log and the "
+    "[limits](../measurements/reliability.md#limits).",
     # The process.
     "fl_rpc_seconds": "Codes `INTERNAL` or `UNKNOWN`: a fault; see the log. `UNAVAILABLE`: busy, or a full"
     " disk. `CANCELLED`: the caller hung up or its deadline passed, as at the end of every `Attend`.",
@@ -84,7 +85,7 @@ WORRY = {
     "fl_client_attached": "0 for long: the coordinator or the link is down; run `fl-client doctor`.",
     "fl_client_connection_attempts_total": "`failed` grows: as for `fl_client_attached`.",
     "fl_client_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
-    "fl_client_may_train": "0 for longer than intended: check its [gates](gates.md).",
+    "fl_client_may_train": "0 for longer than intended: check its [gates](../devices/gates.md).",
     "fl_client_device_memory_bytes": "`reserved` near the card's memory: a smaller batch.",
     "fl_client_state_dir_available_bytes": "Too little for a model and an update.",
 }

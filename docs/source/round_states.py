@@ -1,4 +1,4 @@
-"""Writes docs/round-states.md from the round state machine: `python -m docs.source.round_states`.
+"""Writes docs/development/round-states.md from the round state machine: `python -m docs.source.round_states`.
 
 RULES has the events that each phase accepts. Where they lead is found by applying each event in every state that a few
 small runs can reach, so the page shows what the machine does.
@@ -14,7 +14,7 @@ from fl_server.rounds import events as e
 from fl_server.rounds.machine import RULES, advance
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 
-PAGE = Path(__file__).parents[1] / "round-states.md"
+PAGE = Path(__file__).parents[1] / "development/round-states.md"
 Edge = tuple[Phase, str, Phase]
 
 _RUNS = (

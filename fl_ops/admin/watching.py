@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from fl_ops.errors import Unreachable
-from fl_ops.render.progress import Lost, exit_code
+from fl_ops.render.runs.progress import Lost, exit_code
 from protos.fl.v1 import admin_pb2
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0

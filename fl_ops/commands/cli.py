@@ -9,18 +9,19 @@ import typer
 
 from fl_common.command_help import Group, examples
 from fl_common.program import version_text
-from fl_ops.commands import audit, certificates, clients, enrollment, runs
-from fl_ops.commands.compare import compare
-from fl_ops.commands.demo import demo
-from fl_ops.commands.export import export
-from fl_ops.commands.methods.command import methods
+from fl_ops.commands.access import audit, ca, enrollment
+from fl_ops.commands.access.whoami import whoami
+from fl_ops.commands.coordinator import clients, runs
+from fl_ops.commands.coordinator.export import export
+from fl_ops.commands.coordinator.top import top
+from fl_ops.commands.coordinator.track import track
+from fl_ops.commands.coordinator.web import web
+from fl_ops.commands.local.compare import compare
+from fl_ops.commands.local.demo import demo
+from fl_ops.commands.local.methods import methods
+from fl_ops.commands.local.partition import partition
+from fl_ops.commands.local.simulate import simulate
 from fl_ops.commands.options import Context, command
-from fl_ops.commands.partition import partition
-from fl_ops.commands.simulate import simulate
-from fl_ops.commands.views.top import top
-from fl_ops.commands.views.track import track
-from fl_ops.commands.web.command import web
-from fl_ops.commands.whoami import whoami
 from fl_ops.environment import package_version
 from fl_ops.render import output
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -45,7 +46,7 @@ app.add_typer(runs.app, name="run")
 app.add_typer(clients.app, name="clients")
 app.add_typer(enrollment.app, name="enroll")
 app.add_typer(enrollment.certificates_app, name="certificates")
-app.add_typer(certificates.app, name="ca")
+app.add_typer(ca.app, name="ca")
 app.add_typer(audit.app, name="audit")
 app.command(**examples("fl compare table.toml --processes 4", "fl compare table.toml --no-run"))(compare)
 app.command(**examples("fl demo", "fl demo --rounds 10 --algorithm fedavg --algorithm scaffold"))(demo)

@@ -10,14 +10,14 @@ from rich.text import Text
 
 from fl_common import units
 from fl_common.units import NOTHING
-from fl_ops.render import waits
 from fl_ops.render.fitted import FittedTable
-from fl_ops.render.health import health_rows, lowest_loss
-from fl_ops.render.progress import Row
-from fl_ops.render.rounds import local_epochs_table, round_details_table, rounds_table
-from fl_ops.render.schedules import schedules_text
+from fl_ops.render.runs import waits
+from fl_ops.render.runs.health import health_rows, lowest_loss
+from fl_ops.render.runs.progress import Row
+from fl_ops.render.runs.rounds import local_epochs_table, round_details_table, rounds_table
+from fl_ops.render.runs.schedules import schedules_text
+from fl_ops.render.runs.target import TargetCost
 from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
-from fl_ops.render.target import TargetCost
 from protos.fl.v1 import admin_pb2
 
 _STATE_STYLES = {

@@ -16,7 +16,7 @@ from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, Unreachable
 from fl_ops.exports.download import receive
 from fl_ops.files import Target
-from fl_ops.render.progress import Lost, exit_code
+from fl_ops.render.runs.progress import Lost, exit_code
 from fl_ops.render.states import run_state
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers

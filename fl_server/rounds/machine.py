@@ -13,7 +13,7 @@ what happened comes back as events.
 
 A round closes at its goal; or when no outstanding client can deliver and there is a quorum; or at the deadline with a
 quorum. Below the quorum the next attempt keeps the admitted updates (x_t is unchanged, so they are still exact), lets
-outstanding clients continue, and draws only replacements. docs/round-states.md shows all transitions.
+outstanding clients continue, and draws only replacements. docs/development/round-states.md shows all transitions.
 """
 
 from __future__ import annotations

@@ -58,7 +58,11 @@ def _alive() -> list[stat.Panel]:
             states,
         ),
         number(
-            What("Alerts firing", "none", "Alerts of the rules for this dashboard; docs/runbook.md has the actions."),
+            What(
+                "Alerts firing",
+                "none",
+                "Alerts of the rules for this dashboard; docs/operation/runbook.md has the actions.",
+            ),
             'count(ALERTS{alertname=~"Fl.+",alertstate="firing"}) or vector(0)',
             {LOWEST: "green", 1: "red"},
         ),

@@ -1,8 +1,8 @@
 """The networks of the built-in tasks and of the papers, in plain torch, with one module for each family.
 
-Parameter counts include biases; docs/tasks.md lists all networks. Unless stated otherwise, convolutions have no padding
-and initial values are torch's defaults. The networks use group norms instead of batch norms, because batch statistics
-mean little when each client has its own classes. Data and losses do not belong here.
+Parameter counts include biases; docs/training/tasks.md lists all networks. Unless stated otherwise, convolutions have
+no padding and initial values are torch's defaults. The networks use group norms instead of batch norms, because batch
+statistics mean little when each client has its own classes. Data and losses do not belong here.
 """
 
 from tasks.models.cifar import lenet, tutorial_cnn

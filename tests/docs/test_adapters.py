@@ -1,4 +1,4 @@
-"""docs/adapters.md is executed with real processes, in the page's order, in an empty folder."""
+"""docs/training/adapters.md is executed with real processes, in the page's order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.pages import follow_page, read_page
 
-PAGE = read_page("docs/adapters.md")
+PAGE = read_page("docs/training/adapters.md")
 
 
 @pytest.mark.timeout(600)  # three programs and a run, on a machine that may be busy with others

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fl_common.audit.chains import a_chain
 
-PAGE = (Path(__file__).parents[2] / "docs/audit.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/security/audit.md").read_text()
 
 
 def verify(folder: Path, export: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""docs/cluster.md: its Slurm script and its Job's command run with two nodes on loopback; the manifest is valid."""
+"""docs/simulation/cluster.md: its Slurm script and its Job's command run on two loopback nodes; the Job is valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.k8s.reference_checks import volumes_are_there
 from tests.k8s.schemas.validation import NEWEST, OLDEST, refusal
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "cluster.md").read_text()
+PAGE = (ROOT / "docs/simulation/cluster.md").read_text()
 PORT = "29500"
 
 FILE = """

@@ -14,6 +14,7 @@ from click import ClickException
 from fl_client.setup.commands import app as setup_app
 from fl_ops.commands.cli import app
 from tests.docs.pages import (
+    DOCS,
     ROOT,
     check_fl_client_command,
     check_fl_command,
@@ -25,7 +26,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "k8s/README.md",
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *DOCS,
 ]
 SOURCES = [
     path

@@ -1,4 +1,4 @@
-"""docs/edge.md is executed on a booted system, with certificates, as a service."""
+"""docs/devices/edge.md is executed on a booted system, with certificates, as a service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fl_client.setup.conftest import Site
 from tests.processes.federation import Coordinator
 from tests.processes.process import Workspace, eventually
 
-PAGE = read_page("docs/edge.md")
+PAGE = read_page("docs/devices/edge.md")
 LOOKS = re.compile(r"systemctl (is-active|show)|sudo journalctl")
 """Commands that are repeated until they show what the page shows."""
 

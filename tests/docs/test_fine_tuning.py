@@ -1,4 +1,4 @@
-"""docs/fine-tuning.md: its tasks are run with small random models; no weights are fetched."""
+"""docs/training/fine-tuning.md: its tasks are run with small random models; no weights are fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.processes.process import ROOT
 
 WITHIN_S = 500.0
 """Enough for a busy machine, and no claim about speed."""
-PAGE = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/training/fine-tuning.md").read_text(encoding="utf-8")
 TASK, STORIES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RUN, DEVICE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 IMPORTED = "from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling\n"

@@ -1,4 +1,4 @@
-"""docs/metrics.md is the output of its script, and the registries keep Prometheus' conventions."""
+"""docs/operation/metrics.md is the output of its script, and the registries keep Prometheus' conventions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_alerts_of_the_page_are_in_the_runbook() -> None:
     """Every link leads to a heading."""
-    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    runbook = (ROOT / "docs/operation/runbook.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## (\w+)$", runbook, re.MULTILINE))
     named = set(re.findall(r"\[(Fl\w+)\]", metrics.page()))
     assert named

@@ -1,4 +1,4 @@
-"""docs/notebook.md: its code runs against a coordinator with two daemons, and prints what the page shows."""
+"""docs/operation/notebook.md: its code runs against a coordinator with two daemons, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.docs.pages import ROOT
 from tests.processes.federation import Coordinator, Daemon
 from tests.processes.process import Workspace
 
-PAGE = (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/operation/notebook.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 NUMBER = re.compile(r"(?<![\w-])-?\d+\.\d+")
 RUN: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_the_code_prints_what_the_page_shows(server: Coordinator) -> None:
         printed = io.StringIO()
         here = code.replace("127.0.0.1:7071", str(server.settings["admin_listen"]))
         with contextlib.redirect_stdout(printed):
-            exec(compile(here, "docs/notebook.md", "exec"), names)  # noqa: S102 - the repository's own page
+            exec(compile(here, "docs/operation/notebook.md", "exec"), names)  # noqa: S102 - the repository's own page
         assert words(printed.getvalue()) == words(shown)
         assert numbers(printed.getvalue()) == pytest.approx(numbers(shown), abs=0.1)
     lines = BLOCKS[0][0].strip().splitlines()

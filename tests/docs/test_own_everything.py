@@ -1,4 +1,4 @@
-"""docs/bring-your-own-model.md, from the smallest case to everything of one's own: each step is run."""
+"""docs/start/bring-your-own-model.md, from the smallest case to everything of one's own: each step is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-own-model.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
 WINE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Wine" in block)
 MODULES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 RUNS = {name: tomllib.loads(text) for name, text in re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", PAGE, re.DOTALL)}

@@ -1,4 +1,4 @@
-"""docs/own-loop.md and docs/personal.md: their files are executed, and their tables list every method."""
+"""docs/training/own-loop.md and docs/training/personal.md: their files run, and their tables list every method."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 
-DOCS = Path(__file__).parents[2] / "docs"
-OWN_LOOP, PERSONAL = ((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in ("own-loop", "personal"))
+FOLDER = Path(__file__).parents[2] / "docs/training"
+OWN_LOOP, PERSONAL = ((FOLDER / f"{page}.md").read_text(encoding="utf-8") for page in ("own-loop", "personal"))
 
 
 @pytest.fixture

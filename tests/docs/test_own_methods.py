@@ -1,4 +1,4 @@
-"""docs/own-methods.md: its method, its reducer, its settings and its tests are used as a reader would."""
+"""docs/training/own-methods.md: its method, its reducer, its settings and its tests are used as a reader would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.processes.forks import Forked, Program
 from tests.processes.process import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "own-methods.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/training/own-methods.md").read_text(encoding="utf-8")
 METHOD, REDUCER, PLUGIN, LAWS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SERVER, CLIENT, RUN, PACKAGE = (tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
 

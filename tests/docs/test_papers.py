@@ -1,4 +1,4 @@
-"""docs/papers.md and its files: the settings are those of the papers, and every name is a real one."""
+"""docs/measurements/papers.md and its files: the settings are those of the papers, and every name is a real one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_ops.compare.table import Table, read_table
 from tasks import load_task
 
 DOCS = Path(__file__).parents[2] / "docs"
-FILES = {path.stem: path for path in (DOCS / "papers").glob("*.toml")}
+FILES = {path.stem: path for path in (DOCS / "measurements/papers").glob("*.toml")}
 FULL = {
     "fedcm-cifar-10-100-clients": (100, 0.1, 50, 4000),
     "fedcm-cifar-10-500-clients": (500, 0.02, 50, 4000),
@@ -45,14 +45,14 @@ def names(table: Table) -> set[str]:
 def test_the_page_has_every_file() -> None:
     """There are four files of papers, the reduced one and no other."""
     assert FILES.keys() == {*FULL, "reduced-cifar-10"}
-    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
     assert all(f"(papers/{name}.toml)" in page for name in FILES)
 
 
 @pytest.mark.parametrize("name", sorted([*FILES, "fashion-mnist"]))
 def test_a_file_names_real_methods_and_a_real_task_and_model(name: str) -> None:
     """It is read as by `fl compare`; the task is made with its options, which does not read its data."""
-    table = read_table(FILES.get(name, DOCS / "results" / f"{name}.toml"))
+    table = read_table(FILES.get(name, DOCS / "measurements/results" / f"{name}.toml"))
     assert names(table) <= METHODS.keys()
     assert names(table) == COMPARED or name == "fashion-mnist"
     task = load_task(table.run.task.name, table.run.task.options)
@@ -90,7 +90,7 @@ def test_published_numbers_are_those_of_the_tables(name: str, label: str, split:
 @pytest.mark.parametrize("name", FULL)
 def test_the_page_has_the_table_of_the_file(name: str) -> None:
     """A file that changed without its page shows here: until runs fill the page, it has the table without runs."""
-    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
     table = read_table(FILES[name])
     begin, end = (f"<!-- fl compare {name}: {word} -->" for word in ("begin", "end"))
     shown = page.split(begin)[1].split(end)[0]

@@ -1,4 +1,4 @@
-"""docs/python.md: its code runs, block after block, and prints what the page shows."""
+"""docs/simulation/python.md: its code runs, block after block, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import algorithms
 from tests.docs.pages import ROOT
 
-PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/simulation/python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -22,7 +22,7 @@ def test_the_code_prints_what_the_page_shows() -> None:
     for code, shown in BLOCKS:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, "docs/python.md", "exec"), names)  # noqa: S102 - the repository's own page
+            exec(compile(code, "docs/simulation/python.md", "exec"), names)  # noqa: S102 - the repository's own page
         assert printed.getvalue() == shown
 
 

@@ -1,4 +1,4 @@
-"""docs/quickstart.md is executed with real processes, in the page's order, in an empty folder."""
+"""docs/start/quickstart.md is executed with real processes, in the page's order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import Command, File, follow_page, missing, read_page, steps
 
-PAGE = read_page("docs/quickstart.md")
+PAGE = read_page("docs/start/quickstart.md")
 
 
 @pytest.mark.timeout(600)  # some sixty commands, on a machine that may be busy with others

@@ -1,4 +1,4 @@
-"""README.md: its commands run, files that it names exist, and no page has a dead link."""
+"""README.md and the index of pages: commands run, named files exist, every page is listed, and no link is dead."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.docs.pages import ROOT, Command, follow, on_free_ports, read_page, steps
+from tests.docs.pages import DOCS, ROOT, Command, follow, on_free_ports, read_page, steps
 
 README = read_page("README.md")
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+INDEX = read_page("docs/README.md")
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "k8s/README.md", "k8s/images/README.md", *DOCS]
 
 
 @pytest.mark.timeout(300)
@@ -45,6 +46,20 @@ def test_every_dependency_has_its_reason() -> None:
     table = README[README.index("| package | reason |") : README.index("`constraints.txt`")]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
     assert {Requirement(text).name for text in wanted} == {name for row in rows for name in row.split(", ")}
+
+
+def test_the_index_has_every_page_once() -> None:
+    """docs/README.md has one row for each page, under the heading of its folder. configuration.md is above them."""
+    introduction, *sections = INDEX.split("\n## ")
+    assert "](configuration.md)" in introduction
+    rows = [
+        (section.partition("\n")[0].lower(), link)
+        for section in sections
+        for link in re.findall(r"^\| \[[^]]+\]\((\w[^)]+)\) \| ", section, re.MULTILINE)
+    ]
+    listed = [f"docs/{link}" for _, link in rows]
+    assert sorted([*listed, "docs/README.md", "docs/configuration.md"]) == DOCS
+    assert [(heading, link) for heading, link in rows if not link.startswith(f"{heading}/")] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

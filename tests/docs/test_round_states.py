@@ -1,4 +1,4 @@
-"""docs/round-states.md is up to date with the round state machine."""
+"""docs/development/round-states.md is up to date with the round state machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def script() -> dict[str, Any]:
 
 def test_the_page_is_up_to_date(script: dict[str, Any]) -> None:
     """Run `python -m docs.source.round_states` after a change of the rules, and read what it changed."""
-    assert (DOCS / "round-states.md").read_text(encoding="utf-8") == script["page"]()
+    assert (DOCS / "development/round-states.md").read_text(encoding="utf-8") == script["page"]()
 
 
 def test_the_page_leaves_no_rule_out(script: dict[str, Any]) -> None:

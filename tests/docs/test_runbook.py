@@ -1,4 +1,4 @@
-"""docs/runbook.md: its commands and metrics exist."""
+"""docs/operation/runbook.md: its commands and metrics exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.docs.pages import check_fl_command, read_page
 from tests.monitoring.alert_files import RULES, alerts
 from tests.monitoring.programs import needed
 
-PAGE = read_page("docs/runbook.md")
+PAGE = read_page("docs/operation/runbook.md")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 TYPED = [line for kind, body in BLOCKS if kind == "sh" for line in body.splitlines()]
 INLINE = re.findall(r"`((?:fl|kubectl) [^`]+)`", PAGE)
@@ -61,7 +61,8 @@ def test_the_lines_for_an_overlay_make_every_link_whole(tmp_path: Path) -> None:
     (found,) = yaml.safe_load_all(built.stdout)
     rules = [rule for group in found["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
     links = [rule["annotations"]["runbook_url"] for rule in rules]
-    assert links == [f"https://example.org/impetus/docs/runbook.md#{rule['alert'].lower()}" for rule in alerts()]
+    page = "https://example.org/impetus/docs/operation/runbook.md"
+    assert links == [f"{page}#{rule['alert'].lower()}" for rule in alerts()]
 
 
 def test_every_command_is_a_known_program() -> None:

@@ -124,7 +124,7 @@ def test_interrupt(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fl_ops.commands.runs.show_until_end", interrupted)
+    monkeypatch.setattr("fl_ops.commands.coordinator.runs.show_until_end", interrupted)
     result = fl("run", "watch", "digits-1")
     assert result.exit_code == Exit.INTERRUPTED
     assert "Traceback" not in result.output

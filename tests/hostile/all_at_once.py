@@ -63,7 +63,7 @@ class Result:
     """Failed attack programs with the end of their output; they prove nothing."""
 
     def as_json(self) -> dict[str, Any]:
-        """The result as printed and as in docs/benchmarks.md."""
+        """The result as printed and as in docs/measurements/benchmarks.md."""
         ratios = {
             "memory_ratio": round(self.attacked.peak_mib / self.usual.peak_mib, 2),
             "time_ratio": round(self.attacked.run_s / self.usual.run_s, 2),

@@ -12,7 +12,7 @@ from tests.monitoring import alert_files
 from tests.monitoring.alert_files import ROOT, alerts, cases, expectations, groups, names, promtool, run_cases
 from tests.monitoring.programs import needed
 
-RUNBOOK = "docs/runbook.md"
+RUNBOOK = "docs/operation/runbook.md"
 
 
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:

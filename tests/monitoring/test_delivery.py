@@ -66,7 +66,7 @@ def test_an_alert_about_a_dead_coordinator_is_delivered_and_resolved(server: Coo
         alert = manager.delivered("FlCoordinatorDown", since=killed)
         assert alert["labels"] == {"alertname": "FlCoordinatorDown", "severity": "critical"}
         assert alert["annotations"]["summary"] == "The coordinator is down"
-        assert alert["annotations"]["runbook_url"].endswith("docs/runbook.md#flcoordinatordown")
+        assert alert["annotations"]["runbook_url"].endswith("docs/operation/runbook.md#flcoordinatordown")
         server.serve()
         manager.delivered("FlCoordinatorDown", "resolved", since=killed)
         assert firing(seen) == []

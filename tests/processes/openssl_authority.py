@@ -1,4 +1,4 @@
-"""An authority of another program: OpenSSL's command line, as docs/certificates.md shows it."""
+"""An authority of another program: OpenSSL's command line, as docs/security/certificates.md shows it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def mlflow_values(uri: str, name: str) -> Values:
 
 
 def shown_values(text: str) -> Values:
-    """The numbers that `fl run show RUN --json` prints, under the names of docs/trackers.md."""
+    """The numbers that `fl run show RUN --json` prints, under the names of docs/operation/trackers.md."""
     return {
         (name, each["round"]): float(value)
         for each in json.loads(text)["rounds"]

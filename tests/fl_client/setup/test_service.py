@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, server: Coordinator) -> Iterator[Booted]:
-    """A system with the unit and settings as in docs/edge.md; the unit is not started."""
+    """A system with the unit and settings as in docs/devices/edge.md; the unit is not started."""
     files = tmp_path_factory.mktemp("files")
     assert main(["unit", "--program", f"{HOME}/bin/fl-client", "--install", "--root", str(files)]) == 0
     (files / "etc/systemd/system/fl-client.service.d").mkdir()
@@ -117,7 +117,7 @@ def test_unusable_settings_are_not_retried(service: Booted) -> None:
 
 
 def test_the_doctor_as_the_services_user_finds_no_fault(service: Booted) -> None:
-    """`sudo -u impetus fl-client doctor`, as in docs/edge.md, while the daemon runs."""
+    """`sudo -u impetus fl-client doctor`, as in docs/devices/edge.md, while the daemon runs."""
     user = ["setpriv", "--reuid=impetus", "--regid=impetus", "--init-groups", "env", "--chdir=/var/lib/impetus"]
     looked = service.run(*user, f"{HOME}/bin/fl-client", "doctor")
     assert looked.returncode == 0, looked.stdout + looked.stderr

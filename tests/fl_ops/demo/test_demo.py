@@ -102,7 +102,7 @@ def test_a_daemon_that_dies_ends_the_demo_with_an_error(demo: StartDemo, tmp_pat
 @pytest.mark.slow
 def test_a_task_in_the_current_folder_is_trained(demo: StartDemo, tmp_path: Path) -> None:
     """The example of the documentation, at most 30 lines, is trained unchanged. The page states "not tuned"."""
-    page = (ROOT / "docs" / "bring-your-own-model.md").read_text()
+    page = (ROOT / "docs/start/bring-your-own-model.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     (tmp_path / "my_task.py").write_text(code)
     (tmp_path / "tasks.py").write_text("raise RuntimeError('not the package that was meant')")

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from fl_ops.commands.partition import _table as partition_table
+from fl_ops.commands.local.partition import _table as partition_table
 from fl_ops.render import tables
-from fl_ops.render.evaluations import evaluations_table
-from fl_ops.render.live_table import LiveTable
-from fl_ops.render.progress import RunProgress
+from fl_ops.render.live.table import LiveTable
+from fl_ops.render.runs.evaluations import evaluations_table
+from fl_ops.render.runs.progress import RunProgress
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 

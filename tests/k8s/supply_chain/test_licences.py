@@ -30,5 +30,5 @@ def test_the_licence_is_compatible(name: str) -> None:
 
 
 def test_the_page_is_current() -> None:
-    """docs/licences.md is what the packages' metadata have now."""
+    """docs/development/licences.md is what the packages' metadata have now."""
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m k8s.supply_chain.licences"

@@ -1,0 +1,243 @@
+"""`fl simulate`: simulate a run in this process, or replay a run of a coordinator."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fl_ops.commands.options import (
+    Autocast,
+    Context,
+    CudaGraph,
+    Device,
+    Distributed,
+    Engine,
+    Group,
+    Mlflow,
+    Strategy,
+    TensorBoard,
+    Workers,
+    command,
+)
+from fl_ops.errors import Exit, UsageError
+from fl_ops.render import output
+
+if TYPE_CHECKING:
+    from fl_ops.simulate.output.results import SeedResult
+    from fl_ops.simulate.replay import ReplayRequest
+    from fl_ops.simulate.seeds import Job
+    from fl_ops.trackers.opening import Trackers
+
+
+@command
+def simulate(
+    context: Context,
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.TOML", help="As for `fl run create`, with a table \\[simulation].")
+    ],
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs, of different seeds.")] = 1,
+    workers: Workers = None,
+    engine: Engine = None,
+    device: Device = None,
+    strategy: Strategy = None,
+    group: Group = None,
+    autocast: Autocast = None,
+    cuda_graph: CudaGraph = False,
+    distributed: Distributed = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
+    ] = None,
+    continues: Annotated[
+        bool,
+        typer.Option("--continue", help="Continue the runs in --out that were stopped, with the same results."),
+    ] = False,
+    save_every: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+    tensorboard: TensorBoard = None,
+    mlflow: Mlflow = None,
+    replay: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --replay: the coordinator's state directory; only read.")
+    ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --replay: a ledger in PostgreSQL, instead of --state-dir; only read."),
+    ] = None,
+    client_configs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --replay: the daemons' TOML files, instead of \\[simulation]."),
+    ] = None,
+) -> None:
+    r"""Simulate a run on this machine, without a coordinator.
+
+    With close = "cohort" on a CPU, the models equal those of a networked run bit for bit.
+
+    The defaults of \[simulation] are clients = 100, names = "client-{index:03d}", partition = { method = "iid" } and
+    validation_every = 0; docs/simulation/simulation.md explains them. Labels are ignored. With --replay, the exit
+    code is 1 if a model differs from the ledger's.
+    """
+    # Imported here because torch takes seconds to load and most other commands do not need it.
+    from fl_common.allocator import keep_freed_memory
+    from fl_ops.simulate.engines.choice import EngineRequest
+    from fl_ops.simulate.replay import ReplayRequest
+    from fl_ops.trackers.opening import Trackers
+
+    keep_freed_memory()
+    wanted = EngineRequest(engine, workers, device, strategy, group, autocast, cuda_graph)
+    if replay is not None:
+        place = _ledger(state_dir, ledger, seeds, out)
+        if tensorboard is not None or mlflow is not None:
+            raise UsageError("--replay compares models only: `fl track` writes a coordinator's run")
+        _replay(context, ReplayRequest(replay, place, config, client_configs, wanted.options(replays=True)))
+        return
+    if any(option is not None for option in (state_dir, ledger, client_configs)):
+        raise UsageError("--state-dir, --ledger and --client-configs require --replay RUN")
+    if out is None and (continues or save_every is not None):
+        raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
+    jobs = _jobs(config, seeds, out)
+    options = wanted.options(runs=_processes_here() if distributed else min(processes, len(jobs)))
+    jobs = [replace(job, engine=options, continues=continues) for job in jobs]
+    if save_every is not None:
+        jobs = [replace(job, save_every_s=save_every) for job in jobs]
+    trackers = Trackers(tensorboard, mlflow)
+    trackers.check()
+    if distributed:
+        if processes > 1:
+            raise UsageError(f"--processes {processes}: expected 1 with --distributed, whose runs follow one another")
+        _simulate_distributed(context, jobs, trackers, profile=profile)
+    else:
+        _simulate(context, _Request(jobs, processes, trackers), profile=profile)
+
+
+def _processes_here() -> int:
+    """Processes that torchrun started on this machine; they share its processors."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
+    """The ledger of --replay. Raises UsageError for none, for two, and for options that do not go with it."""
+    place = ledger if state_dir is None else state_dir
+    if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
+        raise UsageError("--replay RUN requires --state-dir DIR or --ledger URL, and excludes --seeds and --out")
+    return place
+
+
+def _console(context: Context) -> Console:
+    """The console for progress: with --json, stdout is for the result only."""
+    return Console(stderr=context.as_json, highlight=False)
+
+
+def _replay(context: Context, request: ReplayRequest) -> None:
+    from fl_ops.simulate import replay
+
+    facts = replay.replay(request, _console(context))
+    output.show(facts, replay.summary(facts), context.as_json)
+    if not facts["same"]:
+        raise typer.Exit(Exit.REFUSED)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Which runs to simulate, how many at a time, and where they are tracked."""
+
+    jobs: list[Job]
+    processes: int
+    trackers: Trackers
+
+
+def _simulate(context: Context, request: _Request, *, profile: bool) -> None:
+    from fl_ops.simulate.output import console
+
+    screen = _console(context)
+    results = _tracked(request, screen)
+    if (folder := request.jobs[0].folder) is not None:
+        _plot(results, folder.parent, screen)
+    facts = {"seeds": [result.as_json() for result in results]}
+    output.show(facts, console.results_table(results), context.as_json)
+    if profile and not context.as_json:
+        output.show({}, console.profile_table(results), as_json=False)
+    if any(result.status == "failed" for result in results):
+        raise typer.Exit(Exit.RUN_FAILED)
+
+
+def _tracked(request: _Request, screen: Console) -> list[SeedResult]:
+    """Simulate, and write the rounds to the trackers as they are committed."""
+    from fl_ops.simulate.output import console
+
+    if not request.trackers:
+        return console.simulate(request.jobs, request.processes, screen)
+    from fl_ops.trackers.simulated import OpenRuns, TrackedSeeds
+
+    with OpenRuns(request.trackers, lambda line: console.print_line(screen, line)) as runs:
+        results = console.simulate(request.jobs, request.processes, screen, TrackedSeeds(runs, request.jobs))
+    runs.check()
+    return results
+
+
+def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
+    """Draw the plot of all seeds, where matplotlib is installed."""
+    from fl_ops.simulate.output import plot
+    from fl_ops.simulate.output.console import print_line
+
+    if find_spec("matplotlib") is None:
+        print_line(screen, f"{plot.PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")
+    elif plot.draw(results, folder / plot.PLOT):
+        print_line(screen, f"plot: {folder / plot.PLOT}")
+
+
+def _simulate_distributed(context: Context, jobs: list[Job], trackers: Trackers, *, profile: bool) -> None:
+    """Rank 0 prints and writes the results; the others do their share of the work."""
+    from fl_ops.simulate.ranks.group import joined
+    from fl_ops.simulate.seeds import simulate_all
+
+    with joined() as ranks:
+        jobs = [replace(job, engine=replace(job.engine, ranks=ranks)) for job in jobs]
+        if ranks.rank:
+            simulate_all(jobs, 1, lambda _: None)
+        else:
+            _simulate(context, _Request(jobs, 1, trackers), profile=profile)
+
+
+def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:
+    from fl_ops.simulate.seeds import Job
+    from fl_ops.simulate.settings import read_simulation
+
+    simulation = read_simulation(config)
+    wanted = [simulation.run.seed] if seeds is None else _seeds(seeds)
+    return [Job(simulation, seed, None if out is None else _folder(out, seed)) for seed in wanted]
+
+
+def _seeds(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) < 1 << 64 for part in parts):
+        raise UsageError(f"--seeds: expected whole numbers such as 0,1,2, got {text!r}")
+    if len(set(map(int, parts))) < len(parts):
+        raise UsageError(f"--seeds: expected each seed once, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _folder(out: Path, seed: int) -> Path:
+    """Create a seed's folder now, so that a folder that cannot be written is reported before the run."""
+    folder = out / f"seed-{seed}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise UsageError(f"--out: {folder} cannot be written: {exc.strerror or exc}; choose another folder") from exc
+    return folder
