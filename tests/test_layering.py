@@ -119,7 +119,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "errors",
     ),
     "fl_ops.commands": ("cli", "coordinator", "access", "local", "completion", "options", "interrupts"),
-    "fl_ops.render": ("live", "top", "client_details", "tables", "runs", "states", "fitted", "output"),
+    "fl_ops.render": ("live", "top", "client_details", "tables", "runs", "states", "fitted", "sparkline", "output"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
 

@@ -3,8 +3,8 @@
 Rendering only: nothing here calls a coordinator or reads a file. It may import the wire's messages and the pure rules
 of fl_server.rounds.
 
-    output, fitted, states    what all of it shares: stdout and stderr, tables that fit the terminal, words for states
-    runs                      what is shown of one run: rounds, evaluations, health, waits, pictures
-    tables, client_details    messages as tables
-    live, top                 views that are drawn again and again: `fl run watch`, `fl top`
+    output, fitted, sparkline, states    shared: stdout and stderr, tables that fit the terminal, bars, words for states
+    runs                                 what is shown of one run: rounds, evaluations, health, waits, pictures
+    tables, client_details               messages as tables
+    live, top                            views that are drawn again and again: `fl run watch`, `fl top`
 """

@@ -12,9 +12,9 @@ from fl_common import units
 from fl_ops.render.runs import health, waits
 from fl_ops.render.runs.progress import SHOWN_EVENTS, RunProgress
 from fl_ops.render.runs.rounds import rounds_table
+from fl_ops.render.sparkline import bar, sparkline
 from fl_ops.render.states import run_state
 from fl_ops.render.tables import metric_of, rounds_text
-from fl_ops.render.top.sparkline import bar, sparkline
 
 _HEADER_LINES = 2
 _BAR = 20

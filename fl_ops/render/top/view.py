@@ -14,9 +14,9 @@ from fl_common import units
 from fl_common.units import NOTHING
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.runs import waits
+from fl_ops.render.sparkline import bar, sparkline
 from fl_ops.render.states import client_state, state_name
 from fl_ops.render.top.selection import HELP, Selection
-from fl_ops.render.top.sparkline import bar, sparkline
 from protos.fl.v1 import admin_pb2
 
 POINTS = 16

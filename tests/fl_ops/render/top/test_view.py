@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
+from fl_ops.render.sparkline import bar, sparkline
 from fl_ops.render.top.selection import Selection
-from fl_ops.render.top.sparkline import bar, sparkline
 from fl_ops.render.top.view import Federation, TopView, time_left
 from protos.fl.v1 import admin_pb2
 
