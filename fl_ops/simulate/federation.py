@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
@@ -31,8 +31,9 @@ from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig

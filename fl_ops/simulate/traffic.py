@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fl_client.connection.bundles import ResourceKey
+from fl_client.connection.bundles.bundle import ResourceKey
 
 Names = Mapping[tuple[ResourceKey, bytes], int]
 """Sizes of bundles, by key and digest."""

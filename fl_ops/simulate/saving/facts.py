@@ -9,7 +9,7 @@ from typing import Any
 from fl_ops.simulate.saving.point import FederationPoint, RunPoint
 from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Names
-from fl_server.aggregation.engine import Snapshot
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase, RoundState
 
 

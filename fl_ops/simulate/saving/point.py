@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Names
-from fl_server.aggregation.engine import Snapshot
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase, RoundState
 
 

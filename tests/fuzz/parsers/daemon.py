@@ -25,7 +25,8 @@ from fl_client.assignments.checks import (
 )
 from fl_client.assignments.deadline import seconds_for
 from fl_client.connection import transport
-from fl_client.connection.bundles import Download, ExpectedBundle
+from fl_client.connection.bundles.download import Download
+from fl_client.connection.bundles.expected import ExpectedBundle
 from fl_client.connection.link import Backoff, RetryDelays, Session
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
 from fl_client.connection.registration import check_registration, requested_events, session_of
