@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ WORD_BYTES = (1, 2, 4, 8)
 """Bytes that a word may have."""
 
 _LEVEL, _MEMORY, _STRATEGY = 6, 9, zlib.Z_RLE
-
+"""zlib's settings. Differences have runs of zeros, and no other repeats: to search for these takes much longer."""
 _LENGTH_BYTES = 4
 _RAW = -15
 """zlib's number for a DEFLATE stream without header and checksum."""
@@ -82,9 +83,9 @@ def _streams(difference: memoryview, size: int) -> Iterator[_Bytes]:
     for start in range(0, size, BLOCK_BYTES):
         block = start // BLOCK_BYTES
         begin = at + _LENGTH_BYTES
-        end = begin + int.from_bytes(difference[at:begin], "little")
-        if begin > len(difference) or end > len(difference):
-            raise DifferenceError(f"block {block}: expected bytes up to {max(begin, end)}, got {len(difference)}")
+        end = begin + int.from_bytes(difference[at:begin], "little") if begin <= len(difference) else begin
+        if end > len(difference):
+            raise DifferenceError(f"block {block}: expected bytes up to {end}, got {len(difference)}")
         yield _inflated(difference[begin:end], min(BLOCK_BYTES, size - start), block)
         at = end
     if at != len(difference):
@@ -122,5 +123,6 @@ def _restore(old: _Bytes, planes: _Bytes, word_bytes: int, into: _Bytes) -> None
     into[whole:] = planes[whole:] + old[whole:]
 
 
-def _words(data: _Bytes, word_bytes: int) -> npt.NDArray[np.unsignedinteger]:
+def _words(data: _Bytes, word_bytes: int) -> npt.NDArray[Any]:
+    """Whole words as unsigned numbers, whose sums wrap around."""
     return data.view(f"<u{word_bytes}")

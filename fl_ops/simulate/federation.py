@@ -26,7 +26,7 @@ from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
-from fl_ops.simulate.traffic import Names, TrafficCounter
+from fl_ops.simulate.traffic import Names, Sent, TrafficCounter
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
@@ -225,13 +225,14 @@ class Federation:
     @property
     def point(self) -> FederationPoint:
         """The federation between two rounds, apart from `states`."""
-        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, self.traffic.held)
+        traffic = self.traffic
+        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, traffic.held, traffic.offers)
 
     def continue_from(self, point: FederationPoint) -> None:
         """Put a new federation where another one was. The caller restores `states`."""
         self.snapshot, self.state_epoch = point.snapshot, point.state_epoch
         self._norms.put_back(point.norms)
-        self.traffic.put_back(point.held)
+        self.traffic.put_back(point.held, point.offers)
         self._prepare_bundles(0)
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -263,6 +264,7 @@ class Federation:
     def _pack_bundles(self, exchange: int) -> None:
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
         bundles: dict[ResourceKey, Bundle] = {}
+        differing: dict[ResourceKey, Sent] = {}
         self.bundles = {}
         for each in outgoing:
             key = (each.kind, each.name) if each.name else each.kind
@@ -271,6 +273,9 @@ class Federation:
             digest = each.encoded.digest(sent)
             bundles[key] = Bundle(each.layout, sent if plain else pack(each.received(sent), each.layout))
             self.bundles[key, digest + each.key] = each.encoded.size_bytes
+            if each.word:
+                differing[key] = Sent((key, digest + each.key), sent, each.word)
             if each.kind == RESOURCE_KIND_MODEL:
                 self.digest = digest_text(digest if plain else each.digest)
+        self.traffic.send(differing)
         self._engine.begin(bundles)
