@@ -20,8 +20,9 @@ BLOCK_BYTES = 1 << 20
 WORD_BYTES = (1, 2, 4, 8)
 """Bytes that a word may have."""
 
-_LEVEL, _MEMORY, _STRATEGY = 6, 9, zlib.Z_RLE
-"""zlib's settings. Differences have runs of zeros, and no other repeats: to search for these takes much longer."""
+_LEVEL, _MEMORY = 6, 9
+"""zlib's settings. They change size and speed, and no reader depends on them."""
+
 _LENGTH_BYTES = 4
 _RAW = -15
 """zlib's number for a DEFLATE stream without header and checksum."""
@@ -39,11 +40,13 @@ def make_difference(base: Buffer, bundle: Buffer, word_bytes: int) -> bytes | No
     Raises ValueError for different sizes or a word of another size than WORD_BYTES.
     """
     old, new = _checked(base, bundle, word_bytes)
+    # The high bytes of words have runs of zeros. There are no other repeats, and to search for them takes long.
+    strategy = zlib.Z_HUFFMAN_ONLY if word_bytes == 1 else zlib.Z_RLE
     parts: list[bytes] = []
     left = len(new)
     for start in range(0, len(new), BLOCK_BYTES):
         end = start + BLOCK_BYTES
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY, _STRATEGY)
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY, strategy)
         packed = packer.compress(_planes(old[start:end], new[start:end], word_bytes).data) + packer.flush()
         parts += [len(packed).to_bytes(_LENGTH_BYTES, "little"), packed]
         left -= _LENGTH_BYTES + len(packed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from fl_client.connection.bundles.bundle import ResourceKey, key_of_resource
 from fl_client.connection.bundles.download import Download
 from fl_client.connection.bundles.expected import HEADER_BYTES, ExpectedBundle, kind_text
 from fl_client.connection.link import Backoff, Link
@@ -20,6 +21,9 @@ from protos.fl.v1 import tensor_pb2
 
 log = structlog.get_logger()
 
+_Name = tuple[ResourceKey, bytes]
+"""Key of a resource, and its digest."""
+
 
 class Differences:
     """Keeps the bytes that a later bundle may be a difference to, and fetches differences to them.
@@ -31,24 +35,24 @@ class Differences:
         self._link = link
         self._memory = memory
         self._on_bytes = on_bytes
-        self._bases: dict[bytes, memoryview] = {}
-        """Encoded bytes by digest."""
+        self._bases: dict[_Name, memoryview] = {}
+        """Encoded bytes. By kind too: a model and a direction of the same bytes are released at other times."""
 
     def keep(self, resource: tensor_pb2.Resource, data: memoryview) -> None:
         """Keep the bytes of a fetched resource, if a later one may be a difference to it. They must not change."""
-        self._bases.pop(resource.difference.base.value, None)
+        self._bases.pop(_name(resource, resource.difference.base), None)
         if resource.is_base:
-            self._bases[resource.digest.value] = data
+            self._bases[_name(resource, resource.digest)] = data
 
     def release_others(self, resources: Iterable[tensor_pb2.Resource]) -> None:
         """Release what is neither one of an assignment's resources nor the base of one."""
-        used = {digest.value for each in resources for digest in (each.digest, each.difference.base)}
-        self._bases = {digest: data for digest, data in self._bases.items() if digest in used}
+        used = {_name(each, digest) for each in resources for digest in (each.digest, each.difference.base)}
+        self._bases = {name: data for name, data in self._bases.items() if name in used}
 
     async def bundle(self, expected: ExpectedBundle) -> memoryview | None:
         """The bytes of a resource, made of a kept base and a fetched difference. None: the resource must be fetched."""
         difference = expected.resource.difference
-        base = self._bases.get(difference.base.value)
+        base = self._bases.get(_name(expected.resource, difference.base))
         if base is None:
             return None
         try:
@@ -100,6 +104,10 @@ class ExpectedDifference:
                 f"expected a manifest of {expected.size_bytes} bytes without tensors, got {manifest.size_bytes} bytes, "
                 f"{len(manifest.tensors)} tensors and encoding number {manifest.encoding}"
             )
+
+
+def _name(resource: tensor_pb2.Resource, digest: tensor_pb2.Digest) -> _Name:
+    return key_of_resource(resource), digest.value
 
 
 def _check(difference: tensor_pb2.Difference, expected: ExpectedBundle, base: memoryview) -> None:

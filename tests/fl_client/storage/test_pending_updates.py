@@ -172,3 +172,19 @@ def test_an_update_in_another_encoding_is_other_work() -> None:
     )
     assert work_digest(plain) == work_digest(named)
     assert len({work_digest(each) for each in (plain, int8, sparse, sparser)}) == 4
+
+
+def test_the_same_bundle_in_fewer_bytes_is_the_same_work() -> None:
+    """A coordinator that was restarted sends the assignment again without differences: nothing is trained again."""
+    digest, other = (tensor_pb2.Digest(value=bytes([number])) for number in (1, 2))
+    resource = tensor_pb2.Resource(digest=digest, size_bytes=8)
+    smaller = tensor_pb2.Resource(
+        digest=digest, size_bytes=8, is_base=True, difference=tensor_pb2.Difference(base=other, size_bytes=3)
+    )
+    work = [
+        work_digest(kind(resources=[each]))
+        for kind in (training_pb2.Assignment, training_pb2.EvaluationAssignment)
+        for each in (resource, smaller)
+    ]
+    assert work[0] == work[1] != work[2] == work[3]
+    assert work_digest(training_pb2.Assignment(resources=[tensor_pb2.Resource(digest=other, size_bytes=8)])) != work[0]
