@@ -32,7 +32,7 @@ def config(**encodings: str) -> RunConfig:
     return from_values({"task": {"name": "digits"}, "encodings": encodings})
 
 
-def outgoing(moved: float, round_: int, kind: ResourceKind = RESOURCE_KIND_MODEL, **encodings: str) -> Outgoing:
+def outgoing(moved: float, round_: int, kind: ResourceKind = RESOURCE_KIND_MODEL, /, **encodings: str) -> Outgoing:
     """The bundle of a round, whose values have moved."""
     tensors = {"w": VALUES + moved, "steps": torch.tensor([round_])}
     plain = Outgoing(kind, tensors, Layout.of(tensors, trainable=["w"]))
