@@ -11,15 +11,18 @@ import structlog
 from fl_client.connection.bundles.bundle import ResourceKey, key_of_resource
 from fl_client.connection.bundles.download import Download
 from fl_client.connection.bundles.expected import HEADER_BYTES, ExpectedBundle, kind_text
-from fl_client.connection.link import Backoff, Link
+from fl_client.connection.link import Backoff, Link, Session
 from fl_client.connection.messages import log_text
-from fl_client.errors import GivenUp, ResourceGone, WorkFailed
+from fl_client.errors import BrokenTransfer, GivenUp, ResourceGone, WorkFailed
 from protos.buffers import BufferPool, zeros
 from protos.codec import digest_bytes, digest_of
 from protos.differences import WORD_BYTES, DifferenceError, apply_difference
 from protos.fl.v1 import tensor_pb2
 
 log = structlog.get_logger()
+
+MAX_BROKEN = 5
+"""Transfers of a difference with damaged bytes after which the bundle is fetched."""
 
 _Name = tuple[ResourceKey, bytes]
 """Key of a resource, and its digest."""
@@ -74,7 +77,19 @@ class Differences:
     async def _fetch(self, expected: ExpectedDifference) -> memoryview:
         data = zeros(expected.difference.size_bytes)
         download = Download(expected, data, Backoff(self._link.delays), self._on_bytes)
-        await self._link.call_with_retry(download.resume, download.backoff)
+        broken = 0
+
+        async def resume(session: Session) -> None:
+            nonlocal broken
+            try:
+                await download.resume(session)
+            except BrokenTransfer as error:
+                broken += 1
+                if broken == MAX_BROKEN:
+                    raise DifferenceError(f"broken {broken} times: {error}") from error
+                raise
+
+        await self._link.call_with_retry(resume, download.backoff)
         if await asyncio.to_thread(digest_of, data) != digest_bytes(expected.digest):
             raise DifferenceError("expected the bytes of the difference, got bytes of another digest")
         return data

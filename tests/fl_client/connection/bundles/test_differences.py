@@ -13,9 +13,10 @@ from structlog.testing import capture_logs
 
 from fl_client.connection.bundles.bundle import Layouts
 from fl_client.connection.bundles.cache import BundleCache
+from fl_client.connection.bundles.differences import MAX_BROKEN
 from fl_client.connection.link import MAX_FAILED_CALLS, Link, RetryDelays, Session
 from fl_client.connection.transport import Fetched, GrpcTransport, _fetched
-from fl_client.errors import FailedCall, ResourceGone, Unreachable, WorkFailed
+from fl_client.errors import BrokenTransfer, FailedCall, ResourceGone, Unreachable, WorkFailed
 from fl_server.aggregation.sending.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.sending.outgoing import Outgoing, in_encoding
 from fl_server.run_spec import from_values
@@ -265,6 +266,7 @@ async def test_a_size_that_the_model_does_not_have_is_named_as_ever() -> None:
         pytest.param(ResourceGone("gone"), 1, id="gone"),
         pytest.param(WorkFailed(pb.FAILURE_REASON_RESOURCES, "3 streams in a row stalled"), 1, id="stalled"),
         pytest.param(FailedCall("INTERNAL"), MAX_FAILED_CALLS, id="failing"),
+        pytest.param(BrokenTransfer("damaged"), MAX_BROKEN, id="broken"),
     ],
 )
 async def test_a_difference_that_cannot_be_fetched_is_given_up(error: Exception, tries: int) -> None:
