@@ -40,10 +40,11 @@ GB = 1e9
 def training(options: argparse.Namespace) -> Iterator[tuple[RunConfig, list[Outgoing]]]:
     """The run's configuration, and what is sent after each round without an encoding, in memory of its own."""
     work = {"steps": options.steps} if options.steps else {"epochs": 1}
+    given = {"model": options.model, "data_root": options.data_root}
     config = parse_simulation(
         {
             "seed": 1,
-            "task": {"name": options.task, "options": {"model": options.model, "data_root": options.data_root}},
+            "task": {"name": options.task, "options": {name: each for name, each in given.items() if each}},
             "algorithm": {"name": options.method},
             "local": {"learning_rate": options.rate, "batch_size": options.batch_size, **work},
             "round": {"clients_per_round": options.clients},
@@ -142,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Bytes of the differences between successive models.")
     parser.add_argument("--task", default="fashion-mnist")
-    parser.add_argument("--model", default="cnn-small", help="one of the task's models")
-    parser.add_argument("--data-root", required=True, help="a torchvision folder with the data set")
+    parser.add_argument("--model", default="", help="one of the task's models; the default is the task's")
+    parser.add_argument("--data-root", default="", help="a torchvision folder with the data set, if the task needs one")
     parser.add_argument("--method", default="fedcm")
     parser.add_argument("--rounds", type=int, default=12, help="differences; one more round comes first")
     parser.add_argument("--clients", type=int, default=10, help="of 100, in each round")
