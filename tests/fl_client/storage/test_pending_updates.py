@@ -181,10 +181,11 @@ def test_the_same_bundle_in_fewer_bytes_is_the_same_work() -> None:
     smaller = tensor_pb2.Resource(
         digest=digest, size_bytes=8, is_base=True, difference=tensor_pb2.Difference(base=other, size_bytes=3)
     )
-    work = [
-        work_digest(kind(resources=[each]))
-        for kind in (training_pb2.Assignment, training_pb2.EvaluationAssignment)
-        for each in (resource, smaller)
-    ]
-    assert work[0] == work[1] != work[2] == work[3]
-    assert work_digest(training_pb2.Assignment(resources=[tensor_pb2.Resource(digest=other, size_bytes=8)])) != work[0]
+    assert digest_with(smaller) == digest_with(resource)
+    assert digest_with(tensor_pb2.Resource(digest=other, size_bytes=8)) != digest_with(resource)
+
+
+def digest_with(resource: tensor_pb2.Resource) -> tuple[bytes, bytes]:
+    """The work digests of an assignment and of an evaluation with this resource."""
+    assignments = training_pb2.Assignment(resources=[resource]), training_pb2.EvaluationAssignment(resources=[resource])
+    return work_digest(assignments[0]), work_digest(assignments[1])

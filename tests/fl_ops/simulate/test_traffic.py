@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_ops.simulate.traffic import Names, Sent, TrafficCounter
+from fl_ops.simulate.traffic import Name, Names, Sent, TrafficCounter
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 
 SIZE = 4000
 VALUES = np.random.default_rng(1).normal(size=SIZE // 4).astype(np.float32)
-FROZEN = {(RESOURCE_KIND_FROZEN, b"f"): 500}
+FROZEN: Names = {(RESOURCE_KIND_FROZEN, b"f"): 500}
 
 
 def sent(traffic: TrafficCounter, round_: int) -> Names:
     """Send the model of a round, which differs little from the one before. Returns what its clients load."""
-    name = (RESOURCE_KIND_MODEL, bytes([round_]))
+    name: Name = (RESOURCE_KIND_MODEL, bytes([round_]))
     traffic.send({RESOURCE_KIND_MODEL: Sent(name, (VALUES + round_ / 1000).tobytes(), 4)})
     return {name: SIZE, **FROZEN}
 
