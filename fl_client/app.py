@@ -20,7 +20,7 @@ from fl_client.assignments.executor import Services
 from fl_client.assignments.state_directory import StateDirectory
 from fl_client.audit import events
 from fl_client.audit.log import DeviceAudit
-from fl_client.connection.bundles import BundleCache
+from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.endpoint import Endpoint
 from fl_client.connection.enrollment_calls import GrpcEnrollment

@@ -117,6 +117,8 @@ torch."""
 AnyEncoding = Literal["plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1", "topk", "randk"]
 SPARSE = ("topk", "randk")
 """Encodings that leave values out."""
+EDEN = ("eden4", "eden2", "eden1")
+"""Encodings that rotate the values, in every round by other signs."""
 
 
 class EncodingsSection(_Section):
@@ -127,6 +129,7 @@ class EncodingsSection(_Section):
     direction: Dense = "plain"
     fraction: float | None = Field(default=None, gt=0, le=1)
     reference: Literal["none", "direction"] = "none"
+    difference: Literal["none", "previous"] = "none"
 
     @field_validator("model", "direction", mode="before")
     @classmethod
@@ -141,6 +144,15 @@ class EncodingsSection(_Section):
             raise ValueError(f'expected encodings.fraction, over 0 and at most 1, with update = "{self.update}"')
         if self.update not in SPARSE and self.fraction is not None:
             raise ValueError(f'expected encodings.fraction only with update = "topk" or "randk", got "{self.update}"')
+        return self
+
+    @model_validator(mode="after")
+    def _difference_of_near_models(self) -> Self:
+        if self.difference == "previous" and self.model in EDEN:
+            raise ValueError(
+                f'expected encodings.difference = "none" with model = "{self.model}", got "previous": EDEN rotates two '
+                "successive models by other signs, so their difference is as large as a model"
+            )
         return self
 
     @property

@@ -30,7 +30,7 @@ from fl_ops.demo.processes import Child, Processes
 from protos.run_file import parse_run
 
 LINKS = ("10Mbit/s,20ms", "100Mbit/s,50ms", "50MB/s,200ms")
-BUNDLES = ("update", "model", "direction")
+KEYS = ("update", "model", "direction", "difference")
 
 
 class Transfer(NamedTuple):
@@ -64,18 +64,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
     parser.add_argument(
-        "--encoding", nargs="+", default=[], metavar="BUNDLE=NAME", type=_encoding,
-        help=f"the run's encodings, for example update=int8; bundles: {', '.join(BUNDLES)}",
+        "--encoding", nargs="+", default=[], metavar="KEY=NAME", type=_encoding,
+        help=f"the run's encodings, for example update=int8 difference=previous; keys: {', '.join(KEYS)}",
     )  # fmt: skip
     parser.add_argument("--ahead-mib", type=int, default=1, help="the coordinator's transfers.ahead_mib")
     return parser
 
 
 def _encoding(text: str) -> tuple[str, str]:
-    bundle, _, name = text.partition("=")
-    if bundle not in BUNDLES or not name:
-        raise argparse.ArgumentTypeError(f"expected BUNDLE=NAME with a bundle of {', '.join(BUNDLES)}, got {text!r}")
-    return bundle, name
+    key, _, name = text.partition("=")
+    if key not in KEYS or not name:
+        raise argparse.ArgumentTypeError(f"expected KEY=NAME with a key of {', '.join(KEYS)}, got {text!r}")
+    return key, name
 
 
 def measure(case: argparse.Namespace, link: str, deployment: Deployment) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def run_toml(case: argparse.Namespace) -> str:
         "[evaluation]",
         "every = 0",
         *(["[encodings]"] if case.encoding else []),
-        *(f'{bundle} = "{name}"' for bundle, name in case.encoding),
+        *(f'{key} = "{name}"' for key, name in case.encoding),
     ]
     return "\n".join(lines)
 

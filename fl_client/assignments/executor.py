@@ -17,7 +17,8 @@ from fl_client.assignments.state_directory import StateDirectory
 from fl_client.assignments.submission import submit
 from fl_client.audit.events import note_assigned, note_evaluation, subject_of
 from fl_client.audit.log import DeviceAudit
-from fl_client.connection.bundles import BundleCache, Layouts
+from fl_client.connection.bundles.bundle import Layouts
+from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed

@@ -56,10 +56,15 @@ def work_digest(assignment: Assigned) -> bytes:
         work.ClearField("upload_encodings")  # the same as none, and the digest of older versions
     for field in _NOT_THE_WORK.intersection(work.DESCRIPTOR.fields_by_name):
         work.ClearField(field)
+    for resource in work.resources:
+        for field in _NOT_THE_BUNDLE:
+            resource.ClearField(field)
     return digest_of(work.SerializeToString(deterministic=True))
 
 
 _NOT_THE_WORK = {"attempt", "deadline", "max_update_bytes", "traceparent"}
+_NOT_THE_BUNDLE = ("difference", "is_base")
+"""Other ways to the same bytes. A coordinator that was restarted has no differences for the round under way."""
 
 
 def name_of(enum: EnumTypeWrapper, number: int) -> str:

@@ -11,7 +11,7 @@ from algorithms.base import Tensors
 from algorithms.model_state import ModelState, fill, state_views, trainable_views
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import widened
-from fl_client.connection.bundles import Bundle, Layouts, ResourceKey
+from fl_client.connection.bundles.bundle import Bundle, Layouts, ResourceKey
 from fl_client.errors import WorkFailed
 from protos.codec import Layout, LayoutError, unpack
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -19,7 +19,7 @@ from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
 from algorithms.precision import widened
-from fl_client.connection.bundles import Layouts
+from fl_client.connection.bundles.bundle import Layouts
 from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.training import error_feedback, model_values, packing, payloads

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
@@ -26,13 +26,14 @@ from fl_ops.simulate.files.states import ClientStates
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
-from fl_ops.simulate.traffic import Names, TrafficCounter
+from fl_ops.simulate.traffic import Names, Sent, TrafficCounter
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
@@ -224,13 +225,14 @@ class Federation:
     @property
     def point(self) -> FederationPoint:
         """The federation between two rounds, apart from `states`."""
-        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, self.traffic.held)
+        traffic = self.traffic
+        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, traffic.held, traffic.offers)
 
     def continue_from(self, point: FederationPoint) -> None:
         """Put a new federation where another one was. The caller restores `states`."""
         self.snapshot, self.state_epoch = point.snapshot, point.state_epoch
         self._norms.put_back(point.norms)
-        self.traffic.put_back(point.held)
+        self.traffic.put_back(point.held, point.offers)
         self._prepare_bundles(0)
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -262,6 +264,7 @@ class Federation:
     def _pack_bundles(self, exchange: int) -> None:
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
         bundles: dict[ResourceKey, Bundle] = {}
+        differing: dict[ResourceKey, Sent] = {}
         self.bundles = {}
         for each in outgoing:
             key = (each.kind, each.name) if each.name else each.kind
@@ -270,6 +273,9 @@ class Federation:
             digest = each.encoded.digest(sent)
             bundles[key] = Bundle(each.layout, sent if plain else pack(each.received(sent), each.layout))
             self.bundles[key, digest + each.key] = each.encoded.size_bytes
+            if each.word:
+                differing[key] = Sent((key, digest + each.key), sent, each.word)
             if each.kind == RESOURCE_KIND_MODEL:
                 self.digest = digest_text(digest if plain else each.digest)
+        self.traffic.send(differing)
         self._engine.begin(bundles)

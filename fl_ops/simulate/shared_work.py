@@ -19,7 +19,8 @@ from fl_ops.simulate.engines.engine import LocalEngine
 from fl_ops.simulate.engines.server_parts import EvaluationPart, Piece, SumPart
 from fl_server.aggregation import mean
 from fl_server.aggregation.blocks import BLOCK_BYTES, Source, joined, neighbours
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.snapshot import Snapshot
 from protos.codec import Entry, Layout, pack
 from tasks.evaluation import mean_of
 

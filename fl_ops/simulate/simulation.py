@@ -20,8 +20,8 @@ from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution
 from fl_server.admission.epochs import mean_epochs
-from fl_server.aggregation.engine import Snapshot
 from fl_server.aggregation.server_update import Diverged
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
 from fl_server.rounds.sampling import by_id

@@ -3,28 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from fl_client.connection.bundles import ResourceKey
+from fl_client.connection.bundles.bundle import ResourceKey
+from protos.codec import Buffer
+from protos.differences import make_difference
 
-Names = Mapping[tuple[ResourceKey, bytes], int]
-"""Sizes of bundles, by key and digest."""
+Name = tuple[ResourceKey, bytes]
+"""A bundle's key and digest, with the key of its encoding."""
+
+Names = Mapping[Name, int]
+"""Sizes of bundles."""
+
+Offers = Mapping[Name, tuple[Name, int]]
+"""Differences: the bundle that one makes, the bundle that it needs, and its size in bytes."""
+
+
+class Sent(NamedTuple):
+    """A bundle whose differences are sent too."""
+
+    name: Name
+    data: Buffer
+    word: int
+    """Bytes of a word of its differences."""
 
 
 class TrafficCounter:
     """Tensor bytes in both directions. A daemon keeps the bundles of its latest assignment and fetches only others."""
 
     def __init__(self) -> None:
+        self.offers: Offers = {}
+        """The differences that are sent now."""
+        self._sent: Mapping[ResourceKey, Sent] = {}
         self._held: dict[str, Names] = {}
         self._bytes_down = 0
         self._bytes_up = 0
 
+    def send(self, bundles: Mapping[ResourceKey, Sent]) -> None:
+        """The bundles of an exchange that have differences to those before. One that stays keeps its difference."""
+        offers: dict[Name, tuple[Name, int]] = {}
+        for key, each in bundles.items():
+            before = self._sent.get(key)
+            if each.name in self.offers:
+                offers[each.name] = self.offers[each.name]
+            elif before is not None and before.name != each.name and len(before.data) == len(each.data):
+                difference = make_difference(before.data, each.data, each.word)
+                if difference is not None:
+                    offers[each.name] = before.name, len(difference)
+        self._sent, self.offers = bundles, offers
+
     def missing(self, client: str, bundles: Names) -> int:
-        """Bytes of the bundles of an assignment that the client does not hold."""
+        """Bytes of the bundles of an assignment that the client does not hold, or of differences to those it holds."""
         held = self._held.get(client, {})
-        return sum(size for name, size in bundles.items() if name not in held)
+        return sum(self._bytes_of(name, size, held) for name, size in bundles.items() if name not in held)
+
+    def _bytes_of(self, name: Name, size: int, held: Names) -> int:
+        base, smaller = self.offers.get(name, (None, size))
+        return smaller if base in held else size
 
     def download(self, client: str, bundles: Names) -> int:
-        """Count the bundles of an assignment that the client does not hold. Returns their bytes."""
+        """Count what the client fetches for the bundles of an assignment. Returns the bytes."""
         size = self.missing(client, bundles)
         self._held[client] = bundles
         self._bytes_down += size
@@ -46,9 +84,9 @@ class TrafficCounter:
         """The bundles that each client holds now."""
         return dict(self._held)
 
-    def put_back(self, held: Mapping[str, Names]) -> None:
-        """Restore what the clients hold."""
-        self._held = dict(held)
+    def put_back(self, held: Mapping[str, Names], offers: Offers) -> None:
+        """Restore what the clients hold, and the differences that were sent. What was sent before is forgotten."""
+        self._held, self.offers, self._sent = dict(held), offers, {}
 
     def take(self) -> tuple[int, int]:
         """Bytes (down, up) since the last call."""

@@ -8,7 +8,8 @@ from fl_server.admission.buffers import BufferRules, most_counted
 from fl_server.admission.expected_work import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, NormHistory
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

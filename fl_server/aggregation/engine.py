@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -16,12 +16,8 @@ from torch import nn
 
 import algorithms as fl
 from algorithms import tree
-from algorithms.compose import SENT
-from algorithms.optimizers.federated import averaged_state
-from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.broadcast import Outgoing, check_encodable, in_encoding
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped, left_out, lighter
 from fl_server.aggregation.encoded.decoding import Decoding
@@ -32,41 +28,21 @@ from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.mean import SumUpdates, sum_updates
 from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
+from fl_server.aggregation.sending.exchange import ExchangeBundles, direction_of, dtype_names
+from fl_server.aggregation.sending.outgoing import Outgoing
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from protos.codec import Layout
-from protos.fl.v1.tensor_pb2 import (
-    RESOURCE_KIND_DIRECTION,
-    RESOURCE_KIND_FROZEN,
-    RESOURCE_KIND_MODEL,
-    RESOURCE_KIND_OPTIMIZER,
-)
 from protos.frozen import frozen_text
 from tasks import Task, TaskError
 from tasks.evaluation import BatchSums
 from tasks.own_loop import own_loop
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A committed model, or the first one."""
-
-    round: int
-    """The round that made it; -1 for the first model."""
-    state: fl.ServerState
-    buffers: fl.Tensors
-    rounded: fl.Tensors = field(default_factory=dict)
-    """The parameters of a lower precision than the state's, in the model's dtypes."""
-
-    @property
-    def parameters(self) -> fl.Tensors:
-        """The trainable parameters in the model's dtypes: what clients are sent, what is evaluated and exported."""
-        return {**self.state.x, **self.rounded}
 
 
 class Engine:
@@ -169,36 +145,15 @@ class Engine:
             exchange: of the round under way.
             sums: of the round's earlier exchanges.
         """
-        outgoing = self._outgoing(snapshot, exchange, sums)
+        outgoing = self._bundles(snapshot).outgoing(snapshot, exchange, sums)
         if self.config.encodings.reference != "none":
-            received = next((it.received(it.bundle()) for it in outgoing if it.kind == RESOURCE_KIND_DIRECTION), None)
+            received = direction_of(outgoing)
             self._references.prepare(self._algorithm_after(snapshot), snapshot.round + 1, exchange, received)
         return outgoing
 
-    def _outgoing(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> list[Outgoing]:
-        model = {**snapshot.parameters, **snapshot.buffers}
-        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
+    def _bundles(self, snapshot: Snapshot) -> ExchangeBundles:
         algorithm = self._algorithm_after(snapshot)
-        direction = algorithm.exchanges[exchange].direction(snapshot.state, sums)
-        if direction is not None:
-            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self._trainable_layout))
-        if algorithm.exchanges[exchange].trains:
-            averaged = averaged_state(algorithm, snapshot.state, snapshot.round + 1)
-            sent += [
-                Outgoing(RESOURCE_KIND_OPTIMIZER, tensors, self._state_layout, symbol.removeprefix(PREFIX))
-                for symbol, tensors in averaged.items()
-            ]
-        if self.frozen:
-            sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
-        return [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
-
-    def _sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> dict[str, fl.Tensors]:
-        """The direction that the clients of an exchange received, if it differs from the server's: it was encoded."""
-        if self.config.encodings.direction == "plain":
-            return {}
-        bundles = {each.kind: each for each in self.outgoing(snapshot, exchange, sums)}
-        sent = bundles.get(RESOURCE_KIND_DIRECTION)
-        return {} if sent is None else {SENT: sent.received(sent.bundle())}
+        return ExchangeBundles(self.config, algorithm, self.layout, self._trainable_layout, self.frozen)
 
     def reduce(
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
@@ -211,19 +166,8 @@ class Engine:
         sums = self._reduction(snapshot, exchange, updates).sums()
         for symbol, tensors in sums.items():
             check_finite(f"the sum {symbol}", tensors, snapshot.round + 1)
-        self._check_sent(snapshot, exchange + 1, sums)
+        self._bundles(snapshot).check(snapshot, exchange + 1, sums)
         return sums
-
-    def _check_sent(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> None:
-        """Raises Diverged if the model's dtype or an encoding cannot hold what an exchange of the next round sends."""
-        if not self._low and self.config.encodings.plain_down:
-            return
-        after = snapshot.round + bool(exchange)
-        direction = self._algorithm_after(snapshot).exchanges[exchange].direction(snapshot.state, sums)
-        if self._low and direction is not None:
-            check_finite(f"the direction as {_names(self._low)}", direction, after)
-        for outgoing in self._outgoing(snapshot, exchange, sums):
-            check_encodable(outgoing, after)
 
     def server_update(
         self,
@@ -243,15 +187,15 @@ class Engine:
         memory = {symbol: blank(self._state_layout) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self._low}
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
-        given = {**earlier_sums, **self._sent(snapshot, last, earlier_sums)}
+        given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
         reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
         stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if self._low:
             tree.copy_(made.rounded, made.state.x)
-            check_finite(f"the model as {_names(self._low)}", made.rounded, made.round)
+            check_finite(f"the model as {dtype_names(self._low)}", made.rounded, made.round)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
-        self._check_sent(made, 0, _NONE)
+        self._bundles(made).check(made, 0, _NONE)
         return made, replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
@@ -327,7 +271,3 @@ class Engine:
             sums = self.evaluation.part(model, first, last)
             del model
         return sums
-
-
-def _names(dtypes: Mapping[str, torch.dtype]) -> str:
-    return " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes.values()}))

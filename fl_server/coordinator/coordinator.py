@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.coordinator.audit import Audit
 from fl_server.coordinator.deletion import Deletions
 from fl_server.coordinator.outcomes import Outcomes

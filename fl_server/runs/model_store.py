@@ -12,9 +12,10 @@ import structlog
 
 import algorithms as fl
 from fl_common.allocator import give_back_freed_memory
-from fl_server.aggregation.broadcast import Broadcast, make_broadcast
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.sending.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.server_update import ServerUpdateStats
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.run_config import RunConfig
 from fl_server.runs.round_log import RoundLog
 from fl_server.services import Services
@@ -23,7 +24,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from protos.digests import digest_text
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, Resource
+from protos.fl.v1.tensor_pb2 import Resource
 
 log = structlog.get_logger()
 
@@ -137,14 +138,17 @@ class ModelStore:
 
     def _encode(self, snapshot: Snapshot, exchange: int) -> tuple[Broadcast, ...]:
         chunk_bytes = self._services.config.limits.chunk_bytes
+        previous = {(each.resource.kind, each.resource.name): each for each in self.broadcasts}
         # Frozen parts never change in a run, and the model does not change within a round.
-        held = (each for each in self.broadcasts if exchange or each.kind == "frozen")
-        kept = {(each.resource.kind, each.resource.name): each for each in held}
+        kept = {
+            key: each
+            for key, each in previous.items()
+            if each.kind == "frozen" or (exchange and each.kind != "direction")
+        }
         return tuple(
-            kept[outgoing.kind, outgoing.name]
-            if (outgoing.kind, outgoing.name) in kept and outgoing.kind != RESOURCE_KIND_DIRECTION
-            else make_broadcast(outgoing, chunk_bytes)
+            kept.get(key) or make_broadcast(outgoing, chunk_bytes, previous.get(key))
             for outgoing in self.engine.outgoing(snapshot, exchange, self._sums)
+            for key in [(outgoing.kind, outgoing.name)]
         )
 
     async def reduce(self, exchange: int, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> None:

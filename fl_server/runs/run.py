@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.errors import RunBroke, WrongState
 from fl_server.metrics.runs import RunFigures
 from fl_server.rounds import events as ev
@@ -303,6 +303,6 @@ class Run:
             self._events.put_nowait(None)
 
     def broadcast(self, digest: bytes) -> Broadcast | None:
-        """The broadcast with that digest, if clients can fetch it now."""
+        """The broadcast with that digest, if clients can fetch it now: a bundle or a difference."""
         sent = chain(self.model.broadcasts, self.client_evaluations.broadcasts())
-        return next((each for each in sent if each.digest == digest), None)
+        return next((found for each in sent if (found := each.named(digest)) is not None), None)

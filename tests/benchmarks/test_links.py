@@ -143,8 +143,12 @@ def test_the_proxy_serves_from_a_process_of_its_own(echo: socket.socket) -> None
 
 @pytest.mark.parametrize(
     ("options", "encodings"),
-    [([], None), (["--encoding", "update=int8", "model=bf16"], {"update": "int8", "model": "bf16"})],
-    ids=["none", "two"],
+    [
+        ([], None),
+        (["--encoding", "update=int8", "model=bf16"], {"update": "int8", "model": "bf16"}),
+        (["--encoding", "difference=previous"], {"difference": "previous"}),
+    ],
+    ids=["none", "two", "difference"],
 )
 def test_encodings_are_in_the_run_only_if_given(options: list[str], encodings: dict[str, str] | None) -> None:
     """A coordinator without encodings would refuse the section."""
@@ -152,10 +156,10 @@ def test_encodings_are_in_the_run_only_if_given(options: list[str], encodings: d
 
 
 def test_an_encoding_of_no_bundle_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the bundles."""
+    """The error names the keys."""
     with pytest.raises(SystemExit):
         _parser().parse_args(["--encoding", "gradient=int8"])
-    assert "a bundle of update, model, direction, got 'gradient=int8'" in capsys.readouterr().err
+    assert "a key of update, model, direction, difference, got 'gradient=int8'" in capsys.readouterr().err
 
 
 def test_transfers_are_measured_from_a_daemons_log() -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fl_server.errors import InvalidInput
-from fl_server.run_config import SPARSE, AnyEncoding, Dense, RunConfig
+from fl_server.run_config import EDEN, SPARSE, AnyEncoding, Dense, RunConfig
 from fl_server.run_spec import from_spec, from_values, to_spec
 from protos.encodings import ENCODINGS
 from protos.fl.v1 import admin_pb2
@@ -322,6 +322,11 @@ def test_a_refusal_keeps_no_reference_to_the_refused_value() -> None:
         ({"update": "topk"}, 'encodings: expected encodings.fraction, over 0 .* with update = "topk"'),
         ({"update": "int8", "fraction": 0.1}, 'encodings: expected encodings.fraction only with .* got "int8"'),
         ({"update": "randk", "fraction": 0.0}, "encodings.fraction: expected .* got 0.0"),
+        ({"difference": "first"}, "encodings.difference: expected 'none' or 'previous', got 'first'"),
+        (
+            {"difference": "previous", "model": "eden2"},
+            'encodings: expected encodings.difference = "none" with model = "eden2", got "previous"',
+        ),
     ],
 )
 def test_encodings_that_exclude_each_other_are_refused(encodings: dict[str, Any], message: str) -> None:
@@ -332,7 +337,7 @@ def test_encodings_that_exclude_each_other_are_refused(encodings: dict[str, Any]
 
 def test_the_needed_encodings_are_those_that_are_not_plain() -> None:
     """By name, and the same after the wire."""
-    run = config(encodings={"update": "topk", "fraction": 0.25, "model": "bf16"})
+    run = config(encodings={"update": "topk", "fraction": 0.25, "model": "bf16", "difference": "previous"})
     assert run.encodings.needed == {"topk", "bf16"}
     assert not config().encodings.needed
     assert from_spec(to_spec(run)).encodings == run.encodings
@@ -342,3 +347,4 @@ def test_the_names_of_encodings_are_those_of_the_codec() -> None:
     """The configuration repeats them, to be read without torch."""
     names = set(get_args(AnyEncoding))
     assert names == set(ENCODINGS) == set(get_args(Dense)) | set(SPARSE)
+    assert {name for name in names if name.startswith("eden")} == set(EDEN)

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_simulation import over_the_wire, replayed, simulated
-from tests.processes.federation import Fleet
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.simulation import Simulation
+from fl_server.run_spec import from_spec
+from tests.integration.test_simulation import CLIENTS, over_the_wire, replayed, simulated
+from tests.processes.federation import Fleet, run_spec
 from tests.processes.process import HERE, eventually
 
 SCAFFOLD: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "population": 3}
@@ -35,7 +39,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "encodings": {"update": "eden2", "direction": "bf16", "reference": "direction"},
     },
     "evaluated": {"encodings": {"update": "bf16", "model": "int4"}, "evaluation": {"clients_every": 2}},
+    "difference": {"encodings": {"model": "bf16", "difference": "previous"}, "evaluation": {"clients_every": 1}},
 }
+DIFFERENCES: dict[str, Any] = {
+    "encodings": {"update": "int8", "model": "int8", "direction": "bf16"},
+    "round": {"clients_per_round": 3},
+    "stop": {"rounds": 3},
+}
+"""A run whose clients hold the bundles of the round before, with and without differences."""
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +110,50 @@ def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet, name: str)
     slow.start()
     assert [each[0] for each in simulated(run, **sections)] == fleet.server.digests(run)
     assert len(slow.events("trained", run=run, round=0)) == 1
+
+
+FEWER = {**DIFFERENCES, "encodings": {**DIFFERENCES["encodings"], "difference": "previous"}}
+
+
+def simulated_bytes(name: str, sections: dict[str, Any]) -> list[int]:
+    """Bytes down of each round of the same run, simulated in this process."""
+    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
+    prepared = prepare(config, config.run.seed)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        return [done.bytes_down for done in simulation.rounds()]
+
+
+def test_differences_are_fewer_bytes_of_the_same_run(fleet: Fleet) -> None:
+    """Models and results are those without them. From the second round on there are fewer bytes, as simulated."""
+    rounds = {}
+    for name, sections in {"whole": DIFFERENCES, "fewer": FEWER}.items():
+        fleet.server.create(name, **sections)
+        rounds[name] = over_the_wire(fleet.server, name)
+    assert rounds["fewer"] == rounds["whole"]
+    fewer, whole = ([done.bytes_down for done in fleet.server.rounds(name)] for name in ("fewer", "whole"))
+    assert fewer[0] == whole[0]
+    assert all(less < more for less, more in zip(fewer[1:], whole[1:], strict=True))
+    assert (fewer, whole) == (simulated_bytes("fewer", FEWER), simulated_bytes("whole", DIFFERENCES))
+    assert not any(daemon.events("difference_not_used") for daemon in fleet.daemons.values())
+
+
+@pytest.mark.parametrize("killed", ["server", "edge-1"])
+def test_a_kill_after_a_difference_ends_with_the_same_models(fleet: Fleet, killed: str) -> None:
+    """SIGKILL in the second round, whose bundles all clients fetched as differences. What is lost is fetched whole."""
+    run, server = f"fewer-{killed}", fleet.server
+    fleet.hold()
+    server.create(run, **FEWER)
+    server.until(run, lambda status: len(status.cohort) == 3, "it draws all")
+    with server.admin() as admin:
+        admin.pause_run(run)
+        fleet.release()
+        first = server.until(run, lambda status: status.rounds_done == 1, "it commits one round and waits")
+        fleet.hold()
+        admin.resume_run(run)
+    expected = first.bytes_down + simulated_bytes(run, FEWER)[1]
+    server.until(run, lambda status: status.bytes_down == expected, "all clients have fetched the differences")
+    process = server if killed == "server" else fleet[killed]
+    process.kill()
+    server.serve() if killed == "server" else fleet[killed].start()
+    fleet.release()
+    assert [each[0] for each in simulated(run, **DIFFERENCES)] == server.digests(run)

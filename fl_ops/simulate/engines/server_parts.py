@@ -12,7 +12,8 @@ from pathlib import Path
 
 import algorithms as fl
 from fl_server.aggregation.blocks import read_block
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.snapshot import Snapshot
 from protos.codec import Entry, unpack
 from tasks.evaluation import BatchSums
 

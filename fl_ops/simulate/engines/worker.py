@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Trained

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_client.connection.bundles import Bundle, ResourceKey
+from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_client.training.trainer import Evaluation
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained

@@ -8,8 +8,8 @@ from typing import Any
 
 from fl_ops.simulate.saving.point import FederationPoint, RunPoint
 from fl_ops.simulate.system.clock import ClockPoint
-from fl_ops.simulate.traffic import Names
-from fl_server.aggregation.engine import Snapshot
+from fl_ops.simulate.traffic import Name, Names
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase, RoundState
 
 
@@ -32,6 +32,7 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
         "state_epoch": federation.state_epoch,
         "norms": {vector: {str(each): norms for each, norms in of.items()} for vector, of in federation.norms.items()},
         "held": _held_facts(federation.held),
+        "offers": [[_name_facts(name), _name_facts(base), size] for name, (base, size) in federation.offers.items()],
     }
 
 
@@ -48,7 +49,9 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
         ending=None if values["ending"] is None else tuple(values["ending"]),
     )
     norms = {vector: {int(each): norms for each, norms in of.items()} for vector, of in facts["norms"].items()}
-    federation = FederationPoint(snapshot, facts["state_epoch"], norms, _held(facts["held"]))
+    # Folders of older versions have no differences.
+    offers = {_name(name): (_name(base), size) for name, base, size in facts.get("offers", [])}
+    federation = FederationPoint(snapshot, facts["state_epoch"], norms, _held(facts["held"]), offers)
     clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
     return RunPoint(federation, state, facts["failures"], facts["values_not_finite"], facts["seconds"], clock)
 
@@ -61,7 +64,7 @@ def _held_facts(held: Mapping[str, Names]) -> dict[str, Any]:
     for client, names in held.items():
         if id(names) not in places:
             places[id(names)] = len(distinct)
-            distinct.append([[key, digest.hex(), size] for (key, digest), size in names.items()])
+            distinct.append([[*_name_facts(name), size] for name, size in names.items()])
             clients.append([])
         clients[places[id(names)]].append(client)
     return {"bundles": distinct, "clients": clients}
@@ -70,8 +73,16 @@ def _held_facts(held: Mapping[str, Names]) -> dict[str, Any]:
 def _held(facts: Mapping[str, Any]) -> dict[str, Names]:
     held: dict[str, Names] = {}
     for bundles, clients in zip(facts["bundles"], facts["clients"], strict=True):
-        names: Names = {
-            (tuple(key) if isinstance(key, list) else key, bytes.fromhex(digest)): size for key, digest, size in bundles
-        }
+        names: Names = {_name(name): size for *name, size in bundles}
         held.update(dict.fromkeys(clients, names))
     return held
+
+
+def _name_facts(name: Name) -> list[Any]:
+    key, digest = name
+    return [key, digest.hex()]
+
+
+def _name(facts: Sequence[Any]) -> Name:
+    key, digest = facts
+    return (tuple(key) if isinstance(key, list) else key), bytes.fromhex(digest)

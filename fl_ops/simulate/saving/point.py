@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_ops.simulate.system.clock import ClockPoint
-from fl_ops.simulate.traffic import Names
-from fl_server.aggregation.engine import Snapshot
+from fl_ops.simulate.traffic import Names, Offers
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase, RoundState
 
 
@@ -21,6 +21,8 @@ class FederationPoint:
     """The norms that the limits follow from, by vector and round."""
     held: Mapping[str, Names]
     """The bundles that each client holds."""
+    offers: Offers
+    """The differences that are sent now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics

@@ -178,18 +178,20 @@ class EvaluationSpec(_message.Message):
     def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ...) -> None: ...
 
 class EncodingsSpec(_message.Message):
-    __slots__ = ("update", "model", "direction", "fraction", "reference")
+    __slots__ = ("update", "model", "direction", "fraction", "reference", "difference")
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
     FRACTION_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     update: str
     model: str
     direction: str
     fraction: float
     reference: str
-    def __init__(self, update: _Optional[str] = ..., model: _Optional[str] = ..., direction: _Optional[str] = ..., fraction: _Optional[float] = ..., reference: _Optional[str] = ...) -> None: ...
+    difference: str
+    def __init__(self, update: _Optional[str] = ..., model: _Optional[str] = ..., direction: _Optional[str] = ..., fraction: _Optional[float] = ..., reference: _Optional[str] = ..., difference: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings")

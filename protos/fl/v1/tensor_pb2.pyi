@@ -110,20 +110,36 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name", "encoding_key")
+    __slots__ = ("kind", "digest", "size_bytes", "encoding", "name", "encoding_key", "difference", "is_base")
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENCODING_KEY_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    IS_BASE_FIELD_NUMBER: _ClassVar[int]
     kind: ResourceKind
     digest: Digest
     size_bytes: int
     encoding: Encoding
     name: str
     encoding_key: bytes
-    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ..., encoding_key: _Optional[bytes] = ...) -> None: ...
+    difference: Difference
+    is_base: bool
+    def __init__(self, kind: _Optional[_Union[ResourceKind, str]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., name: _Optional[str] = ..., encoding_key: _Optional[bytes] = ..., difference: _Optional[_Union[Difference, _Mapping]] = ..., is_base: _Optional[bool] = ...) -> None: ...
+
+class Difference(_message.Message):
+    __slots__ = ("base", "digest", "size_bytes", "word_bytes")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    base: Digest
+    digest: Digest
+    size_bytes: int
+    word_bytes: int
+    def __init__(self, base: _Optional[_Union[Digest, _Mapping]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., size_bytes: _Optional[int] = ..., word_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data", "crc32c")

@@ -172,3 +172,20 @@ def test_an_update_in_another_encoding_is_other_work() -> None:
     )
     assert work_digest(plain) == work_digest(named)
     assert len({work_digest(each) for each in (plain, int8, sparse, sparser)}) == 4
+
+
+def test_the_same_bundle_in_fewer_bytes_is_the_same_work() -> None:
+    """A coordinator that was restarted sends the assignment again without differences: nothing is trained again."""
+    digest, other = (tensor_pb2.Digest(value=bytes([number])) for number in (1, 2))
+    resource = tensor_pb2.Resource(digest=digest, size_bytes=8)
+    smaller = tensor_pb2.Resource(
+        digest=digest, size_bytes=8, is_base=True, difference=tensor_pb2.Difference(base=other, size_bytes=3)
+    )
+    assert digest_with(smaller) == digest_with(resource)
+    assert digest_with(tensor_pb2.Resource(digest=other, size_bytes=8)) != digest_with(resource)
+
+
+def digest_with(resource: tensor_pb2.Resource) -> tuple[bytes, bytes]:
+    """The work digests of an assignment and of an evaluation with this resource."""
+    assignments = training_pb2.Assignment(resources=[resource]), training_pb2.EvaluationAssignment(resources=[resource])
+    return work_digest(assignments[0]), work_digest(assignments[1])

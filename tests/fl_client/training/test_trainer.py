@@ -10,7 +10,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from algorithms.base import Memory
-from fl_client.connection.bundles import Bundle
+from fl_client.connection.bundles.bundle import Bundle
 from fl_client.errors import WorkFailed
 from fl_client.training.failures import Interrupted
 from fl_client.training.own_loop import OnStep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,33 @@ def test_the_bytes_are_those_of_the_encodings(simulated: Simulated) -> None:
     with simulated(encodings={"update": "int8", "model": "bf16"}, algorithm={"name": "fedavg"}) as simulation:
         [first, *_] = simulation.rounds()
     assert (first.bytes_up, first.bytes_down) == (2 * (16 + 4 + 3), 2 * 2 * PARAMETERS)
+
+
+@pytest.mark.parametrize("encoding", ["plain", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        SEQUENTIAL,
+        pytest.param(EngineOptions(workers=2), id="workers"),
+        pytest.param(EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=2)), id="batched"),
+    ],
+)
+def test_differences_change_only_the_bytes(simulated: Simulated, engine: EngineOptions, encoding: str) -> None:
+    """Models and results are the same. From the second round on, clients that took part before get fewer bytes."""
+    sections: dict[str, Any] = {
+        "task": {"name": "points:NormedPoints"},
+        "round": {"clients_per_round": 4},
+        "local": {"learning_rate": 0.01},
+    }
+    rounds = []
+    for difference in ("none", "previous"):
+        encodings = {"model": encoding, "direction": encoding, "difference": difference}
+        with simulated(engine, **sections, encodings=encodings) as simulation:
+            rounds.append([replace(done, seconds=0.0) for done in simulation.rounds()])
+    whole, fewer = rounds
+    assert [replace(done, bytes_down=0) for done in fewer] == [replace(done, bytes_down=0) for done in whole]
+    assert whole[0].bytes_down == fewer[0].bytes_down
+    assert all(less.bytes_down < more.bytes_down for less, more in zip(fewer[1:], whole[1:], strict=True))
 
 
 def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:

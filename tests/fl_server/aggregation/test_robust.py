@@ -14,9 +14,10 @@ import torch
 import algorithms as fl
 from algorithms.reducers.robust import trimmed_mean
 from fl_server.aggregation import robust
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.robust import centre_updates
 from fl_server.aggregation.server_update import ServerUpdateStats
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from protos.codec import Layout, LayoutError, pack
 from tasks import load_task

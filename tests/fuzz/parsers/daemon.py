@@ -25,8 +25,10 @@ from fl_client.assignments.checks import (
 )
 from fl_client.assignments.deadline import seconds_for
 from fl_client.connection import transport
-from fl_client.connection.bundles import Download, ExpectedBundle
-from fl_client.connection.link import Backoff, RetryDelays, Session
+from fl_client.connection.bundles.differences import Differences
+from fl_client.connection.bundles.download import Download
+from fl_client.connection.bundles.expected import ExpectedBundle, ExpectedBundles
+from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
 from fl_client.connection.registration import check_registration, requested_events, session_of
 from fl_client.connection.transport_errors import error_of
@@ -35,11 +37,13 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.pending_updates import name_of, work_digest
 from fl_client.training.payloads import exchange_of, method_of
-from protos.buffers import zeros
+from protos.buffers import BufferPool, zeros
 from protos.chunks import encode_chunk, encode_fetch_header
+from protos.differences import WORD_BYTES, DifferenceError, apply_difference, make_difference
+from protos.digests import digest_message, digest_of
 from protos.encodings import PLAIN, EncodedLayout
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import errors_pb2, training_pb2
+from protos.fl.v1 import errors_pb2, tensor_pb2, training_pb2
 from protos.status import STATUS_DETAILS_KEY, detail_of, status_metadata
 from protos.wire import MAX_MESSAGE_BYTES
 from tests.fuzz.examples import DATA, LAYOUT, RUN, assignment, examples, resource
@@ -58,6 +62,11 @@ def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     yield Parser(
         "daemon.download", [Stream(_fetched_seeds())], lambda raw: loop.run_until_complete(_download(raw)),
         (TransportError, WorkFailed), weight=3,
+    )  # fmt: skip
+    yield Parser("daemon.difference", _difference_seeds(), _difference, (DifferenceError,), weight=2)
+    yield Parser(
+        "daemon.bundle", [Stream(_described_seeds())], lambda raw: loop.run_until_complete(_bundle(raw)),
+        (InvalidMessage, WorkFailed), weight=3,
     )  # fmt: skip
     yield Parser("daemon.receipt", examples(pb.SubmitUpdateResponse.DESCRIPTOR), _receipt, (InvalidMessage,))
     yield Parser("daemon.query", examples(pb.QueryUploadResponse.DESCRIPTOR), _query, (InvalidMessage,))
@@ -136,8 +145,8 @@ def _fetched(raw: bytes) -> None:
 class _Sent:
     """A connection that answers each fetch with the parts of an input."""
 
-    def __init__(self, raw: bytes) -> None:
-        self._parts = list(parts_of(raw))
+    def __init__(self, parts: list[bytes]) -> None:
+        self._parts = parts
 
     async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[transport.Fetched, None]:
         for part in self._parts:
@@ -147,9 +156,61 @@ class _Sent:
 async def _download(raw: bytes) -> None:
     expected = ExpectedBundle(resource(), EncodedLayout.of(LAYOUT, PLAIN))
     download = Download(expected, zeros(len(DATA)), Backoff(RetryDelays()), lambda count: None)
-    session = Session("s", cast(transport.Connection, _Sent(raw)), 1 << 16, 1 << 20)
+    session = Session("s", cast(transport.Connection, _Sent(list(parts_of(raw)))), 1 << 16, 1 << 20)
     await download.resume(session)
     assert download.described
+
+
+BASE = bytes(byte ^ (at % 16 == 0) for at, byte in enumerate(DATA))
+"""The bundle of the round before."""
+
+
+def _difference_seeds() -> list[Seed]:
+    """A byte for the size of a word, and a difference."""
+    return [bytes([number]) + _difference_of(word) for number, word in enumerate(WORD_BYTES)]
+
+
+def _difference_of(word: int) -> bytes:
+    found = make_difference(BASE, DATA, word)
+    assert found is not None
+    return found
+
+
+def _difference(raw: bytes) -> None:
+    word = WORD_BYTES[raw[0] % len(WORD_BYTES)] if raw else 1
+    apply_difference(BASE, raw[1:], word, zeros(len(DATA)))
+
+
+def _described_seeds() -> list[Message | bytes]:
+    """A resource with its difference, and the messages of the difference."""
+    data, described = _difference_of(4), resource()
+    described.difference.CopyFrom(
+        tensor_pb2.Difference(
+            base=digest_message(LAYOUT.digest(BASE)),
+            digest=digest_message(digest_of(data)),
+            size_bytes=len(data),
+            word_bytes=4,
+        )
+    )
+    manifest = tensor_pb2.Manifest(size_bytes=len(data), encoding=tensor_pb2.ENCODING_PLAIN)
+    header = pb.FetchModelResponse.FromString(encode_fetch_header(resource(), manifest))
+    half = len(data) // 2
+    return [described, header, encode_chunk(data, 0, half), encode_chunk(data, half, len(data) - half)]
+
+
+async def _bundle(raw: bytes) -> None:
+    """The bundle of a described resource, from a kept base and what comes as its difference."""
+    first, *messages = list(parts_of(raw)) or [b""]
+    expected = ExpectedBundles(1 << 20).of(parse(first, tensor_pb2.Resource), {tensor_pb2.RESOURCE_KIND_MODEL: LAYOUT})
+    link = Link(RetryDelays(first=1e-6, longest=1e-6))
+    link.open(Session("s", cast(transport.Connection, _Sent(messages)), 1 << 16, 1 << 20))
+    differences = Differences(link, BufferPool(), lambda count: None)
+    base = tensor_pb2.Resource(
+        kind=tensor_pb2.RESOURCE_KIND_MODEL, digest=digest_message(LAYOUT.digest(BASE)), is_base=True
+    )
+    differences.keep(base, memoryview(BASE))
+    made = await differences.bundle(expected)
+    assert made is None or LAYOUT.digest(made) == expected.digest.value
 
 
 def _receipt(raw: bytes) -> None:

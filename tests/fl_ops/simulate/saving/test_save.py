@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
         "simulation": {"system": {"speed": 10, "down": 500, "drop_out": 0.2, "availability": {"on_s": 60, "off_s": 9}}},
     },
     "decay": {"local": {"learning_rate_decay": 0.9}},
+    "differences": {"encodings": {"model": "bf16", "difference": "previous"}},
 }
 
 

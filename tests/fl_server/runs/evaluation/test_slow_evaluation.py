@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fl_server.aggregation.engine import Engine, Snapshot
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase
 from fl_server.runs.run import Run
 from protos.fl.v1 import coordinator_pb2 as pb

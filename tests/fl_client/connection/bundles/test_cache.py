@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fl_client.connection import bundles
-from fl_client.connection.bundles import MAX_STALLS, BundleCache, Download, ExpectedBundle
+from fl_client.connection.bundles import download
+from fl_client.connection.bundles.cache import BundleCache
+from fl_client.connection.bundles.download import MAX_STALLS, Download
+from fl_client.connection.bundles.expected import ExpectedBundle
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.transport import Fetched, GrpcTransport
 from fl_client.errors import BrokenTransfer, WorkFailed
@@ -191,7 +193,7 @@ async def test_a_second_header_breaks_a_stream() -> None:
 
 async def test_empty_streams_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon gives up after a few in a row. A stream with data restarts the count."""
-    monkeypatch.setattr(bundles, "STALL_S", 0.01)
+    monkeypatch.setattr(download, "STALL_S", 0.01)
 
     class Silent(Scripted):
         async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
