@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from fl_web.coordinator.errors import NotFound, WebError
 from fl_web.coordinator.reader import Reader
+from fl_web.live.readings import Readings, Shown
 from fl_web.live.stream import ViewStream
 from fl_web.render.formats import moment
 from fl_web.render.templates import STATIC, load_templates, rendered
@@ -45,6 +46,7 @@ _NUMBER_DIGITS = 18
 def build_app() -> Starlette:
     """The application, without access control."""
     load_templates()
+    readings = Readings()
     return Starlette(
         routes=[
             Route("/runs/{id}/curves.json", _answer(data.curves)),
@@ -52,7 +54,7 @@ def build_app() -> Starlette:
             Route("/runs/{id}/model", _answer(data.model)),
             Route("/compare.json", _answer(data.compare_curves)),
             *(Route(path, _page(view)) for path, view in _PAGES.items()),
-            Route("/live", _live),
+            Route("/live", _live(readings)),
             Route("/healthz", _healthz),
             Mount("/static", _Files(directory=STATIC)),
         ],
@@ -96,16 +98,19 @@ def _answer(make: Callable[[Reader, Params], Awaitable[Response]]) -> Callable[[
     return answer
 
 
-async def _live(request: Request) -> Response:
-    params = _params(request)
-    view = _VIEWS.get(params.text("view"))
-    if view is None:
-        raise NotFound(f"expected view = one of {', '.join(_VIEWS)}")
-    resumed = request.headers.get("last-event-id", "")
-    known = resumed.isascii() and resumed.isdigit() and len(resumed) <= _NUMBER_DIGITS
-    after = int(resumed) if known else params.number("after")
-    stream = ViewStream(view, _reader(request), params, after)
-    return StreamingResponse(stream.messages(), media_type="text/event-stream", headers=_STREAM_HEADERS)
+def _live(readings: Readings) -> Callable[[Request], Awaitable[Response]]:
+    async def live(request: Request) -> Response:
+        params = _params(request)
+        view = _VIEWS.get(params.text("view"))
+        if view is None:
+            raise NotFound(f"expected view = one of {', '.join(_VIEWS)}")
+        resumed = request.headers.get("last-event-id", "")
+        known = resumed.isascii() and resumed.isdigit() and len(resumed) <= _NUMBER_DIGITS
+        after = int(resumed) if known else params.number("after")
+        stream = ViewStream(Shown(view, _reader(request), params.without("after", "view")), after, readings)
+        return StreamingResponse(stream.messages(), media_type="text/event-stream", headers=_STREAM_HEADERS)
+
+    return live
 
 
 async def _healthz(_: Request) -> Response:

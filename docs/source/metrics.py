@@ -69,6 +69,8 @@ WORRY = {
     "fl_connections": "At `fl_connections_limit`: strangers, or more clients than `limits.max_clients`.",
     "fl_tls_handshakes_failed_total": "It rises: FlHandshakesFailing. Expired certificates, or those of another CA.",
     "fl_audit_rows_total": "`altered`: FlAuditAltered. `left_out` grows: FlAuditRowsLeftOut.",
+    "fl_web_process_ends_total": "It grows: the web page cannot start, and browsers get status 503; the log has the"
+    " reason before `web_process_ended`.",
     "fl_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
     "fl_enrollments_total": "`token` grows: somebody guesses, or uses old tokens; the log has the address."
     " `limited`: more devices at once than `enrollment.requests_per_s` allows.",

@@ -142,6 +142,11 @@ class AdminClient:
         first.ClearField("next_page_token")
         return first
 
+    def list_cohort(self, run_id: str, limit: int) -> admin_pb2.ListCohortResponse:
+        """The first `limit` clients (at most 1,000) of the round under way, each with its phase, and counts of all."""
+        request = admin_pb2.ListCohortRequest(run_id=run_id, page_size=limit)
+        return self._call("ListCohort", request, admin_pb2.ListCohortResponse)
+
     def list_clients(
         self, state: admin_pb2.ClientState | None = None, labels: Mapping[str, str] | None = None, limit: int = 0
     ) -> list[admin_pb2.ClientStatus]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
+from rich.console import RenderableType
+
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, OpsError, UnknownCall
 from fl_ops.render.client_details import client_details
@@ -18,8 +20,11 @@ from protos.fl.v1 import admin_pb2
 
 _RUNS, _CLIENTS, _WATCHED = 100, 1_000, 10
 """The newest runs, the first clients, and the runs whose events are watched."""
-_ROUNDS = 10
+_ROUNDS, _COHORT = 10, 100
+"""Of the chosen run: its newest rounds, and the first clients of the round under way."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _SHORTEST_S, _IDLE_S = 0.5, 10.0, 0.25, 10.0
+_OPEN_RUN_S = 2.0
+"""A run whose details are open is read again after so long: no event reports the transfers of its clients."""
 _ENDED = {admin_pb2.RUN_STATE_COMPLETED, admin_pb2.RUN_STATE_STOPPED, admin_pb2.RUN_STATE_FAILED,
           admin_pb2.RUN_STATE_UNSPECIFIED}  # fmt: skip
 
@@ -33,7 +38,7 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
     if chosen.open:
         try:
             details = (
-                run_details(client.get_run(chosen.name, _ROUNDS))
+                _run_details(client, chosen.name)
                 if chosen.list == "runs"
                 else client_details(client.get_client(chosen.name))
             )
@@ -41,6 +46,18 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
             chosen = Selection()
     clients = client.list_clients(limit=_CLIENTS)
     return Federation(server, overview, clients, active, details, chosen.name, time.monotonic())
+
+
+def _run_details(client: AdminClient, run_id: str) -> RenderableType:
+    """A run, the clients of its round if it collects, and its newest rounds."""
+    found = client.get_run(run_id, _ROUNDS)
+    if found.run.phase != "collecting":
+        return run_details(found)
+    try:
+        cohort = client.list_cohort(run_id, _COHORT)
+    except UnknownCall:  # an older coordinator
+        return run_details(found)
+    return run_details(found, cohort=cohort)
 
 
 def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:
@@ -98,7 +115,7 @@ class Feed:
                     self._watched.add(run_id)
                     threading.Thread(target=self._watch_run, args=(run_id,), daemon=True).start()
             self._closed.wait(_SHORTEST_S)  # many changes at once are one
-            self._changed.wait(_IDLE_S)
+            self._changed.wait(_OPEN_RUN_S if self._chosen.open and self._chosen.list == "runs" else _IDLE_S)
 
     def _tell(self, call: Callable[[], None]) -> None:
         if not self._closed.is_set():

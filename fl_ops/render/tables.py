@@ -12,6 +12,7 @@ from fl_common import units
 from fl_common.units import NOTHING
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.runs import waits
+from fl_ops.render.runs.cohort import by_phase, cohort_table
 from fl_ops.render.runs.health import health_rows, lowest_loss
 from fl_ops.render.runs.progress import Row
 from fl_ops.render.runs.rounds import local_epochs_table, round_details_table, rounds_table
@@ -79,14 +80,22 @@ def _below(run: admin_pb2.RunStatus) -> str:
 
 
 def run_details(
-    response: admin_pb2.GetRunResponse, target: TargetCost | None = None, *, details: bool = False
+    response: admin_pb2.GetRunResponse,
+    target: TargetCost | None = None,
+    *,
+    details: bool = False,
+    cohort: admin_pb2.ListCohortResponse | None = None,
 ) -> RenderableType:
-    """One run and its committed rounds. target: the cost of reaching it; details: a second table of the rounds."""
+    """One run and its committed rounds.
+
+    target: the cost of reaching it; details: a second table of the rounds; cohort: the clients of the round under way.
+    """
     rows = [Row.committed(summary) for summary in response.rounds]
     more: list[RenderableType] = [Text(), round_details_table(response.rounds)] if details else []
     if details and any(summary.local_epochs for summary in response.rounds):
         more += [Text(), local_epochs_table(response.rounds)]
-    return Group(run_summary(response.run, target), Text(), rounds_table(rows), *more)
+    clients: list[RenderableType] = [] if cohort is None else [Text(), by_phase(cohort), cohort_table(cohort)]
+    return Group(run_summary(response.run, target), *clients, Text(), rounds_table(rows), *more)
 
 
 def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> RenderableType:

@@ -12,6 +12,8 @@ from fl_server.errors import Fenced, UnknownSessionError
 from fl_server.identity import address, caller
 from protos.fl.v1.coordinator_pb2 import AttendResponse
 
+MOST_SENT = 32
+"""Digests of a session that are kept; an assignment has fewer resources."""
 UNREAD_S = 30.0
 """An Attend stream with too many waiting messages is ended after this time without a read."""
 
@@ -86,6 +88,16 @@ class Session:
     origin: Origin = Origin("")
     closed: bool = False
     """Whether it was closed, or fenced by a newer one."""
+    sent: dict[bytes, None] = field(default_factory=dict)
+    """Digests of the resources that went out completely to the daemon's process, the newest last. For display only: a
+    daemon keeps what its newest assignment needs, and fetches the rest again."""
+
+    def resource_sent(self, digest: bytes) -> None:
+        """A resource went out completely."""
+        self.sent.pop(digest, None)
+        self.sent[digest] = None
+        if len(self.sent) > MOST_SENT:
+            del self.sent[next(iter(self.sent))]
 
 
 class Sessions:
@@ -108,6 +120,8 @@ class Sessions:
             if older.stream is not None:
                 older.stream.end(Fenced(client_id, older.instance_id != instance_id))
         session = Session(client_id, instance_id, origin=origin)
+        if older is not None and older.instance_id == instance_id:
+            session.sent = older.sent
         self._by_id[session.id] = self._by_client[client_id] = session
         return session, older
 

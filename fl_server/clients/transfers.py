@@ -34,6 +34,11 @@ class Transfer:
         if self._session is not None and self._session.closed:
             raise UnknownSessionError
 
+    def resource_sent(self, digest: bytes) -> None:
+        """A resource went out completely in this stream."""
+        if self._session is not None:
+            self._session.resource_sent(digest)
+
     async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work that may wait long for the client. Raises the error of `end` as soon as that is called."""
         waiting = asyncio.create_task(work)

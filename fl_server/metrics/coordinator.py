@@ -131,6 +131,9 @@ class Metrics:
         self.commit_write_seconds = factory.histogram(
             "fl_commit_write_seconds", "Writing and syncing a commit.", _SECONDS
         )
+        self.web_process_ends = factory.counter(
+            "fl_web_process_ends", "Ends of the process that serves the web page, each followed by another start."
+        )
         self.audit_rows = factory.counter(
             "fl_audit_rows",
             "Rows of the audit log: written; left out because too many waited for the ledger; and ends of the log that "

@@ -20,6 +20,7 @@ from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, caller
 from fl_server.rpc.client_reports import Reports
 from fl_server.rpc.upload_requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
+from fl_server.runs.status.client_transfers import ClientTransfers
 from fl_server.services import Services
 from fl_server.timeouts import TimeLimit
 from fl_server.uploads.chunk_stream import Request, Requests, part_of
@@ -100,14 +101,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
         # through all runs for each message would be most of the work for a large model.
         kept, size = ref(broadcast), broadcast.resource.size_bytes
+        # An earlier model, which the client evaluates, is no transfer of the exchange under way.
+        transfers = run.log.transfers if any(each is broadcast for each in run.model.broadcasts) else ClientTransfers()
         del broadcast
-        with run.log.transfers.transfer(client, "down", size, request.offset) as shown:
+        with transfers.transfer(client, "down", size, request.offset) as shown:
             for place in places:
                 transfer.check()
                 message, count = _message(kept(), place, digest)
                 if excess := fetch.send(count or len(message), time.monotonic()):
                     raise self._transfer_limits.exceeded(client, excess)
                 shown.done += count  # before: a client that has all may be gone before this goes on
+                if place == places[-1]:
+                    transfer.resource_sent(digest)
                 yield message
                 del message
                 sent.inc(count)

@@ -102,6 +102,7 @@ class CommandHandlers:
         await control.write(context.store.open_attempt, record, self._opened(record))
         if command.exchange == 0 and context.log.began is None:
             context.log.began = time.monotonic()
+        context.log.transfers.begin(command.round, command.exchange)
         if control.run_status.waiting_reason:
             control.run_status.waiting_reason = ""
             await control.run_status.save("run_goes_on")
@@ -175,6 +176,7 @@ class CommandHandlers:
         log.warning(event, run=context.run_id, round=command.round, why=command.why, state_epoch=record.state_epoch)
         control.record = record
         self._parts.submissions.clear()
+        context.log.transfers.clear()
         if command.states:
             context.client_states.restart_all()
             control.eligible.invalidate()  # clients that waited for the restart may be drawn again

@@ -1,7 +1,8 @@
 """Keeps the process that serves the web page running, and ends it with the coordinator.
 
 The process ends when its standard input is closed, so it ends with the coordinator after SIGKILL too. The coordinator
-holds the listening socket: a browser that connects while the process is started again waits, and is not refused.
+holds the listening socket: a browser that connects while the process is started again waits, and is not refused. While
+the process cannot start, a much simpler one (`unavailable.py`) answers between two tries.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from pathlib import Path
 
 import structlog
 
@@ -19,20 +22,26 @@ log = structlog.get_logger()
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Between an end of the process and its next start; twice as long each time."""
+ANSWERED_PAUSE_S = 2.0
+"""In a pause of this length browsers are answered: the process has ended three times in a row."""
 STEADY_S = 60.0
 """After this long the next pause is the first one again."""
 STOP_S = 2.0
 """After this long without an end the process is killed."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Variables of the environment that the process gets. Others may be secrets of the coordinator."""
+_UNAVAILABLE = ("-I", str(Path(__file__).with_name("unavailable.py")))
 
 
 class WebProcess:
     """The supervised process. Lives on the event loop."""
 
-    def __init__(self, settings: bytes, listening: int) -> None:
-        """settings: its first line of input. listening: the file descriptor that it serves."""
-        self._settings, self._listening = settings, listening
+    def __init__(self, settings: bytes, listening: int, count_end: Callable[[], object]) -> None:
+        """settings: its first line of input. listening: the file descriptor that it serves.
+
+        count_end: counts an end that nobody asked for.
+        """
+        self._settings, self._listening, self._count_end = settings, listening, count_end
         self._process: Process | None = None
 
     @property
@@ -43,45 +52,58 @@ class WebProcess:
     async def run(self) -> None:
         """Keep the process running until this is cancelled."""
         pause = FIRST_PAUSE_S
-        try:
-            while True:
-                began = time.monotonic()
-                code = await self._serve()
-                pause = FIRST_PAUSE_S if time.monotonic() - began >= STEADY_S else pause
-                log.warning("web_process_ended", code=code, starts_again_in_s=pause)
+        while True:
+            began = time.monotonic()
+            code = await self._serve()
+            pause = FIRST_PAUSE_S if time.monotonic() - began >= STEADY_S else pause
+            self._count_end()
+            log.warning("web_process_ended", code=code, starts_again_in_s=pause)
+            async with self._unavailable() if pause >= ANSWERED_PAUSE_S else nullcontext():
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-        finally:
-            await self._end()
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _serve(self) -> int:
         """Start the process and wait for its end. Returns its exit code."""
         # Started as this process was: without the working directory in the path of modules, or with it.
         flags = ["-P"] if sys.flags.safe_path else []
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable, *flags, "-m", "fl_web",
+        async with self._started([*flags, "-m", "fl_web"]) as process:
+            self._process = process
+            log.info("web_process_started", pid=process.pid)
+            return await process.wait()
+
+    @asynccontextmanager
+    async def _unavailable(self) -> AsyncIterator[None]:
+        """Answer browsers that there is no page, for as long as the block lasts."""
+        async with self._started(_UNAVAILABLE):
+            yield
+
+    @asynccontextmanager
+    async def _started(self, arguments: Sequence[str]) -> AsyncIterator[Process]:
+        """A process of this Python with the settings as its input. It ends with the block."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments,
             stdin=PIPE, pass_fds=(self._listening,), env=_environment(),
             start_new_session=True,  # Ctrl-C in a terminal is for the coordinator, which ends it after the drain
         )  # fmt: skip
-        log.info("web_process_started", pid=process.pid)
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        with suppress(ConnectionError):
-            process.stdin.write(self._settings)
-            await process.stdin.drain()
-        return await process.wait()
-
-    async def _end(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
         try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
+            with suppress(ConnectionError):
+                process.stdin.write(self._settings)
+                await process.stdin.drain()
+            yield process
+        finally:
+            process.stdin.close()
+            await _end(process)
+
+
+async def _end(process: Process) -> None:
+    """Wait for the end of a process whose input is closed."""
+    try:
+        async with asyncio.timeout(STOP_S):
             await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -18,8 +18,10 @@ from protos.fl.v1 import admin_pb2_grpc
 CALL_S = 20.0
 """Timeout of a call that is no stream."""
 SHARED_S = 0.8
-"""A reply serves equal calls for this time: browsers that show the same view ask at the same moment."""
-_MOST_SHARED = 64
+"""A reply serves equal calls of views that are opened within this time."""
+KEPT_S = 30.0
+"""Longest time for which a reply is kept, for callers that know that nothing has changed."""
+_MOST_SHARED = 128
 """Replies that are kept at most."""
 
 Metadata = Sequence[tuple[str, str]] | Callable[[], Sequence[tuple[str, str]]]
@@ -35,6 +37,10 @@ class _Reply:
     made: float
     """By the monotonic clock."""
 
+    def serves(self, now: float, since: float | None) -> bool:
+        """Whether it may stand for a call that is made now."""
+        return (not self.task.done() or self.made >= now - SHARED_S) if since is None else self.made >= since
+
 
 class Calls:
     """The methods of the Admin service, by name. Raises `WebError`, and AioRpcError for an unknown identity."""
@@ -45,11 +51,17 @@ class Calls:
         self._metadata = metadata if callable(metadata) else lambda: tuple(metadata)
         self._replies: dict[tuple[str, bytes], _Reply] = {}
 
-    async def call(self, method: str, request: Message, response: type[Response]) -> Response:
-        """Make a call, or wait for an equal one, or use its reply of the last moment."""
+    async def call(
+        self, method: str, request: Message, response: type[Response], since: float | None = None
+    ) -> Response:
+        """Make a call, or wait for an equal one, or use its reply.
+
+        since: the equal one must not have been made before, by the monotonic clock; None: one under way, or of the last
+        SHARED_S.
+        """
         key, now = (method, request.SerializeToString(deterministic=True)), time.monotonic()
         reply = self._replies.get(key)
-        if reply is None or (reply.task.done() and now - reply.made > SHARED_S) or _failed(reply.task):
+        if reply is None or _failed(reply.task) or not reply.serves(now, since):
             self._drop_old(now)
             reply = self._replies[key] = _Reply(asyncio.create_task(self._made(method, request)), now)
         del response  # only for the type
@@ -75,7 +87,7 @@ class Calls:
         return reply
 
     def _drop_old(self, now: float) -> None:
-        old = [key for key, reply in self._replies.items() if reply.task.done() and now - reply.made > SHARED_S]
+        old = [key for key, reply in self._replies.items() if reply.task.done() and now - reply.made > KEPT_S]
         for key in old:
             del self._replies[key]
         while len(self._replies) >= _MOST_SHARED:

@@ -10,7 +10,9 @@ WebError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from urllib.parse import unquote
 
 import grpc
 
@@ -72,9 +74,23 @@ def login_needed(error: Exception) -> bool:
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+_REFUSED = re.compile(r"(?:ipv[46]|unix):(?P<address>[^\s]+?): .*(?:Connection refused|No such file)")
+_CUT = ("Socket closed", "Connection reset", "Broken pipe", "Stream removed", "GOAWAY")
+
+
+def _plain(details: str) -> str:
+    """The reason of a lost connection for a person: gRPC's own texts are about its parts."""
+    if found := _REFUSED.search(details):
+        return f"nothing listens at {unquote(found['address'])}"
+    if any(each in details for each in _CUT):
+        return "the connection was closed"
+    return details
+
+
 def explained(error: grpc.aio.AioRpcError) -> Exception:
     """The error to raise for a failed call. An unknown identity stays as it is: access control asks for a login."""
     if login_needed(error):
         return error
     text = error.details() or error.code().name.lower().replace("_", " ")
-    return _KINDS.get(error.code(), Failed)(text)
+    kind = _KINDS.get(error.code(), Failed)
+    return kind(_plain(text) if kind is Unreachable else text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -26,6 +27,13 @@ class HistoryWatch(Watch):
         """All entries with a larger number, up to `last`, are in `_kept`. None: nothing was read yet."""
         self.last: int | None = None
         """Number up to which the history was read."""
+        self._changed = time.monotonic()
+
+    @property
+    def unchanged_since(self) -> float:
+        """Since when there was no new entry, by the monotonic clock; now while the stream is not open."""
+        is_read = self.mailboxes and self.link is not None and self.link.up
+        return self._changed if is_read else time.monotonic()
 
     @asynccontextmanager
     async def following(self, mailbox: Mailbox, after: int) -> AsyncIterator[None]:
@@ -58,13 +66,14 @@ class HistoryWatch(Watch):
         """Read from the last number on, and deliver."""
         request = pb.WatchHistoryRequest(after_number=self.last)
         async with aclosing(self._calls.stream("WatchHistory", request, pb.WatchHistoryResponse)) as responses:
+            self._changed = time.monotonic()
             async for response in responses:
                 self.reached()
                 self._take(response.entries, response.last_number)
 
     def _take(self, entries: Sequence[pb.HistoryEntry], number: int) -> None:
         new = [entry for entry in entries if entry.number > (self.last or 0)]
-        self.last = number
+        self.last, self._changed = number, time.monotonic()
         self._kept.extend(new)
         while len(self._kept) > _MOST_KEPT:
             self._covered_from = self._kept.popleft().number

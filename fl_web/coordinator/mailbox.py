@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ class Mailbox:
     def __init__(self, number: int = 0) -> None:
         """number: the browser has the history up to this number."""
         self._news, self._changed, self._number = News(), asyncio.Event(), number
+        self.changed_at = 0.0
+        """When the newest change came, by the monotonic clock."""
         self.overrun = False
         """True: the browser did not keep up. Its stream ends, and it connects again."""
         self.ended: Exception | None = None
@@ -55,21 +58,25 @@ class Mailbox:
         elif number > self._number:
             self._news.entries.extend(new)
             self._news.number = self._number = number
-        self._changed.set()
+        self._has_changed()
 
     def put_run(self, run: pb.RunStatus) -> None:
         """A newer status of the watched run."""
         self._news.run = run
-        self._changed.set()
+        self._has_changed()
 
     def put_link(self, link: Link) -> None:
         """The connection to the coordinator was lost, or is back."""
         self._news.links.append(link)
-        self._changed.set()
+        self._has_changed()
 
     def end(self, error: Exception) -> None:
         """A watch cannot go on."""
         self.ended = error
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        self.changed_at = time.monotonic()
         self._changed.set()
 
     async def wait(self, seconds: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import grpc.aio
 
@@ -24,6 +26,9 @@ MARKED = {
     "run_resumed": "pause",
 }
 """Events of a run that are marked on its time axis -> the kind of the mark."""
+_ACTIVE = frozenset({pb.RUN_STATE_RUNNING, pb.RUN_STATE_WAITING, pb.RUN_STATE_PAUSED})
+_UNCHANGED_S = 15.0
+"""A reply that changes with the history alone is read again after this time even if there was no new entry."""
 SPARK_POINTS = 40
 """Newest values of a run's metric in a list of runs."""
 
@@ -59,11 +64,26 @@ class Reader:
     """
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Metadata = ()) -> None:
-        self._calls = Calls(channel, metadata)
+        self._calls, self._since = Calls(channel, metadata), cast(float | None, None)
         self.history = HistoryWatch(self._calls)
         self.watches = RunWatches(self._calls)
         self._rounds = Rounds(self._calls)
         self._marked = MarkedEntries(self.entries, MARKED)
+
+    def since(self, moment: float) -> Reader:
+        """The same for a reading of what is true at `moment` (by the monotonic clock) or later.
+
+        It shares all calls with other readings of that kind.
+        """
+        other = copy.copy(self)
+        other._since = moment  # noqa: SLF001 - of its own class
+        return other
+
+    def _unchanged_since(self) -> float | None:
+        """As `_since`, for what changes with an entry of the history alone."""
+        if self._since is None:
+            return None
+        return min(self._since, max(self.history.unchanged_since, self._since - _UNCHANGED_S))
 
     async def close(self) -> None:
         """End all watches. The channel is the caller's."""
@@ -79,25 +99,27 @@ class Reader:
             search=wanted.search,
             points=SPARK_POINTS,
         )
-        return await self._calls.call("GetOverview", request, pb.GetOverviewResponse)
+        since = self._unchanged_since() if wanted.states and not set(wanted.states) & _ACTIVE else self._since
+        return await self._calls.call("GetOverview", request, pb.GetOverviewResponse, since)
 
     async def run(self, run_id: str) -> pb.RunStatus:
         """One run. Raises NotFound."""
-        return (await self._calls.call("GetRun", pb.GetRunRequest(run_id=run_id), pb.GetRunResponse)).run
+        request = pb.GetRunRequest(run_id=run_id)
+        return (await self._calls.call("GetRun", request, pb.GetRunResponse, self._since)).run
 
     async def rounds(self, run_id: str) -> list[Round]:
         """All committed rounds of a run, in order."""
-        return await self._rounds.of(run_id)
+        return await self._rounds.of(run_id, self._since)
 
     async def cohort(self, run_id: str, size: int) -> pb.ListCohortResponse:
         """The first clients of the current round, each with its phase. Raises Failed at an older coordinator."""
         request = pb.ListCohortRequest(run_id=run_id, page_size=size)
-        return await self._calls.call("ListCohort", request, pb.ListCohortResponse)
+        return await self._calls.call("ListCohort", request, pb.ListCohortResponse, self._since)
 
     async def evaluations(self, run_id: str, size: int) -> pb.ListEvaluationsResponse:
         """The first clients' evaluations of the newest evaluated round. Raises WrongInput if there is none."""
         request = pb.ListEvaluationsRequest(run_id=run_id, page_size=size)
-        return await self._calls.call("ListEvaluations", request, pb.ListEvaluationsResponse)
+        return await self._calls.call("ListEvaluations", request, pb.ListEvaluationsResponse, self._since)
 
     async def clients(self, wanted: ClientsWanted) -> pb.ListClientsResponse:
         """A page of clients."""
@@ -111,17 +133,17 @@ class Reader:
             order=pb.ClientOrder.Name(wanted.order),
             descending=wanted.descending,
         )
-        return await self._calls.call("ListClients", request, pb.ListClientsResponse)
+        return await self._calls.call("ListClients", request, pb.ListClientsResponse, self._since)
 
     async def client(self, client_id: str, history: int) -> pb.GetClientResponse:
         """One client with its newest history entries. Raises NotFound."""
         request = pb.GetClientRequest(client_id=client_id, history=history)
-        return await self._calls.call("GetClient", request, pb.GetClientResponse)
+        return await self._calls.call("GetClient", request, pb.GetClientResponse, self._since)
 
     async def entries(self, subject: str = "", limit: int = 100, before: int = 0) -> pb.ListHistoryResponse:
         """The newest `limit` entries of the history before a number (0: of all), the oldest first; at most 1,000."""
         request = pb.ListHistoryRequest(subject=subject, limit=limit, page_size=limit, before_number=before)
-        return await self._calls.call("ListHistory", request, pb.ListHistoryResponse)
+        return await self._calls.call("ListHistory", request, pb.ListHistoryResponse, self._unchanged_since())
 
     async def marked_entries(self, run_id: str, newest: pb.ListHistoryResponse) -> list[pb.HistoryEntry]:
         """The entries of a run that its curves mark, in order. newest: the end of its history."""
@@ -129,7 +151,8 @@ class Reader:
 
     async def who_am_i(self) -> pb.WhoAmIResponse:
         """The identity, its roles and the methods that it may call."""
-        return await self._calls.call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse)
+        since = None if self._since is None else self._since - _UNCHANGED_S  # a session has one identity until its end
+        return await self._calls.call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse, since)
 
     def model(self, run_id: str, which: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
         """Header and chunks of a model as safetensors. which: "latest", "best" or a round's number."""

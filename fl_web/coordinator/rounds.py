@@ -67,15 +67,15 @@ class Rounds:
         self._kept: OrderedDict[str, list[Round]] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def of(self, run_id: str) -> list[Round]:
-        """All committed rounds, in order. The list is not changed later."""
+    async def of(self, run_id: str, since: float | None = None) -> list[Round]:
+        """All committed rounds, in order. The list is not changed later. since: as of `Calls.call`."""
         lock = self._locks.setdefault(run_id, asyncio.Lock())
         async with lock:
             known = self._kept.get(run_id, [])
             rounds = known[: max(0, len(known) - _REREAD)]
             request = pb.ListRoundsRequest(run_id=run_id, page_size=1000, first_round=len(rounds))
             while True:
-                page = await self._calls.call("ListRounds", request, pb.ListRoundsResponse)
+                page = await self._calls.call("ListRounds", request, pb.ListRoundsResponse, since)
                 for summary in page.rounds:
                     rounds.append(Round.of(summary, rounds[-1] if rounds else None))
                 if not page.next_page_token:

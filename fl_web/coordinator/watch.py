@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from fl_web.coordinator.errors import Unreachable, WebError
+from fl_web.coordinator.errors import Unreachable, WebError, login_needed
 from fl_web.coordinator.mailbox import Link, Mailbox
 
 LINGER_S = 10.0
@@ -75,7 +75,7 @@ class Watch:
             except Exception as error:
                 for mailbox in self.mailboxes:
                     mailbox.end(error)
-                if not isinstance(error, WebError):
+                if not (isinstance(error, WebError) or login_needed(error)):
                     raise
                 return None
             await asyncio.sleep(wait_s)
@@ -88,9 +88,8 @@ class Watch:
                 mailbox.put_link(link)
 
     async def closed(self) -> None:
-        """Close it, and wait for the end of its task."""
+        """Close it, and wait for the end of its task. A task that had failed told its mailboxes why."""
         task = self._task
         self.close()
         if task is not None:
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)

@@ -59,7 +59,7 @@ def _phase(name: str) -> Callable[[Round], float | None]:
     return lambda of: of.phases.get(name)
 
 
-_PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
+PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
 
 
 def charts_of(metrics: Sequence[str]) -> list[Chart]:
@@ -85,7 +85,7 @@ def charts_of(metrics: Sequence[str]) -> list[Chart]:
             Series("cosine", "step and direction", lambda of: of.cosine),
         ]),
         Chart("phases", "Time by phase", "seconds", "Seconds of each round by phase", [
-            Series(name, name, _phase(name)) for name in _PHASES
+            Series(name, name, _phase(name)) for name in PHASES
         ]),
         Chart("bytes", "Bytes", "bytes", "Tensor bytes of each round", [
             Series("down", "down", lambda of: of.down),
@@ -160,9 +160,7 @@ def marks(rounds: Sequence[Round], created: float, events: Sequence[Mapping[str,
         if each.refused:
             reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(each.refused.items()))
             text = f"round {each.round}: refused {reasons}"
-            found.append(
-                {**position(each, created), "kind": "refused", "text": f"round {each.round}: refused {reasons}"}
-            )
+            found.append({**position(each, created), "kind": "refused", "text": text})
         if each.attempts > 1:
             text = f"round {each.round}: {each.attempts} attempts"
             found.append({**position(each, created), "kind": "attempts", "text": text})

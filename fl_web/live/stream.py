@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from fl_web.coordinator.calls import SHARED_S
 from fl_web.coordinator.errors import Unreachable, WebError, login_needed
 from fl_web.coordinator.mailbox import Link, Mailbox, News
-from fl_web.coordinator.reader import Reader
 from fl_web.live.curve_updates import CurveUpdates
 from fl_web.live.messages import KEEPALIVE, message, opening
+from fl_web.live.readings import Readings, Shown
 from fl_web.render.templates import rendered
 from fl_web.views.events import matches
-from fl_web.views.view import Params, View
 
 _KEEPALIVE_S = 15.0
+_LATE_S = 0.002
+"""A timer may be early by less than this."""
 _PAUSE_S = 0.4
 """Least time between two batches of messages for one browser: a busy run has many events a second."""
 
@@ -25,14 +27,16 @@ _PAUSE_S = 0.4
 class ViewStream:
     """What one browser is sent while it shows a view."""
 
-    def __init__(self, view: View, reader: Reader, params: Params, after: int) -> None:
-        """after: the browser has the history up to this number."""
-        self._view, self._reader, self._params = view, reader, params
-        self._after, self._mailbox = after, Mailbox(after)
-        self._sent: dict[str, str] = {}
+    def __init__(self, shown: Shown, after: int, readings: Readings) -> None:
+        """after: the browser has the history up to this number. readings: those of all pages."""
+        self._shown, self._view, self._reader, self._params = shown, shown.view, shown.reader, shown.params
+        self._after, self._mailbox, self._readings = after, Mailbox(after), readings
+        self._opened = time.monotonic() - SHARED_S
+        """Values of this time are new enough for a browser that has just loaded the page."""
+        self._sent: Mapping[str, str] = {}
         """Content of each part as it was sent last."""
         self._curves = CurveUpdates()
-        self._passes = matches(params)
+        self._passes = matches(shown.params)
         self._stale = self._active = True
         """Whether the parts must be read again; whether values change without an event."""
         self._next_read = 0.0
@@ -90,12 +94,20 @@ class ViewStream:
             await self._mailbox.wait(self._quiet_s())
             self._stale = True
 
+    @property
+    def _period_s(self) -> float:
+        """The values are read again at each multiple of it, so that all pages of a view read at the same moment."""
+        return self._view.refresh_s if self._view.refresh_s and self._active else _KEEPALIVE_S
+
     def _quiet_s(self) -> float:
         """How long nothing is done without a change."""
-        quiet_s = self._view.refresh_s if self._view.refresh_s and self._active else _KEEPALIVE_S
-        if not self._stale:
-            return quiet_s
-        return min(quiet_s, max(0.0, self._next_read - time.monotonic()))
+        now = time.monotonic()
+        quiet_s = self._period_s - now % self._period_s + _LATE_S
+        return min(quiet_s, max(0.0, self._next_read - now)) if self._stale else quiet_s
+
+    def _due(self, now: float) -> float:
+        """The moment whose values must be read: of the newest change, or the last multiple of the period."""
+        return max(self._opened, self._mailbox.changed_at, now - now % self._period_s)
 
     def _links(self, news: News) -> Iterator[bytes]:
         if news.links:
@@ -116,20 +128,21 @@ class ViewStream:
 
     async def _parts(self) -> list[bytes]:
         """The parts that have changed."""
-        if not self._stale or not self._view.parts or time.monotonic() < self._next_read:
+        now = time.monotonic()
+        if not self._stale or not self._view.parts or now < self._next_read:
             return []
-        self._next_read, self._stale = time.monotonic() + self._view.pause_s, False
+        self._next_read, self._stale = now + self._view.pause_s, False
         try:
-            context = await self._view.context(self._reader, self._params)
+            reading = await self._readings.of(self._shown, self._due(now))
         except Unreachable:
             self._stale = True
             return []  # the watch of the history reports it
         except WebError as error:
             return [message("problem", {"title": error.title, "text": str(error)})]
+        context = reading.context
         self._active = context.get("active") is not False
-        contents = {name: rendered(template, context) for name, template in self._view.parts.items()}
-        changed = {name: text for name, text in contents.items() if self._sent.get(name) != text}
-        self._sent = contents
+        changed = {name: text for name, text in reading.parts.items() if self._sent.get(name) != text}
+        self._sent = reading.parts
         found = [message("parts", changed)] if changed else []
         if self._view.watches_run and (update := self._curves.since_last(context)) is not None:
             found.append(message("curves", update))

@@ -10,6 +10,8 @@ from protos.fl.v1 import admin_pb2 as pb
 
 _ROUNDS = 10
 """Newest rounds whose pace is taken."""
+_COARSE_S = 300.0
+"""An estimate of this length is given in minutes: its seconds mean nothing."""
 
 
 def left_of_overview(run: pb.RunOverview) -> str:
@@ -22,12 +24,16 @@ def left_of_overview(run: pb.RunOverview) -> str:
 
 def left_of_run(run: pb.RunStatus, rounds: Sequence[Round]) -> str:
     """The time that a run still needs, from the pace of its newest rounds; a dash if it has none."""
-    if run.HasField("ended") or len(rounds) < 2:
+    if run.HasField("ended") or not rounds:
         return NOTHING
     newest = rounds[-_ROUNDS - 1 :]
-    pace = (newest[-1].committed - newest[0].committed) / (len(newest) - 1)
+    began, passed = (newest[0].committed, len(newest) - 1) if len(newest) > 1 else (seconds_of(run.created), 1)
+    pace = (newest[-1].committed - began) / passed
     return _left(pace, run.spec.stop.rounds - run.rounds_done)
 
 
 def _left(pace: float, rounds: int) -> str:
-    return f"about {duration(max(0.0, pace * rounds))}" if rounds > 0 else NOTHING
+    if rounds <= 0:
+        return NOTHING
+    seconds = max(0.0, pace * rounds)
+    return f"about {round(seconds / 60)} min" if _COARSE_S <= seconds < 3600 else f"about {duration(seconds)}"

@@ -9,7 +9,7 @@ from typing import Any
 from fl_web.coordinator.errors import Failed, NotFound, WrongInput
 from fl_web.coordinator.reader import MARKED, Reader, RunsWanted
 from fl_web.coordinator.rounds import Round
-from fl_web.curves.charts import marks, present_charts
+from fl_web.curves.charts import PHASES, marks, present_charts
 from fl_web.render.formats import seconds_of
 from fl_web.render.states import run_word
 from fl_web.views.configuration import configuration
@@ -50,6 +50,8 @@ async def _context(reader: Reader, params: Params) -> Context:
         "marks": list(reversed(marks(rounds, created, events)))[:_SHOWN_MARKS],
         "entries": list(reversed(history.entries[-_SHOWN_ENTRIES:])),
         "configuration": configuration(run.spec),
+        "phase_seconds": [(name, seconds) for name in PHASES if (seconds := run.account.seconds.get(name))],
+        "refused_open": sum(run.account.refused.values()) - sum(sum(each.refused.values()) for each in rounds),
         "may_export": "ExportModel" in who.methods,
         "number": overview.history_number,
         "active": not run.HasField("ended"),

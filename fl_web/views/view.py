@@ -50,6 +50,10 @@ class Params:
             raise WrongInput(f"{name}: expected one of {', '.join(filter(None, allowed))}, got {text[:40]!r}")
         return text
 
+    def without(self, *names: str) -> Params:
+        """The same without some names."""
+        return Params({name: found for name, found in self._values.items() if name not in names})
+
     def address(self, *without: str, **changed: str | int) -> str:
         """The values as the query of an address, some left out or changed; an empty value leaves one out."""
         left_out = {*without, *changed}

@@ -69,6 +69,17 @@ def test_a_coordinator_that_restarts(fleet: Fleet, connection: list[str], tmp_pa
         assert terminal.ends() == 0
 
 
+def test_the_details_of_a_run_have_its_clients(fleet: Fleet, connection: list[str], tmp_path: Path) -> None:
+    """Each client of the round with its phase: one has delivered, the other trains."""
+    quick, slow = fleet.half_delivered("walked-into")
+    with Terminal(["top", *connection], tmp_path, lines=50) as terminal:
+        terminal.shows("walked-into")
+        terminal.type("\r")
+        terminal.shows("1 training, 1 delivered", f"{quick.client_id}  delivered", f"{slow.client_id}  training")
+        terminal.type("q")
+        assert terminal.ends() == 0
+
+
 def test_without_a_terminal(fleet: Fleet, connection: list[str], tmp_path: Path) -> None:
     """One view, and a line that tells why; JSON for programs; no coordinator is an error as everywhere."""
     done = run_fl("top", *connection, folder=tmp_path)
@@ -83,7 +94,7 @@ def test_a_watch_shows_clients_and_values(fleet: Fleet, connection: list[str], t
     """The clients of the round, a line of the accuracy from the first round on, and the time left."""
     quick, slow = fleet.half_delivered("seen", stop={"rounds": 3})
     with Terminal(["run", "watch", "seen", *connection], tmp_path) as terminal:
-        terminal.shows("1 of 2", f"● {quick.client_id}", f"○ {slow.client_id}")
+        terminal.shows("1 of 2", f"● {quick.client_id}", f"○ {slow.client_id} training")
         fleet.release()
         terminal.shows("completed", "accuracy ")
         assert terminal.ends() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from fl_ops.errors import NotAllowed, NotFound, OpsError, Unreachable
 from fl_server.rpc.access.method_roles import ADMIN, METHOD_ROLES
 from protos.fl.v1 import admin_pb2
 from protos.wire import client_options
+from tests.processes.browser import Browser
 from tests.processes.certificates import Pki, credentials
 from tests.processes.federation import Coordinator, SecureCoordinator, run_spec
 from tests.processes.identity_provider import AUDIENCE, ISSUER, JwksServer, Key, jwks, serving_jwks
@@ -63,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 "issuer": ISSUER, "audience": AUDIENCE, "jwks_url": provider.url, "jwks_ca": str(pki.ca),
                 "roles": ROLES,
             }  # fmt: skip
-            settings = {"token_listen": "127.0.0.1:0", "oidc": oidc, "reflection": True}
+            settings = {"token_listen": "127.0.0.1:0", "web_listen": "127.0.0.1:0", "oidc": oidc, "reflection": True}
             server = SecureCoordinator(workspace, pki, settings).serve()
             yield Site(workspace, pki, server, provider, [])
 
@@ -218,6 +221,35 @@ def test_the_command_with_a_token_file(site: Site, tmp_path: Path) -> None:
     assert "expected a token that only its owner can read" in " ".join(opened.stderr.split())
     for result in (shown, refused, opened):
         assert not any(part in result.stdout + result.stderr for token in site.sent for part in token.split(".")[1:])
+
+
+def test_a_token_opens_the_web_page_until_it_ends(site: Site, tmp_path: Path) -> None:
+    """`fl web open` makes a link; the browser has the token's identity, and its session and streams end with it."""
+    file, now = tmp_path / "token", int(time.time())
+    file.touch(0o600)
+    words = ["--server", site.address, "--ca", str(site.pki.ca), "--token-file", str(file)]
+    page = Browser(str(site.server.settings["web_listen"]), ssl.create_default_context(cafile=str(site.pki.ca)))
+    file.write_text(site.token(groups=["fl-eyes"], iat=now - 100, exp=now - 15))  # ends with the leeway of 30 s
+    made = run_fl("web", "open", *words, folder=tmp_path)
+    assert made.returncode == 0, made.stderr
+    answer = page.log_in(made.stdout.split()[0])
+    assert answer.status == 303
+    (seconds,) = re.findall(r"Max-Age=(\d+)", answer.headers["set-cookie"])
+    assert int(seconds) <= now + 15 - time.time()
+    assert "oidc:alice" in page.get("/").text
+    assert "event: login" in page.get("/live?view=events").text, "the stream ends by itself"
+    assert page.get("/").status == 401
+
+
+def test_a_token_without_a_role_to_read_opens_no_page(site: Site, tmp_path: Path) -> None:
+    """The operator learns what is needed."""
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text(site.token(groups=["fl-strangers"]))
+    words = ["--server", site.address, "--ca", str(site.pki.ca), "--token-file", str(file)]
+    refused = run_fl("web", "open", *words, folder=tmp_path)
+    assert refused.returncode == 4
+    assert "a token with one of the groups of oidc.roles" in " ".join(refused.stderr.split())
 
 
 def test_a_token_at_the_port_of_certificates_is_explained(site: Site) -> None:

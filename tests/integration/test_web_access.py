@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,56 +21,12 @@ from cryptography import x509
 from fl_ops.admin.settings import Certificates
 from fl_ops.errors import NotAllowed
 from protos.fl.v1 import admin_pb2 as pb
+from tests.processes.browser import Browser
 from tests.processes.certificates import Pki, server_section
 from tests.processes.federation import Coordinator, Fleet, run_spec
 from tests.processes.process import ROOT, Workspace, eventually, run_fl
 
 COOKIE = "__Host-impetus"
-
-
-@dataclass
-class Answer:
-    """A whole response."""
-
-    status: int
-    headers: Mapping[str, str]
-    text: str
-
-    @property
-    def session(self) -> str:
-        """The cookie that it sets, as a browser sends it; empty without one."""
-        return self.headers.get("set-cookie", "").partition(";")[0]
-
-
-@dataclass
-class Browser:
-    """Requests to a page."""
-
-    address: str
-    tls: ssl.SSLContext | None = None
-    cookie: str = ""
-
-    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """Make a request on a connection of its own."""
-        connection = (
-            http.client.HTTPConnection(self.address, timeout=60)
-            if self.tls is None
-            else http.client.HTTPSConnection(self.address, timeout=60, context=self.tls)
-        )
-        own = {"Cookie": self.cookie} if self.cookie else {}
-        try:
-            connection.request(method, path, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read().decode())
-        finally:
-            connection.close()
-
-    def log_in(self, link: str) -> Answer:
-        """Follow a login link, as a browser does: the cookie is kept."""
-        answer = self.get(link.partition(self.address)[2])
-        self.cookie = answer.session or self.cookie
-        return answer
 
 
 def web_process(server: Coordinator, count: int = 1) -> psutil.Process:
@@ -289,6 +244,61 @@ def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspa
     third = web_process(server, 3)
     assert server.terminate() == 0
     assert not third.is_running()
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_a_process_that_cannot_start_is_no_endless_wait(
+    tmp_path: Path, workspace: Workspace, pki: Pki, *, secure: bool
+) -> None:
+    """Browsers get status 503 while it ends at its start, and the page once its environment is whole again."""
+    package = tmp_path / "jinja2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('a file of it is missing')\n")
+    tls = {"insecure": False, "tls": server_section(pki.issue("server", "broken"))} if secure else {}
+    server = Coordinator(workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]).serve()
+    each = browser(server, pki) if secure else Browser(server.settings["web_listen"])
+    answer = each.get("/")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "10")
+    assert "The web page cannot start" in answer.text
+    assert each.get("/live?view=events", "HEAD").text == ""
+    pauses = [end["starts_again_in_s"] for end in server.events("web_process_ended")]
+    assert pauses[:3] == [0.5, 1.0, 2.0]
+    assert "a file of it is missing" in server.errors()
+    shutil.rmtree(package)
+    ready = 401 if secure else 200
+    eventually(lambda: each.get("/").status == ready, "the page is back")
+    assert server.terminate() == 0
+
+
+def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, workspace: Workspace) -> None:
+    """It names the package that is missing, and what to install."""
+    block(tmp_path, "starlette")
+    server = Coordinator(workspace, "without", {"web_listen": "127.0.0.1:0"}, path=[tmp_path])
+    server.forks = False
+    assert server.start().wait() == 2
+    assert "web_listen: the web page needs starlette, which is not installed" in server.errors()
+    assert "pip install 'impetus-fl[web]'" in server.errors()
+
+
+def test_without_the_extra_fl_web_names_it(tmp_path: Path, plain: Coordinator) -> None:
+    """One line with the package and what to install; `fl web open` needs no extra."""
+    block(tmp_path, "uvicorn")
+    address = ["--insecure", "--server", str(plain.settings["admin_listen"])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+    def web(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fl_ops", "web", *arguments, *address]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    done = web()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "fl web needs uvicorn, which is not installed: pip install 'impetus-fl[web]'" in done.stderr
+    assert web("open").returncode == 0
+
+
+def block(folder: Path, package: str) -> None:
+    """Make every Python with this folder in its path believe that a package is not installed."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
 
 def test_sessions_survive_the_web_process_and_not_the_coordinator(workspace: Workspace, pki: Pki) -> None:

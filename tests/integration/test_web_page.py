@@ -73,18 +73,21 @@ def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
 
 
 def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> None:
-    """One has delivered, the other trains. The seed gives a model that no client holds, so they fetch it."""
-    quick, slow = fleet.half_delivered("web-cohort", seed=20261124)
-    with fleet.server.admin() as admin:
-        (run,) = [each.run_id for each in admin.list_runs() if not each.HasField("ended")]
+    """One has delivered, the other trains. After a restart the page states that the coordinator cannot know it."""
+    quick, slow = fleet.half_delivered("web-cohort")
     row = r'<tr data-key="(edge-\d)">.*?<td><span class="state \w+">([\w ]+)</span>'
+
+    def phases() -> dict[str, str]:
+        return dict(re.findall(row, page.get("/runs/web-cohort").text, re.DOTALL))
+
     expected = {quick.client_id: "delivered", slow.client_id: "training"}
-    eventually(
-        lambda: dict(re.findall(row, page.get(f"/runs/{run}").text, re.DOTALL)) == expected,
-        "one has delivered, the other has fetched the model and trains",
-    )
+    eventually(lambda: phases() == expected, "one has delivered, the other has fetched the model and trains")
+    fleet.server.kill()
+    fleet.server.serve()
+    eventually(lambda: phases() == {**expected, slow.client_id: "assigned"}, "one has delivered, the other works")
+    assert "it fetched nothing since the coordinator started" in page.get("/runs/web-cohort").text
     fleet.release()
-    fleet.server.completed(run)
+    fleet.server.completed("web-cohort")
 
 
 def test_a_stream_has_what_changes(fleet: Fleet, page: WebPage) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from fl_common.command_help import Group, examples
 from fl_ops.admin import watching
+from fl_ops.admin.cohorts import cohort_read
 from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
 from fl_ops.commands.coordinator.plot import plot
@@ -18,6 +19,7 @@ from fl_ops.commands.options import Context, admin_command, confirm
 from fl_ops.errors import UsageError
 from fl_ops.render import output, tables
 from fl_ops.render.live.view import show_until_end
+from fl_ops.render.runs.cohort import MOST_NAMED
 from fl_ops.render.runs.evaluations import evaluations_table
 from fl_ops.render.runs.progress import KEPT_VALUES
 from fl_ops.render.runs.target import TargetCost
@@ -50,7 +52,9 @@ def create(
     with context.connect() as client:
         run = client.create_run(spec)
         if watch:
-            raise typer.Exit(show_until_end(watching.watch(lambda: client.watch_run(run.run_id)), context.as_json))
+            events = watching.watch(lambda: client.watch_run(run.run_id))
+            beside = partial(cohort_read, partial(client.list_cohort, run.run_id, MOST_NAMED))
+            raise typer.Exit(show_until_end(events, context.as_json, beside=beside))
     _show_run(context, run)
 
 
@@ -120,7 +124,8 @@ def watch(context: Context, run: Run) -> None:
     with context.connect() as client:
         events = watching.watch(lambda: client.watch_run(run))
         earlier = partial(client.get_run, run, KEPT_VALUES)
-        raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier))
+        beside = partial(cohort_read, partial(client.list_cohort, run, MOST_NAMED))
+        raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier, beside=beside))
 
 
 app.command(

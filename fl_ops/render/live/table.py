@@ -10,14 +10,14 @@ from rich.text import Text
 
 from fl_common import units
 from fl_ops.render.runs import health, waits
+from fl_ops.render.runs.cohort import cohort_line
 from fl_ops.render.runs.progress import SHOWN_EVENTS, RunProgress
 from fl_ops.render.runs.rounds import rounds_table
-from fl_ops.render.sparkline import bar, sparkline
+from fl_ops.render.sparkline import sparkline
 from fl_ops.render.states import run_state
 from fl_ops.render.tables import metric_of, rounds_text
 
 _HEADER_LINES = 2
-_BAR = 20
 _FEWEST_ROUNDS = 3
 """So many rounds are shown before there is a place for events."""
 
@@ -56,17 +56,7 @@ class LiveTable:
         return f"{metric} {sparkline(values, width - len(metric) - len(shown) - 2)} {shown}"
 
     def _clients(self) -> str:
-        """The clients of the round: ○ is awaited, ● has delivered, · has delivered or is out."""
-        run = self.progress.run
-        if run.phase != "collecting" or not run.cohort:
-            return ""
-        counted = f"{bar(run.admitted, len(run.cohort), _BAR)} {run.admitted} of {len(run.cohort)}"
-        if run.awaited_count > len(run.awaited):  # the others are not known by name
-            return counted
-        awaited = set(run.awaited)
-        others = [client for client in run.cohort if client not in awaited]
-        done = "●" if len(others) == run.admitted else "·"
-        return f"{counted}  " + "  ".join(f"{'○' if each in awaited else done} {each}" for each in run.cohort)
+        return cohort_line(self.progress.run, self.progress.cohort)
 
     def _totals(self) -> str:
         run = self.progress.run

@@ -27,22 +27,24 @@ def show_until_end(
     as_json: bool,
     console: Console | None = None,
     earlier: Callable[[], admin_pb2.GetRunResponse] = admin_pb2.GetRunResponse,
+    beside: Callable[[RunProgress], AbstractContextManager[object]] = nullcontext,
 ) -> Exit:
     """Show events as they arrive. Returns the exit code for the end of the run.
 
     earlier: gives the run and its newest rounds for the live table; it is called once, on a terminal only.
+    beside: changes the progress of the live table between two events, for as long as its block lasts.
 
     Raises:
         Unreachable: the stream ended before the run.
     """
     console = console or Console()
-    progress = RunProgress()
-    if console.is_terminal and not as_json:
+    live, progress = console.is_terminal and not as_json, RunProgress()
+    if live:
         before = earlier()
         progress.run = before.run
         for summary in before.rounds:
             progress.add_round(summary)
-    with _display(as_json, console) as show:
+    with _display(as_json, console) as show, beside(progress) if live else nullcontext():
         for event in events:
             if isinstance(event, Lost):
                 progress.lost = _LOST

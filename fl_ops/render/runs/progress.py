@@ -86,6 +86,8 @@ class RunProgress:
     """When the latest event arrived, by the monotonic clock."""
     lost: str = ""
     """What to show while there is no connection to the coordinator."""
+    cohort: admin_pb2.ListCohortResponse | None = None
+    """The clients of the round under way, as they were read last; a thread replaces it."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     _rounds: dict[int, Row] = field(default_factory=dict)
     _values: dict[int, float] = field(default_factory=dict)

@@ -7,26 +7,39 @@ from __future__ import annotations
 
 from fl_server.rpc.pages import MOST_ENTRIES, Cursor, Entries, Position
 from fl_server.runs.run import Run
-from fl_server.runs.status.cohort import Member, by_phase, drawn, members
+from fl_server.runs.status.cohort import HasAll, Member, by_phase, drawn, members
+from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 
 
 async def cohort_page(run: Run, request: pb.ListCohortRequest) -> pb.ListCohortResponse:
     """A page of the clients of the round under way, in the order of id. Raises InvalidInput."""
-    state, transfers = run.state, run.log.transfers
+    state, transfers, has_all = run.state, run.log.transfers, _has_all(run)
     clients = drawn(state)
     request.page_size = request.page_size or MOST_ENTRIES
     cursor = Cursor.of_request(request, (str,), "cohort", run.id)
 
     async def read(after: Position | None, count: int) -> Entries[pb.CohortMember]:
         following = [client for client in clients if after is None or client > after[0]][:count]
-        return [((member.client,), _message(member)) for member in members(state, transfers, following)]
+        return [((member.client,), _message(member)) for member in members(state, transfers, has_all, following)]
 
     page = await cursor.page(read)
     return pb.ListCohortResponse(
         members=page.entries, next_page_token=page.next_token, round=state.round, exchange=state.exchange,
-        by_phase=by_phase(state, transfers),
+        by_phase=by_phase(state, transfers, has_all),
     )  # fmt: skip
+
+
+def _has_all(run: Run) -> HasAll:
+    """By what went out to the present process of each daemon, for whatever run or round it was."""
+    needed = {digest_bytes(broadcast.resource.digest) for broadcast in run.model.broadcasts}
+    sessions = run.context.fleet.sessions
+
+    def has_all(client: str) -> bool:
+        session = sessions.of(client)
+        return bool(needed) and session is not None and needed <= session.sent.keys()
+
+    return has_all
 
 
 def _message(member: Member) -> pb.CohortMember:

@@ -48,7 +48,7 @@ class WebPage:
         path.chmod(0o600)
         await self._server.start()
         settings = line_for(config, path, listening, has_login=config.operators_have_names)
-        self.process = WebProcess(settings, listening.fileno())
+        self.process = WebProcess(settings, listening.fileno(), self._services.metrics.web_process_ends.inc)
         self._running = asyncio.create_task(self.process.run())
         self._running.add_done_callback(lambda _: listening.close())
         return f"{host}:{port}"

@@ -117,6 +117,7 @@ async def _restore_byte_counts(run: Run) -> None:
     for exchange in range(state.exchange + 1):
         updates = await context.services.ledger.do(context.store.updates, run.id, state.round, exchange)
         run.log.resume_exchange(run.model.bytes_down, [update for update in updates if update.admitted])
+    run.log.transfers.resume(state.round, state.exchange, state.outstanding)
 
 
 async def resume_deadline(run: Run) -> None:

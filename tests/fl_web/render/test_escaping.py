@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
     "federation/_events.html": {"entries": [entry()]},
     "federation/_active.html": {"active": [run()], "more_active": 0, "estimate": lambda run: "-"},
     "federation/_waits.html": {"problems": [("bad", EVIL, f"/runs/{EVIL}")]},
-    "run/_marks.html": {"marks": [{"kind": "refused", "text": EVIL, "time": 1.0}]},
+    "run/_marks.html": {"refused_open": 1, "marks": [{"kind": "refused", "text": EVIL, "time": 1.0}]},
     "problem.html": {"view": EVIL, "live": EVIL, "who": None, "title": EVIL, "text": EVIL, "status": 503, "at": EVIL},
 }  # fmt: skip
 

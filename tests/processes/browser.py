@@ -1,0 +1,53 @@
+"""Requests to a coordinator's own page, as a browser makes them: TLS, the cookie of its session."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass
+class Answer:
+    """A whole response."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def session(self) -> str:
+        """The cookie that it sets, as a browser sends it; empty without one."""
+        return self.headers.get("set-cookie", "").partition(";")[0]
+
+
+@dataclass
+class Browser:
+    """Requests to a page."""
+
+    address: str
+    tls: ssl.SSLContext | None = None
+    cookie: str = ""
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """Make a request on a connection of its own."""
+        connection = (
+            http.client.HTTPConnection(self.address, timeout=60)
+            if self.tls is None
+            else http.client.HTTPSConnection(self.address, timeout=60, context=self.tls)
+        )
+        own = {"Cookie": self.cookie} if self.cookie else {}
+        try:
+            connection.request(method, path, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read().decode())
+        finally:
+            connection.close()
+
+    def log_in(self, link: str) -> Answer:
+        """Follow a login link, as a browser does: the cookie is kept."""
+        answer = self.get(link.partition(self.address)[2])
+        self.cookie = answer.session or self.cookie
+        return answer
