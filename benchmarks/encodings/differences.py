@@ -2,7 +2,7 @@
 
     python -m benchmarks.encodings.differences --task fashion-mnist --model cnn-small --data-root DIR --rounds 12
     python -m benchmarks.encodings.differences --task cifar10 --model resnet18-gn-cifar --data-root DIR \
-        --rounds 2 --clients 3 --steps 8 --rate 0.1
+        --rounds 3 --clients 3 --steps 8 --rate 0.1
 
 The models are those of a real training, as `fl simulate` does it, with updates of full precision. After each round its
 model, and its direction if the method has one, are encoded with the key of the round, and the difference to that of the
