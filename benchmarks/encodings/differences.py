@@ -1,8 +1,8 @@
 """Bytes of the differences between the models of successive rounds, for each encoding.
 
     python -m benchmarks.encodings.differences --task fashion-mnist --model cnn-small --data-root DIR --rounds 12
-    python -m benchmarks.encodings.differences --task cifar10 --model resnet18-gn --data-root DIR --rounds 3 \
-        --clients 3 --steps 20 --rate 0.1
+    python -m benchmarks.encodings.differences --task cifar10 --model resnet18-gn-cifar --data-root DIR \
+        --rounds 3 --clients 3 --steps 8 --rate 0.1
 
 The models are those of a real training, as `fl simulate` does it, with updates of full precision. After each round its
 model, and its direction if the method has one, are encoded with the key of the round, and the difference to that of the
