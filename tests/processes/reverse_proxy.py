@@ -1,4 +1,4 @@
-"""nginx on loopback with the `server` block of docs/operation/web.md, for tests. It is skipped where nginx is missing."""
+"""nginx on loopback with the `server` block of docs/operation/web.md, for tests, which are skipped where it is missing."""
 
 from __future__ import annotations
 
