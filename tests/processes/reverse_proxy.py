@@ -1,4 +1,4 @@
-"""nginx on loopback with the `server` block of docs/operation/web.md, for tests, which are skipped where it is missing."""
+"""nginx on loopback with the `server` block of docs/operation/web.md, for tests. They are skipped without nginx."""
 
 from __future__ import annotations
 
