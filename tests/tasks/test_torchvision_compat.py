@@ -65,6 +65,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_operators_are_declared_only_when_missing(tmp_path: Path) -> None:
     """A package that describes undeclared operators imports; one that declares its own is first; other errors pass."""
     for name, (source, _) in CASES.items():
@@ -90,6 +91,7 @@ def test_importing_the_tasks_does_not_import_torchvision() -> None:
     assert run.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["from torchvision.transforms import v2", "import peft"])
 def test_a_task_of_a_user_imports_it_directly_or_through_a_library(tmp_path: Path, line: str) -> None:
     """A task whose module imports torchvision, or peft and so transformers, loads with any build of torch."""

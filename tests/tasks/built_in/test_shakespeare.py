@@ -88,6 +88,7 @@ def test_a_position_does_not_see_later_characters(root: str) -> None:
     assert not torch.equal(model(tokens)[..., -1], model(changed)[..., -1])
 
 
+@pytest.mark.slow
 def test_the_transformer_learns_the_text(root: str) -> None:
     """The first loss is that of guessing, ln 65 = 4.17; forty steps on the play take a fifth of it away."""
     task = task_with(root)
