@@ -22,6 +22,7 @@ from protos.fl.v1.training_pb2 import (
 from tests.chaos.points import KillOrders, order_path
 from tests.hostile.federation import HONEST, SIZE, Federation
 from tests.hostile.members import Lie, Member, lied, member
+from tests.marks import slow_except
 from tests.processes.federation import TASK, Daemon, SecureCoordinator
 from tests.processes.process import HERE, Workspace, eventually
 from tests.processes.raw_client import Tensors
@@ -154,7 +155,9 @@ def refused_twice(federation: NormedFederation, name: str, liar: Member, reason:
     assert reasons <= {f"REFUSAL_REASON_{reason}"}
 
 
-@pytest.mark.parametrize("point", ["before culprit's refusal", "behind culprit's refusal"])
+@pytest.mark.parametrize(
+    "point", slow_except(["before culprit's refusal", "behind culprit's refusal"], "behind culprit's refusal")
+)
 def test_a_coordinator_killed_between_the_drop_and_the_repeated_round(
     federation: NormedFederation, honest: dict[str, list[str]], tmp_path: Path, point: str
 ) -> None:

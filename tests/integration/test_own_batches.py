@@ -56,7 +56,7 @@ class BatchedFleet(SequenceFleet):
     ("kind", "method"),
     [
         pytest.param(SequenceFleet, "scaffold", id="samples-scaffold"),
-        pytest.param(BatchedFleet, "mimelite", id="batched-mimelite"),
+        pytest.param(BatchedFleet, "mimelite", id="batched-mimelite", marks=pytest.mark.slow),
         pytest.param(SequenceFleet, "mimelite", id="samples-mimelite", marks=pytest.mark.slow),
         pytest.param(BatchedFleet, "scaffold", id="batched-scaffold", marks=pytest.mark.slow),
     ],

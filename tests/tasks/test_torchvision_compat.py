@@ -84,6 +84,7 @@ def test_without_torchvision_the_message_has_the_command(monkeypatch: pytest.Mon
         import_torchvision()
 
 
+@pytest.mark.slow
 def test_importing_the_tasks_does_not_import_torchvision() -> None:
     """Making a task that reads files through torchvision costs nothing until it reads them."""
     program = "import sys, tasks; tasks.load_task('cifar10').model(); print('torchvision' in sys.modules)"
@@ -109,6 +110,7 @@ def test_the_hook_is_installed_once() -> None:
     assert sys.meta_path == before
 
 
+@pytest.mark.slow
 def test_a_failed_import_before_the_hook_does_no_harm(tmp_path: Path) -> None:
     """A user's code may have tried the import first: what that attempt left in sys.modules is not used."""
     package = tmp_path / "torchvision"

@@ -231,7 +231,8 @@ def faulty(config: WriteConfig, where: str) -> Path:
     ("where", "code", "seeds"),
     [
         ("init", 2, "0"), ("model", 2, "0"), ("eval_data", 2, "0"), ("loss", 7, "0"), ("metrics", 1, "0"),
-        pytest.param("loss", 7, "0,1", marks=pytest.mark.slow), pytest.param("metrics", 1, "0,1", marks=pytest.mark.slow),
+        pytest.param("loss", 7, "0,1", marks=pytest.mark.slow),
+        pytest.param("metrics", 1, "0,1", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_an_error_of_the_tasks_own_code(config: WriteConfig, where: str, code: int, seeds: str) -> None:
