@@ -110,15 +110,16 @@ def with_header(**values: int) -> Lie:
     return lie
 
 
+SLOW = pytest.mark.slow
 CASES = [
     pytest.param(PLAIN, {}, everywhere(3e38), "NORM", id="fedavg-3e38"),
-    pytest.param(CM, {}, everywhere(3e38), "NORM", id="fedcm-3e38"),
-    pytest.param(PLAIN, UNLIMITED, everywhere(3e38), "NORM", id="overflow-without-limits"),
-    pytest.param(PLAIN, {}, everywhere(1e30), "NORM", id="1e30"),
+    pytest.param(CM, {}, everywhere(3e38), "NORM", id="fedcm-3e38", marks=SLOW),
+    pytest.param(PLAIN, UNLIMITED, everywhere(3e38), "NORM", id="overflow-without-limits", marks=SLOW),
+    pytest.param(PLAIN, {}, everywhere(1e30), "NORM", id="1e30", marks=SLOW),
     pytest.param(PLAIN, {}, buffer("running_mean", 1e30), "NORM", id="buffers-1e30"),
-    pytest.param(PLAIN, {}, buffer("running_mean", 1e6), "NORM", id="buffers-1e6"),
+    pytest.param(PLAIN, {}, buffer("running_mean", 1e6), "NORM", id="buffers-1e6", marks=SLOW),
     pytest.param(PLAIN, {}, buffer("running_var", -0.5), "NORM", id="negative-variance"),
-    pytest.param(PLAIN, {}, buffer("num_batches_tracked", 2**62), "NORM", id="count-of-batches"),
+    pytest.param(PLAIN, {}, buffer("num_batches_tracked", 2**62), "NORM", id="count-of-batches", marks=SLOW),
     pytest.param(
         {"name": "mimelite"}, {}, everywhere(1e30, PAYLOAD_KIND_FULL_GRADIENT), "NORM", id="mimelite-gradient"
     ),

@@ -97,6 +97,7 @@ def test_a_networked_run_is_the_simulated_run(fleet: LoopFleet, request: pytest.
     assert simulated(name, plain)[0].digest != expected[0].digest
 
 
+@pytest.mark.slow
 def test_killed_processes_change_no_bit(fleet: LoopFleet, tmp_path: Path) -> None:
     """One daemon has delivered and is killed with the coordinator. The models are those of simulation and replay."""
     quick, slow = fleet.half_delivered("killed", **SECTIONS)

@@ -103,7 +103,8 @@ def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str)
     assert last["clients_loss"] != last["clients_loss_without_personal"]
 
 
-@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold"], "scaffold"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedcm", "scaffold"])
 def test_killed_processes_change_no_bit(fleet: PersonalFleet, method: str, tmp_path: Path) -> None:
     """Coordinator and daemon are killed after two of five rounds. The models are those of the simulation and replay."""
     name, sections = f"killed-{method}", {**SECTIONS, **METHODS[method]}

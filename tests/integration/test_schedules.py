@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.integration.test_simulation import replayed, simulated
-from tests.marks import slow_except
 from tests.processes.federation import Fleet
 from tests.processes.process import HERE
 
@@ -31,7 +30,8 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
 
 
-@pytest.mark.parametrize("method", slow_except(METHODS, "mofedsam"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, tmp_path: Path, method: str) -> None:
     """SIGKILL in the third of four rounds, then two rounds more, which keep the values of the last planned one.
 

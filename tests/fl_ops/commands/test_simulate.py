@@ -23,7 +23,6 @@ from fl_ops.simulate.reports import Step
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import read_simulation
 from tasks import load_task
-from tests.marks import slow_except
 from tests.processes.process import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -133,7 +132,8 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(one) for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("number", slow_except([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_run(config: WriteConfig, tmp_path: Path, number: signal.Signals) -> None:
     """Two workers of a run that is ended in the middle, also by a signal that it cannot handle."""
     process = started(config(rounds=100_000), "--workers", "2", folder=tmp_path)

@@ -80,6 +80,7 @@ def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Pa
     assert "another rank of this run ended" in second
 
 
+@pytest.mark.slow
 def test_without_torchrun_it_names_the_command(launches: Launches, tmp_path: Path) -> None:
     """A process that torchrun did not start exits with 2 and an example."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))
