@@ -101,6 +101,7 @@ def test_a_coordinator_that_was_replaced_ends(
     assert [len(each.events("trained", run="replaced", round=0)) for each in (quick, slow)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_from_postgresql(
     pg_fleet: Fleet, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
