@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -188,14 +188,23 @@ def sources() -> Mapping[str, ast.Module]:
     return {module_name(path): ast.parse(path.read_text()) for path in paths if "_pb2" not in path.name}
 
 
-def imports(module: str) -> Iterator[tuple[str, str]]:
+@cache
+def nodes(module: str) -> Sequence[ast.AST]:
+    """Every node of a module's syntax tree. Most rules read them, and a walk costs more than a rule."""
+    return list(ast.walk(sources()[module]))
+
+
+@cache
+def imports(module: str) -> Sequence[tuple[str, str]]:
     """(module, name) of every import; the name is empty where the module itself is imported."""
-    for node in ast.walk(sources()[module]):
+    found = list[tuple[str, str]]()
+    for node in nodes(module):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module}: expected absolute imports"
-            yield from ((node.module or "", alias.name) for alias in node.names)
+            found += ((node.module or "", alias.name) for alias in node.names)
+    return found
 
 
 def imported_modules(module: str) -> set[str]:
@@ -223,9 +232,8 @@ def within(module: str, names: Iterable[str]) -> bool:
 
 def names_used(module: str) -> set[str]:
     """All names, attributes and imported names of a module."""
-    nodes = list(ast.walk(sources()[module]))
-    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    found |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    found = {node.attr for node in nodes(module) if isinstance(node, ast.Attribute)}
+    found |= {node.id for node in nodes(module) if isinstance(node, ast.Name)}
     return found | {name for _, name in imports(module)}
 
 

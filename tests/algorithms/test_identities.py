@@ -12,6 +12,7 @@ from torch import Tensor
 
 import algorithms as fl
 from algorithms.conformance.federation import UNEVEN, Federation, Round, flat
+from tests.marks import slow_except
 
 
 def end(federation: Federation, name: str, rounds: Sequence[Round] = UNEVEN, /, **parameters: object) -> Tensor:
@@ -101,7 +102,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters"), EXACT, ids=str)
+@pytest.mark.parametrize(("name", "parameters"), slow_except(EXACT, EXACT[0], EXACT[3], EXACT[4], EXACT[7]), ids=str)
 def test_exact_minimiser_with_many_local_steps(conditioned: Federation, name: str, parameters: dict[str, Any]) -> None:
     """Constant rate, all clients, K = 6: the minimiser of the method's objective, whatever the server optimizer."""
     by_examples = "examples" in parameters.values()
@@ -109,7 +110,7 @@ def test_exact_minimiser_with_many_local_steps(conditioned: Federation, name: st
     torch.testing.assert_close(x, conditioned.minimiser(by_examples), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedcm", "mimelite"])
+@pytest.mark.parametrize("name", slow_except(["fedavg", "fedavgm", "fedcm", "mimelite"], "fedavg", "fedcm"))
 def test_without_correction_it_stays_away(conditioned: Federation, name: str) -> None:
     """Constant rate, all clients, K = 6: what does not take the drift out ends elsewhere, so the law above can fail."""
     x = end(conditioned.with_steps(6), name, [Round(t) for t in range(100)], weights="uniform")

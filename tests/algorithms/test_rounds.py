@@ -13,6 +13,7 @@ from torch import nn
 import algorithms as fl
 from algorithms import tree
 from algorithms.conformance.federation import UNEVEN, Client, Federation, flat, half_squares
+from tests.marks import slow_except
 
 
 def participant(client: Client) -> fl.Participant:
@@ -42,7 +43,12 @@ def test_it_has_the_bits_of_the_parts(federation: Federation, name: str) -> None
     torch.testing.assert_close(dict(whole.clients), kept, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "option"), [("scaffold", "I"), ("scaffold", "II"), ("feddyn", None), ("mime", None)])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    slow_except(
+        [("scaffold", "I"), ("scaffold", "II"), ("feddyn", None), ("mime", None)], ("scaffold", "I"), ("feddyn", None)
+    ),
+)
 def test_it_reaches_the_exact_optimum(conditioned: Federation, name: str, option: str | None) -> None:
     """The corrected methods end at the minimiser of the mean, although the clients' steps drift."""
     parameters: dict[str, Any] = {"option": option} if option else {"beta": 0.5} if name == "mime" else {"alpha": 1.0}

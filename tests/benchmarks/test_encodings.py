@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_program_measures_an_encoding() -> None:
     """Bytes and error of int8 are those that its definition gives: 260 bytes for 256 float32."""
     command = [sys.executable, "-m", "benchmarks.encodings", "--only", "int8", "--repeats", "1"]

@@ -105,6 +105,7 @@ def program(folder: Path, code: int) -> Started:
     return Started([sys.executable, "-c", PROGRAM, str(table), str(code)], table)
 
 
+@pytest.mark.slow
 def test_the_first_round_is_not_counted() -> None:
     """The first needs 1.5 s of processor time, each later one 0.3 s for 50 clients."""
     found = measure(lambda options, folder: program(folder, 0), OPTIONS, limit_s=60)
@@ -114,6 +115,7 @@ def test_the_first_round_is_not_counted() -> None:
     assert found.accuracy == 0.5
 
 
+@pytest.mark.slow
 def test_a_failed_contender_is_reported_with_its_last_lines() -> None:
     """Even if all of its rounds were written."""
     with pytest.raises(Failed, match=r"exit code 3 after 3 of 3 rounds:\nthe end"):

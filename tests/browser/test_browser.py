@@ -19,6 +19,7 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 Federation = tuple[Coordinator, list[Daemon]]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_shown_live(federation: Federation, page: WebPage, tab: Any) -> None:
     """State, progress and curves change without a reload, and a table that a person opened stays open."""
     server, daemons = federation

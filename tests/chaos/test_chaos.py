@@ -11,9 +11,10 @@ from tests.chaos.jobs import JOBS
 from tests.chaos.plan import FAULTS, Plan, plan
 from tests.chaos.trial import Trial, run_trial
 
+SLOW = pytest.mark.slow
 CHOSEN = [
-    pytest.param("fedcm", "death behind checkpoint's rename", "kill half of the daemons", id="fedcm"),
-    pytest.param("scaffold", "death before outcomes", "cut up inside", id="scaffold"),
+    pytest.param("fedcm", "death behind checkpoint's rename", "kill half of the daemons", id="fedcm", marks=SLOW),
+    pytest.param("scaffold", "death before outcomes", "cut up inside", id="scaffold", marks=SLOW),
     pytest.param("fedcm-goal", "update with a NaN", "freeze daemon", id="goal"),
 ]
 """They contain faults of every family: deaths, processes, links, updates."""

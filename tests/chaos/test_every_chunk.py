@@ -91,6 +91,7 @@ def counted(address: str, namespace: str, labels: dict[str, str]) -> float:
     return sum(sample.value for sample in samples if sample.name == f"{namespace}_transfer_bytes_total")
 
 
+@pytest.mark.slow
 def test_a_cut_at_every_chunk_costs_a_chunk_at_most(pair: Pair) -> None:
     """The models are those without cuts, and each end receives at most one chunk twice."""
     ups, downs = pair.proxies

@@ -45,6 +45,7 @@ def killed_or_over(server: Eager, run: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_kill_at_the_write_of_many_verdicts_changes_no_bit(cluster: Eager) -> None:
     """The next coordinator has all of them or none, and the models are those of a run without a kill."""
     expected = cluster.digests(cluster.create("undisturbed", round=ALL, stop={"rounds": ROUNDS}))

@@ -19,10 +19,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import typer
 import typer.main
 
 import fl_client.__main__ as fl_client_main
@@ -41,15 +43,21 @@ LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")
 PORTS = ("7070", "7071", "7072", "7074")
 
 
+@cache
+def commands_of(program: typer.Typer) -> Any:
+    """The commands of a program. Typer needs a fifth of a second to make them, so it makes them once."""
+    return typer.main.get_command(program)
+
+
 def check_fl_command(arguments: Sequence[str]) -> None:
     """Fail unless `fl` has the command, and it takes these arguments and options as they stand."""
-    _check("fl", typer.main.get_command(app), arguments)
+    _check("fl", commands_of(app), arguments)
 
 
 def check_fl_client_command(arguments: Sequence[str]) -> None:
     """As `check_fl_command`, for `fl-client`."""
     if arguments[:1] and arguments[0] in fl_client_main.SETUP:
-        _check("fl-client", typer.main.get_command(setup_app), arguments)
+        _check("fl-client", commands_of(setup_app), arguments)
     else:
         fl_client_main._settings_files(list(arguments[1:] if arguments[:1] == ["run"] else arguments))
 

@@ -12,6 +12,7 @@ from tests.docs.pages import follow_page, read_page
 PAGE = read_page("docs/training/adapters.md")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # three programs and a run, on a machine that may be busy with others
 def test_everything_on_the_page_works(tmp_path: Path) -> None:
     """Each file is saved and each command run; exit codes and outputs are those of the page."""

@@ -56,6 +56,7 @@ def test_the_example_is_at_most_30_lines() -> None:
     assert len(EXAMPLE.strip().splitlines()) <= 30
 
 
+@pytest.mark.slow
 def test_the_example_learns_on_partitioned_data(folder: Path) -> None:
     """my_task:Wine loads by name, is partitioned over eight clients, and training on two lowers the held-out loss."""
     task: Any = load("my_task:Wine", {"hidden": 16.0})

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-import typer.main
 from click import ClickException
 
 from fl_client.setup.commands import app as setup_app
@@ -19,6 +18,7 @@ from tests.docs.pages import (
     check_fl_client_command,
     check_fl_command,
     check_fl_server_command,
+    commands_of,
     read_page,
 )
 
@@ -66,7 +66,7 @@ def check_mention(program: str, arguments: str) -> None:
     if program == "fl-server" or (program == "fl-client" and words[0] in {"run", "--config", "--version"}):
         assert words[0] in {"run", "--config", "--version", "--help"}, f"{program} {arguments}"
         return
-    command: Any = typer.main.get_command(app if program == "fl" else setup_app)
+    command: Any = commands_of(app if program == "fl" else setup_app)
     while commands := getattr(command, "commands", None):
         if not words or words[0] == "..." or words[0].startswith("--"):
             return

@@ -70,6 +70,7 @@ def test_the_page_has_a_device_with_a_file_of_its_own() -> None:
     assert options == [argument.arg for argument in init.args.args[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_adapters_learn_and_alone_are_sent(bert: Path) -> None:
     """The loss falls over the rounds. A client sends 4 matrices B of [16, 8] and the head of 34 values, as float32."""

@@ -45,6 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
         yield coordinator
 
 
+@pytest.mark.slow
 def test_the_code_prints_what_the_page_shows(server: Coordinator) -> None:
     """All blocks in order, in one namespace, with the coordinator's own port."""
     assert len(BLOCKS) == PAGE.count("```python") == 2

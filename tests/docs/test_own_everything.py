@@ -15,6 +15,7 @@ import pytest
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
+from tests.marks import slow_except
 
 PAGE = (Path(__file__).parents[2] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
 WINE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Wine" in block)
@@ -74,7 +75,9 @@ def test_every_listing_of_the_steps_is_run() -> None:
     assert re.search(r"^\| the task above \| (\d+) \|", PAGE, re.MULTILINE)[1] == str(len(WINE.strip().splitlines()))  # type: ignore[index]
 
 
-@pytest.mark.parametrize("change", ["run", *CHANGES])
+@pytest.mark.parametrize(
+    "change", slow_except(["run", *CHANGES], *(change for change in ["run", *CHANGES] if change != "adapted"))
+)
 def test_a_step_trains(change: str) -> None:
     """Five rounds lower the held-out loss, with each part of one's own."""
     found = losses(change)

@@ -42,6 +42,7 @@ def simulated(file: Path) -> SeedResult:
     return result
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_learns(folder: Path) -> None:
     """Five rounds of Adam end far above a guess, and each round has the loss of both local epochs."""
     rounds = simulated(folder / "looped.toml").rounds
@@ -73,6 +74,7 @@ def test_the_table_of_methods_is_complete() -> None:
     assert never == {name for name, each in built.items() if each.no_loop}
 
 
+@pytest.mark.slow
 def test_the_personal_heads_of_the_page_fit_their_devices(folder: Path) -> None:
     """Each device has two classes: with its own head it is much better than with the initial one."""
     last = simulated(folder / "personal.toml").rounds[-1].metrics

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_the_method_and_the_reducer_satisfy_the_laws(folder: Path) -> None:
     """The page's two test files pass with its two modules."""
     (folder / "conftest.py").write_text(PLUGIN, encoding="utf-8")

@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fl_client.settings.config import ClientConfig
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
@@ -30,6 +32,7 @@ def small_run(root: str, base: Path) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.slow
 def test_the_example_trains_centrally_and_then_by_speaker(tmp_path: Path) -> None:
     """The script's weights are the run's base, and adapters of rank 8 on them lower the speakers' held-out loss."""
     root, base = write_play(tmp_path), tmp_path / "base.safetensors"

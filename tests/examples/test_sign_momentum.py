@@ -51,6 +51,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return made
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(environment: Environment, tmp_path: Path) -> None:
     """With the installed package, from another folder: the laws of methods and reducers, and rounds by hand."""
     shutil.copytree(SOURCE / "tests", tmp_path / "tests")
@@ -61,6 +62,7 @@ def test_its_own_tests_pass(environment: Environment, tmp_path: Path) -> None:
     assert Path(where.stdout.strip()).is_relative_to(environment.site)
 
 
+@pytest.mark.slow
 def test_its_run_is_simulated_by_the_names_of_its_entry_points(environment: Environment, tmp_path: Path) -> None:
     """The run's file of the package works as the README shows it, and the accuracy is above chance."""
     text = (SOURCE / "run.toml").read_text().replace("rounds = 20", "rounds = 12")
@@ -70,6 +72,7 @@ def test_its_run_is_simulated_by_the_names_of_its_entry_points(environment: Envi
     assert "12 rounds are done" in done.stdout
 
 
+@pytest.mark.slow
 def test_its_names_need_no_settings(environment: Environment, workspace: Workspace) -> None:
     """Coordinator and daemons with the package take part in its run, with the same code on both sides."""
     server = Coordinator(workspace, settings={"tasks": []}, path=[environment.site]).serve()

@@ -97,6 +97,7 @@ def test_a_daemon_without_a_server_retries_until_a_signal(
     assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_second_daemon_on_the_state_directory_is_refused(start: Callable[..., subprocess.Popen[str]]) -> None:
     """Exit code 2, and the message names the first daemon's process, which SIGINT ends with exit code 0."""
     first = start()

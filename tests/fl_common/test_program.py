@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow_except
+
 ROOT = Path(__file__).parents[2]
 CODE = """
 import os, signal, sys
@@ -31,20 +33,25 @@ RUN = ["run", "list", "--insecure"]
 
 @pytest.mark.parametrize(
     ("program", "moment", "arguments"),
-    [
+    slow_except(
+        [
+            ("fl_ops", "typer", RUN),
+            ("fl_ops", "fl_ops.render.tables", RUN),
+            ("fl_ops", "grpc._cython", RUN),
+            ("fl_ops", "torch", ["simulate", "run.toml"]),
+            ("fl_ops", "torch.nn", ["simulate", "run.toml"]),
+            ("fl_server", "pydantic", []),
+            ("fl_server", "fl_server.app", []),
+            ("fl_server", "torch", []),
+            ("fl_server", "sqlalchemy", []),
+            ("fl_client", "pydantic", []),
+            ("fl_client", "fl_client.app", []),
+            ("fl_client", "torch", []),
+        ],
         ("fl_ops", "typer", RUN),
-        ("fl_ops", "fl_ops.render.tables", RUN),
-        ("fl_ops", "grpc._cython", RUN),
-        ("fl_ops", "torch", ["simulate", "run.toml"]),
-        ("fl_ops", "torch.nn", ["simulate", "run.toml"]),
-        ("fl_server", "pydantic", []),
         ("fl_server", "fl_server.app", []),
-        ("fl_server", "torch", []),
-        ("fl_server", "sqlalchemy", []),
         ("fl_client", "pydantic", []),
-        ("fl_client", "fl_client.app", []),
-        ("fl_client", "torch", []),
-    ],
+    ),
 )
 def test_an_interrupt_while_it_loads(tmp_path: Path, program: str, moment: str, arguments: list[str]) -> None:
     """The program ends with 130 and prints nothing, whatever it is importing."""

@@ -183,6 +183,7 @@ def test_training_stops_at_its_deadline(daemon: Daemon, coordinator: BadCoordina
     assert (failure.reason, failure.message[:20]) == (pb.FAILURE_REASON_RESOURCES, "the deadline is over")
 
 
+@pytest.mark.slow
 def test_thousands_of_assignments_a_second_do_not_block_the_daemon(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """While a stream floods it, the daemon continues to report failures, many per call."""
     like = coordinator.assignment("flood")

@@ -136,6 +136,7 @@ def test_a_client_that_reports_a_lost_state_for_every_assignment(
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_a_client_that_loses_its_state_again_and_again(federation: Federation) -> None:
     """It restarts the states twice, with a SIGKILL in between, and is excluded until an operator releases it."""
     server = federation.server

@@ -67,6 +67,7 @@ def until_it_ends(stream: Any) -> Iterator[list[grpc.RpcError]]:
     assert ended, "the stream did not end"
 
 
+@pytest.mark.slow
 def test_open_streams_end_with_the_certificate(federation: Federation, undisturbed: list[str]) -> None:
     """Attend and WatchRun end with a message when the certificate expires; afterwards it is refused."""
     run_id = federation.begin_run()
@@ -98,6 +99,7 @@ def test_open_streams_end_with_the_certificate(federation: Federation, undisturb
     federation.still_works(undisturbed, run_id)
 
 
+@pytest.mark.slow
 def test_a_daemon_continues_with_the_renewed_certificate(federation: Federation) -> None:
     """Its first certificate expires on an open connection. The daemon reconnects with the renewed one."""
     name: list[x509.GeneralName] = [URI("fl://client/renewed")]
@@ -119,6 +121,7 @@ def test_a_daemon_continues_with_the_renewed_certificate(federation: Federation)
     assert daemon.terminate() == 0
 
 
+@pytest.mark.slow
 def test_a_copied_daemon_does_not_end_the_working_one(federation: Federation, undisturbed: list[str]) -> None:
     """A daemon with a copied key starts during a round. It is refused, both addresses are shown, and the bits stay."""
     server, daemons = federation.server, federation.daemons

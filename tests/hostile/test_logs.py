@@ -62,6 +62,7 @@ def test_text_of_a_client_cannot_control_an_operators_terminal(federation: Feder
         assert all(line.isprintable() for line in shown.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_an_honest_run_beside_the_flood(federation: Federation, undisturbed: list[str]) -> None:
     """The honest run ends with its bits, and the log grows by less than a megabyte."""
     log = federation.server.folder / "server.out"

@@ -13,6 +13,7 @@ from tests.hostile.assigned import begin_run_of
 from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_bytes, unread_fetches
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import for_seconds, target, under
+from tests.marks import slow_except
 from tests.processes.process import TIMEOUT_S, Workspace, eventually
 
 MIB = 1 << 20
@@ -40,12 +41,15 @@ def refused(federation: Federation, limit: str) -> float:
 
 @pytest.mark.parametrize(
     ("attack", "limit", "calls", "most_mib"),
-    [
-        (silent_uploads, "uploads", 300, 45),
-        (unread_fetches, "downloads", 100, 100),
-        (query_storm, "calls", 50, 40),
+    slow_except(
+        [
+            (silent_uploads, "uploads", 300, 45),
+            (unread_fetches, "downloads", 100, 100),
+            (query_storm, "calls", 50, 40),
+            (refetch, "fetches", 10, 40),
+        ],
         (refetch, "fetches", 10, 40),
-    ],
+    ),
     ids=["silent uploads", "unread fetches", "query storm", "refetch"],
 )
 def test_a_client_gets_no_more_than_its_share(
@@ -72,6 +76,7 @@ def test_a_client_gets_no_more_than_its_share(
         eventually(drained, f"no {kind} are left")
 
 
+@pytest.mark.slow
 def test_bytes_that_nobody_reads_are_limited(federation: Federation, undisturbed: list[str]) -> None:
     """A call holds `transfers.ahead_mib` of them. Downloads that read nothing go on sending behind their request."""
     begin_run_of(federation, "unread-bytes")
@@ -89,6 +94,7 @@ def test_repeated_fetches_are_limited(federation: Federation) -> None:
     assert sent < (16 + 4) * 2.2 * MIB
 
 
+@pytest.mark.slow
 def test_honest_clients_retry_after_a_limit_and_lose_nothing(workspace: Workspace, undisturbed: list[str]) -> None:
     """Uploads are refused at first. Nothing is trained twice, and the models are the same bit for bit.
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.marks import slow_except
 from tests.processes.federation import Fleet
 
 FEDCM = {"name": "fedcm", "parameters": {"alpha": 0.2}}
 FEDAVG = {"name": "fedavg"}
 
 
-@pytest.mark.parametrize("algorithm", [FEDCM, FEDAVG], ids=["fedcm", "fedavg"])
+@pytest.mark.parametrize("algorithm", slow_except([FEDCM, FEDAVG], FEDCM), ids=["fedcm", "fedavg"])
 def test_a_run_repeats_itself(fleet: Fleet, algorithm: dict[str, Any]) -> None:
     """Two runs with the same settings and seed have the same model after every round. Another seed differs."""
     server, name = fleet.server, algorithm["name"]
@@ -40,10 +41,10 @@ def kill_at(fleet: Fleet, run: str, event: str, detail: str) -> None:
 @pytest.mark.parametrize(
     ("event", "detail"),
     [
-        pytest.param("committed", "", id="between-rounds"),
-        pytest.param("phase", "collecting", id="drawn"),
+        pytest.param("committed", "", id="between-rounds", marks=pytest.mark.slow),
+        pytest.param("phase", "collecting", id="drawn", marks=pytest.mark.slow),
         pytest.param("admitted", "edge-", id="one-admitted"),
-        pytest.param("phase", "stepping", id="stepping"),
+        pytest.param("phase", "stepping", id="stepping", marks=pytest.mark.slow),
         pytest.param("phase", "committing", id="committing"),
     ],
 )

@@ -71,6 +71,7 @@ def test_an_evaluation_does_not_wait_for_a_killed_daemon(fleet: EvaluatingFleet)
     assert fleet.server.rounds(run)[0].metrics["clients_evaluated"] == 2
 
 
+@pytest.mark.slow
 def test_a_coordinator_killed_between_the_commit_and_the_answers(workspace: Workspace) -> None:
     """After SIGKILL with one of three answers, the restarted coordinator asks only the other two."""
     fleet = EvaluatingFleet(workspace, 3)

@@ -113,6 +113,7 @@ def test_a_token_that_does_not_fit_gives_nothing(
     assert serial(state) is None
 
 
+@pytest.mark.slow
 def test_a_daemon_that_was_off_for_too_long_comes_back_by_itself(
     server: EnrollingCoordinator, workspace: Workspace
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_daemon_that_was_off_for_too_long_comes_back_by_itself(
     assert issued[:2] == ["Enroll", "Reenroll"]
 
 
+@pytest.mark.slow
 def test_a_revoked_device_stops_asking_until_it_has_a_new_token(
     server: EnrollingCoordinator, workspace: Workspace
 ) -> None:

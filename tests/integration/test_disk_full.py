@@ -116,6 +116,7 @@ def test_a_coordinator_killed_on_a_full_disk_starts_from_the_old_state(
     assert trained(workspace, run) == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_read_only_spool_accepts_updates_once_it_is_writable(workspace: Workspace, bound_server: Coordinator) -> None:
     """The client gets the reason and a retry time. Until then nothing is acknowledged, and nothing is trained twice."""
     run, spool = assigned(workspace, bound_server), workspace.folder / "server-state" / "spool"
@@ -130,6 +131,7 @@ def test_a_read_only_spool_accepts_updates_once_it_is_writable(workspace: Worksp
     assert trained(workspace, run) == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_round_is_committed_once_its_folder_is_writable(workspace: Workspace, bound_server: Coordinator) -> None:
     """The run's reason names the folder. The run continues by itself, and log and history have both events."""
     run = assigned(workspace, bound_server)

@@ -12,6 +12,7 @@ from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
 from tests.integration.test_simulation import CLIENTS, over_the_wire, replayed, simulated
+from tests.marks import slow_except
 from tests.processes.federation import Fleet, run_spec
 from tests.processes.process import HERE, eventually
 
@@ -55,7 +56,7 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slow_except(RUNS, "int8-scaffold", "topk"))
 def test_simulation_run_and_replay_have_the_same_bits(fleet: Fleet, tmp_path: Path, name: str) -> None:
     """Models, metrics and losses; other models than those of a plain run, and fewer bytes."""
     sections = {**RUNS[name], "stop": {"rounds": 3}}
@@ -80,7 +81,7 @@ def test_fewer_bytes_travel(fleet: Fleet) -> None:
     assert few.bytes_down < 0.55 * plain.bytes_down
 
 
-@pytest.mark.parametrize("name", ["int8-scaffold", "eden", "reference-scaffold", "topk"])
+@pytest.mark.parametrize("name", slow_except(["int8-scaffold", "eden", "reference-scaffold", "topk"], "eden"))
 def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str) -> None:
     """SIGKILL after the first receipt of a round: the encoded update is kept, and not trained again."""
     run = f"killed-{name}"
@@ -95,7 +96,7 @@ def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str)
     assert len(trained) == (2 if name == "eden" else 1)  # two exchanges
 
 
-@pytest.mark.parametrize("name", ["int8-scaffold", "topk"])
+@pytest.mark.parametrize("name", slow_except(["int8-scaffold", "topk"], "topk"))
 def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet, name: str) -> None:
     """It trains while the coordinator is down, and is killed. Its next start sends the same encoded bytes."""
     run = f"pending-{name}"

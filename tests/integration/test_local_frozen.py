@@ -116,6 +116,7 @@ def test_a_client_with_other_frozen_parameters_is_not_drawn(
     assert server.completed("local").rounds_done == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_and_daemon_end_with_the_same_models(
     workspace: Workspace, server: Coordinator, backbone: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_killed_coordinator_and_daemon_end_with_the_same_models(
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_a_coordinator_whose_file_has_changed_does_not_continue_the_run(
     workspace: Workspace, server: Coordinator, backbone: Path
 ) -> None:

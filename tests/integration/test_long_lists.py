@@ -96,6 +96,7 @@ def fl(server: Coordinator, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_all_clients_and_rounds_are_listed(server: Coordinator) -> None:
     """Each once and in order, in as many pages as it takes."""
     clients = fl(server, "clients", "list")
@@ -111,6 +112,7 @@ def test_all_clients_and_rounds_are_listed(server: Coordinator) -> None:
     assert [line["event"] for line in history] == ["run_created", *["round_committed"] * ROUNDS]
 
 
+@pytest.mark.slow
 def test_a_few_are_listed(server: Coordinator) -> None:
     """The newest rounds, the first clients, and clients by label and state."""
     run = fl(server, "run", "show", "long", "--limit", "3")
@@ -129,6 +131,7 @@ def test_a_deletion_asks_for_consent(server: Coordinator) -> None:
     assert "expected a terminal to ask on, or --yes" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_completes_the_deletion(server: Coordinator) -> None:
     """SIGKILL as soon as the run is marked: the next start removes the rest, and only a line of history stays."""
     state = Path(server.settings["state_dir"])

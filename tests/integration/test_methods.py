@@ -7,10 +7,11 @@ import pytest
 import algorithms as fl
 from fl_ops.errors import OpsError
 from protos.fl.v1 import admin_pb2
+from tests.marks import slow_except
 from tests.processes.federation import Fleet
 
 
-@pytest.mark.parametrize("name", fl.names())
+@pytest.mark.parametrize("name", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
 def test_a_run_can_use_the_method(fleet: Fleet, name: str) -> None:
     """Two rounds are committed, and each moves the model."""
     run = fleet.server.create(f"with-{name}", algorithm={"name": name}, stop={"rounds": 2}, population=3)

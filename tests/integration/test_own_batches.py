@@ -52,13 +52,14 @@ class BatchedFleet(SequenceFleet):
     form = "batched"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
         pytest.param(SequenceFleet, "scaffold", id="samples-scaffold"),
         pytest.param(BatchedFleet, "mimelite", id="batched-mimelite"),
-        pytest.param(SequenceFleet, "mimelite", id="samples-mimelite", marks=pytest.mark.slow),
-        pytest.param(BatchedFleet, "scaffold", id="batched-scaffold", marks=pytest.mark.slow),
+        pytest.param(SequenceFleet, "mimelite", id="samples-mimelite"),
+        pytest.param(BatchedFleet, "scaffold", id="batched-scaffold"),
     ],
 )
 def test_a_killed_run_has_the_simulated_bits_and_is_replayed(

@@ -17,6 +17,7 @@ from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
 from protos.fl.v1 import admin_pb2
+from tests.marks import slow_except
 from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
 from tests.processes.process import HERE, Workspace
 
@@ -77,7 +78,7 @@ def epochs_of(summary: admin_pb2.RoundSummary) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "local",
-    [pytest.param({}, id="epochs"), pytest.param({"epochs": None, "steps": 5}, id="steps")],
+    [pytest.param({}, id="epochs"), pytest.param({"epochs": None, "steps": 5}, id="steps", marks=pytest.mark.slow)],
 )
 def test_a_networked_run_is_the_simulated_run(fleet: LoopFleet, request: pytest.FixtureRequest, local: Any) -> None:
     """Models, training losses and the metrics of the local epochs are equal, and the loop is not plain SGD."""
@@ -96,6 +97,7 @@ def test_a_networked_run_is_the_simulated_run(fleet: LoopFleet, request: pytest.
     assert simulated(name, plain)[0].digest != expected[0].digest
 
 
+@pytest.mark.slow
 def test_killed_processes_change_no_bit(fleet: LoopFleet, tmp_path: Path) -> None:
     """One daemon has delivered and is killed with the coordinator. The models are those of simulation and replay."""
     quick, slow = fleet.half_delivered("killed", **SECTIONS)
@@ -155,7 +157,7 @@ def test_methods_that_make_other_steps_are_refused(
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize("method", ["fedcm", "scaffold", "mime"])
+@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold", "mime"], "scaffold"))
 def test_other_methods_are_inexact_where_the_run_allows_it(fleet: LoopFleet, method: str) -> None:
     """Their sums and client states work with the loop's deltas, in the network as in the simulation."""
     sections = {

@@ -87,6 +87,7 @@ def replayed(server: Coordinator, name: str) -> Result:
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", name, "--state-dir", state])
 
 
+@pytest.mark.slow
 def test_killed_runs_have_the_simulated_bits_and_are_replayed(workspace: Workspace) -> None:
     """A method with a payload and a schedule of its own, and both kinds of reducers; coordinator and daemon die."""
     server = Coordinator(workspace, settings=SERVER, path=[EXAMPLE]).serve()
@@ -190,6 +191,7 @@ def test_a_client_without_the_same_code_is_not_drawn(workspace: Workspace, tmp_p
     server.completed("code")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["method", "reducers"])
 def test_a_coordinator_with_other_code_does_not_go_on(workspace: Workspace, tmp_path: Path, part: str) -> None:
     """After a restart the run is not loaded, with the reason. With the code back, it ends with the simulated bits."""

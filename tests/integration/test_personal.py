@@ -19,6 +19,7 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
+from tests.marks import slow_except
 from tests.processes.federation import TASK, Daemon, Fleet, run_spec
 from tests.processes.process import HERE, Workspace
 
@@ -85,7 +86,7 @@ def check_replay(fleet: Fleet, name: str, config: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_except(METHODS, "fedcm", "scaffold"))
 def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str) -> None:
     """Models, and evaluations with and without the personal values, are equal for a head and for norms with buffers."""
     sections = {**SECTIONS, **METHODS[method]}
@@ -102,6 +103,7 @@ def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str)
     assert last["clients_loss"] != last["clients_loss_without_personal"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcm", "scaffold"])
 def test_killed_processes_change_no_bit(fleet: PersonalFleet, method: str, tmp_path: Path) -> None:
     """Coordinator and daemon are killed after two of five rounds. The models are those of the simulation and replay."""

@@ -49,6 +49,7 @@ def test_a_killed_coordinator_continues_in_the_same_round(pg_fleet: Fleet, undis
     assert not (server.folder / "server-state" / "ledger.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_repeated_restarts_of_the_database_lose_nothing(
     pg_fleet: Fleet, undisturbed: list[str], postgres: PostgresServer
 ) -> None:
@@ -61,6 +62,7 @@ def test_repeated_restarts_of_the_database_lose_nothing(
     assert undisturbed == pg_fleet.server.digests("cut-off")
 
 
+@pytest.mark.slow
 def test_a_coordinator_waits_for_an_unreachable_database(
     pg_fleet: Fleet, undisturbed: list[str], postgres: PostgresServer
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_second_coordinator_is_refused(pg_fleet: Fleet, url: str) -> None:
     assert f"another coordinator has the ledger: impetus process {pg_fleet.server.pid} on host" in second.errors()
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_was_replaced_ends(
     pg_fleet: Fleet, undisturbed: list[str], postgres: PostgresServer, url: str
 ) -> None:
@@ -98,6 +101,7 @@ def test_a_coordinator_that_was_replaced_ends(
     assert [len(each.events("trained", run="replaced", round=0)) for each in (quick, slow)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_from_postgresql(
     pg_fleet: Fleet, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, tmp_path: Path, method: str) -> None:
     """SIGKILL in the third of four rounds, then two rounds more, which keep the values of the last planned one.

@@ -105,6 +105,7 @@ def test_an_error_about_a_key_does_not_show_it(workspace: Workspace) -> None:
     assert "are no certificate and key in PEM" in run_fl("run", "list", *named, folder=workspace.folder).stderr
 
 
+@pytest.mark.slow
 def test_a_run_shows_no_secret(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """With certificates, sessions, and telemetry to an unreachable collector: no log, no page and no reply has one."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")

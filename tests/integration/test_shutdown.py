@@ -86,6 +86,7 @@ def evaluating(workspace: Workspace, request: pytest.FixtureRequest) -> tuple[Co
     return server, hold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluating", [0.2], indirect=True)
 def test_work_beyond_the_grace_is_abandoned(evaluating: tuple[Coordinator, Path]) -> None:
     """An evaluation delays the end by the grace at most; after a restart it is repeated, and the run completes."""

@@ -15,6 +15,7 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
+from tests.marks import slow_except
 from tests.processes.federation import TASK, Coordinator, Daemon, Fleet, run_spec
 from tests.processes.process import HERE, Workspace
 
@@ -46,7 +47,7 @@ def over_the_wire(server: Coordinator, name: str) -> list[Round]:
     return [(done.model_digest, dict(done.metrics), done.training_loss) for done in server.rounds(name)]
 
 
-@pytest.mark.parametrize("method", fl.names())
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
 def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None:
     """Models and numbers are equal for every method, because both use the same code."""
     population = 3 if fl.build(method).needs_population else 0
@@ -60,7 +61,11 @@ def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None
     "sections",
     [
         pytest.param({"algorithm": {"name": "fedavgm"}, "round": BERNOULLI}, id="bernoulli"),
-        pytest.param({"algorithm": {"name": "mimelite"}, "round": {"clip_update_norm": 0.1}}, id="clipped"),
+        pytest.param(
+            {"algorithm": {"name": "mimelite"}, "round": {"clip_update_norm": 0.1}},
+            id="clipped",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"algorithm": {"name": "feddyn"}, "population": 3, "round": {"clip_update_norm": 0.1}}, id="clipped-states"
         ),
@@ -71,13 +76,21 @@ def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None
                 "population_examples": 150,
             },
             id="weighted-objective",
+            marks=pytest.mark.slow,
         ),
-        pytest.param({"algorithm": {"name": "fedrobust", "parameters": {"L": "matrix"}}}, id="matrix-on-the-device"),
+        pytest.param(
+            {"algorithm": {"name": "fedrobust", "parameters": {"L": "matrix"}}},
+            id="matrix-on-the-device",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"algorithm": {"name": "fedyogi", "parameters": {"v0": 1e-6, "eta_g": 0.01}}, "stop": {"rounds": 2}},
             id="v0",
+            marks=pytest.mark.slow,
         ),
-        pytest.param({"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement"),
+        pytest.param(
+            {"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement", marks=pytest.mark.slow
+        ),
         pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
         pytest.param({"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default"),
         pytest.param(
@@ -108,7 +121,7 @@ def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Flee
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("model", ["batchnorm", "frozen"])
+@pytest.mark.parametrize("model", slow_except(["batchnorm", "frozen"], "batchnorm"))
 def test_buffers_and_frozen_parts(workspace: Workspace, model: str) -> None:
     """Models with buffers and frozen parts are equal too."""
     server, options = Coordinator(workspace).serve(), {"model": model}

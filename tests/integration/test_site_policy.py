@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from protos.fl.v1 import admin_pb2, coordinator_pb2
+from tests.marks import slow_except
 from tests.processes.certificates import Pki, section
 from tests.processes.federation import Coordinator, Daemon, Fleet, SecureCoordinator
 from tests.processes.process import Workspace, eventually, run_fl
@@ -102,7 +103,7 @@ REFUSALS = {
 RULES = {"fingerprints": "tasks", "epochs": "work", "model": "work"}
 
 
-@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize("kind", slow_except(REFUSALS, "tasks", "epochs"))
 def test_a_refusal_does_not_hold_up_the_round(fleet: PolicyFleet, strict: Site, without: list[str], kind: str) -> None:
     """The others finish, without the deadline, with the bits of a run that never asked the device. No quarantine."""
     text, sections = REFUSALS[kind]

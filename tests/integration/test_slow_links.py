@@ -22,6 +22,7 @@ def slowly(update: Update) -> Iterator[pb.SubmitUpdateRequest]:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_stalled_upload_is_ended_and_resumed(workspace: Workspace) -> None:
     """It gets a retry time and resumes from the received bytes. The other client's update is accepted at once."""
     server = Coordinator(workspace, settings={"limits": {"stall_s": 2.0}}).serve()

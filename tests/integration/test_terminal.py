@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow_except
 from tests.processes.federation import Fleet
 from tests.processes.process import run_fl
 from tests.processes.terminal import Terminal
@@ -90,6 +91,7 @@ def test_without_a_terminal(fleet: Fleet, connection: list[str], tmp_path: Path)
     assert run_fl("top", "--insecure", "--server", "127.0.0.1:1", folder=tmp_path).returncode == 3
 
 
+@pytest.mark.slow
 def test_a_watch_shows_clients_and_values(fleet: Fleet, connection: list[str], tmp_path: Path) -> None:
     """The clients of the round, a line of the accuracy from the first round on, and the time left."""
     quick, slow = fleet.half_delivered("seen", stop={"rounds": 3})
@@ -104,7 +106,7 @@ def test_a_watch_shows_clients_and_values(fleet: Fleet, connection: list[str], t
         assert terminal.ends() == 0
 
 
-@pytest.mark.parametrize("by", ["rounds", "bytes", "time"])
+@pytest.mark.parametrize("by", slow_except(["rounds", "bytes", "time"], "rounds"))
 def test_a_picture_of_two_runs(fleet: Fleet, connection: list[str], tmp_path: Path, by: str) -> None:
     """A PNG of some size; an older file is kept; a run without values is refused and leaves no file."""
     names = [f"drawn-{by}-{number}" for number in range(2)]

@@ -136,6 +136,7 @@ def test_a_downgraded_handshake_is_refused_on_every_port(server: SecureCoordinat
     assert handshake(str(server.settings[port]), own, V13) == "TLSv1.3"
 
 
+@pytest.mark.slow
 def test_a_daemon_connects_to_no_server_with_an_older_version(workspace: Workspace, pki: Pki) -> None:
     """The reason in the log names TLS 1.3. Nothing is sent."""
     own = pki.issue("client", "edge-2")
@@ -148,6 +149,7 @@ def test_a_daemon_connects_to_no_server_with_an_older_version(workspace: Workspa
     assert "NO_SHARED_CIPHER" in old.refused[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "accepted"), [("", []), ("1.2", ["TLSv1.2"])])
 def test_the_command_connects_to_no_server_with_an_older_version(
     workspace: Workspace, pki: Pki, monkeypatch: pytest.MonkeyPatch, allowed: str, accepted: list[str]

@@ -89,6 +89,7 @@ def shown(server: Coordinator, run: str, folder: Path) -> Values:
     return shown_values(run_fl("run", "show", run, "--json", *at(server), folder=folder).stdout)
 
 
+@pytest.mark.slow
 def test_the_readers_find_the_numbers_of_the_ledger(server: Coordinator, tmp_path: Path) -> None:
     """A run is tracked live at both places; a second call adds nothing; MLflow has settings, state and models."""
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -111,6 +112,7 @@ def test_the_readers_find_the_numbers_of_the_ledger(server: Coordinator, tmp_pat
     assert (mlflow_values(uri, run), len(tensorboard_values(tmp_path / "runs" / run))) == (expected, len(expected))
 
 
+@pytest.mark.slow
 def test_a_killed_tracking_goes_on(server: Coordinator, tmp_path: Path) -> None:
     """SIGKILL after some rounds; the second call adds the others, and survives a restart of the coordinator."""
     uri = (tmp_path / "mlruns").as_uri()

@@ -146,6 +146,7 @@ def test_a_label_with_markup_stays_text(fleet: Fleet, page: WebPage) -> None:
     assert "<script>alert" not in text
 
 
+@pytest.mark.slow
 def test_lists_come_in_pages(fleet: Fleet, page: WebPage) -> None:
     """A page of events has a link to the older ones, and each entry is on one page."""
     fleet.server.completed(fleet.server.create("web-pages", stop={"rounds": 60}))
@@ -163,6 +164,7 @@ def test_lists_come_in_pages(fleet: Fleet, page: WebPage) -> None:
     assert seen == list(reversed(expected))
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_away_is_reported_and_awaited(workspace: Workspace) -> None:
     """A new page has status 503; an open stream reports the loss, then the return, and loses no entry."""
     server = Coordinator(workspace).serve()

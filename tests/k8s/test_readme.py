@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import chdir
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ def test_every_fl_command_exists(arguments: str) -> None:
     check_fl_command(arguments)
 
 
+@cache
+def _help(*arguments: str) -> str:
+    """What kubectl prints about a command. Many calls of the page have the same one."""
+    return subprocess.run(["kubectl", *arguments], capture_output=True, text=True, check=True).stdout
+
+
 @needs_kubectl
 @pytest.mark.parametrize("arguments", CALLS_OF_KUBECTL, ids=" ".join)
 def test_every_kubectl_command_exists(arguments: str) -> None:
@@ -60,10 +67,7 @@ def test_every_kubectl_command_exists(arguments: str) -> None:
     verb = [word for word in arguments[:3] if re.fullmatch("[a-z-]+", word)]
     verb = verb[: {"create": 3, "rollout": 2}.get(verb[0], 1)]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    known = "".join(
-        subprocess.run(["kubectl", *of], capture_output=True, text=True, check=True).stdout
-        for of in ([*verb, "--help"], ["options"])
-    )
+    known = _help(*verb, "--help") + _help("options")
     options = [word.partition("=")[0] for word in own if re.match(r"--\w|-[a-z]$", word)]
     assert [option for option in options if not re.search(rf"(^|\s){option}[\s=,]", known)] == []
     for option, path in pairwise(own):

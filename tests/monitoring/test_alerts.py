@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.marks import slow_except
 from tests.monitoring import alert_files
 from tests.monitoring.alert_files import ROOT, alerts, cases, expectations, groups, names, promtool, run_cases
 from tests.monitoring.programs import needed
@@ -44,7 +45,7 @@ def test_every_alert_has_cases_of_both_kinds(alert: str) -> None:
     assert all(len(test["alert_rule_test"]) > 0 for test in content["tests"])
 
 
-@pytest.mark.parametrize("alert", names())
+@pytest.mark.parametrize("alert", slow_except(names(), "FlNoCommit", "FlClientsGone"))
 def test_the_cases_notice_an_alert_that_always_fires_or_never_does(alert: str, tmp_path: Path) -> None:
     """With either replacement for the alert the cases fail."""
     needed("promtool")

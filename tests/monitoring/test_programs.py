@@ -42,6 +42,7 @@ def test_prometheus_answers_queries(tmp_path: Path) -> None:
             server.query("sum(")
 
 
+@pytest.mark.slow
 def test_a_missing_target_is_down(tmp_path: Path) -> None:
     """Prometheus reports a stopped Alertmanager as down, and ends with its block."""
     with ExitStack() as stack:

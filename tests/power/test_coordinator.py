@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from fl_server.store.errors import StoreError
+from tests.marks import slow_except
 from tests.power.drives import Cut, Unsynced
 from tests.power.recorded_runs import CrashImage, Job, RecordedRun
 from tests.power.recorder import Committed, Named, Operation, Synced, renames
@@ -60,7 +61,10 @@ def recover_all(crash_images: Sequence[CrashImage], folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("job", "how"),
-    [*(("power-fedcm", how) for how in CUTS), *(("process-scaffold", how) for how in ("nothing-more", "drawn-1"))],
+    slow_except(
+        [*(("power-fedcm", how) for how in CUTS), *(("process-scaffold", how) for how in ("nothing-more", "drawn-1"))],
+        *(("power-fedcm", how) for how in ("nothing-more", "files-ahead-of-the-ledger")),
+    ),
 )
 def test_a_cut_of_the_power_changes_nothing(
     tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], job: str, how: str
@@ -94,6 +98,7 @@ def renamed(run: RecordedRun, at: int) -> Iterable[str]:
     return operation.changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".update", "round-000000"])
 def test_unsynced_names_of_a_killed_coordinator_are_synced_by_the_next(
     tmp_path: Path, recorded_runs: Callable[[str], RecordedRun], name: str

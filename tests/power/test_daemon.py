@@ -13,6 +13,7 @@ from fl_client.errors import StateError, WorkFailed
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.state import StateDir
 from tests.fl_client.storages import assignment, key, leaves, outcome, state, update
+from tests.marks import slow_except
 from tests.power.drives import ALL, Cut, Tree, Unsynced, after_each, put
 from tests.power.recorder import Operation, Recorder, Synced, renames
 
@@ -100,7 +101,7 @@ def check_all(record: Sequence[Operation], how: Cut, folder: Path, first: int = 
             check(drive.cut(replace(how, seed=1000 * how.seed + at)), folder / f"{at}-{counted}", view, counted)
 
 
-@pytest.mark.parametrize("how", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("how", slow_except(CUTS.values(), CUTS["all-that-was-written"], CUTS["drawn-1"]), ids=CUTS)
 def test_a_cut_after_any_operation_leaves_the_state_that_counted(
     tmp_path: Path, record: Sequence[Operation], how: Cut
 ) -> None:

@@ -65,6 +65,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_operators_are_declared_only_when_missing(tmp_path: Path) -> None:
     """A package that describes undeclared operators imports; one that declares its own is first; other errors pass."""
     for name, (source, _) in CASES.items():
@@ -83,6 +84,7 @@ def test_without_torchvision_the_message_has_the_command(monkeypatch: pytest.Mon
         import_torchvision()
 
 
+@pytest.mark.slow
 def test_importing_the_tasks_does_not_import_torchvision() -> None:
     """Making a task that reads files through torchvision costs nothing until it reads them."""
     program = "import sys, tasks; tasks.load_task('cifar10').model(); print('torchvision' in sys.modules)"
@@ -90,6 +92,7 @@ def test_importing_the_tasks_does_not_import_torchvision() -> None:
     assert run.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["from torchvision.transforms import v2", "import peft"])
 def test_a_task_of_a_user_imports_it_directly_or_through_a_library(tmp_path: Path, line: str) -> None:
     """A task whose module imports torchvision, or peft and so transformers, loads with any build of torch."""
@@ -107,6 +110,7 @@ def test_the_hook_is_installed_once() -> None:
     assert sys.meta_path == before
 
 
+@pytest.mark.slow
 def test_a_failed_import_before_the_hook_does_no_harm(tmp_path: Path) -> None:
     """A user's code may have tried the import first: what that attempt left in sys.modules is not used."""
     package = tmp_path / "torchvision"

@@ -16,9 +16,12 @@ from algorithms.batches import forward_pair
 from algorithms.optimizers.spec import RateSchedule
 from tests.algorithms.batched.clients import Run, clients, difference, make, small_cnn
 from tests.algorithms.test_conformance import ROWS
+from tests.marks import slow_except
 
 TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Largest relative distance of a model, a state or a payload, in the norm over all its tensors."""
+SHORT = ("fedavg", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "fedrobust", "mfl", "fedadam")
+"""The rows of `make test`: one of each kind of correction, of gradient, of payload and of server step."""
 FULL = fl.LocalSettings(0.1, weight_decay=0.01, max_gradient_norm=0.5, schedule=RateSchedule("cosine", 0.2))
 
 
@@ -42,7 +45,7 @@ def both(label: str, dtype: torch.dtype, strategy: Name, settings: fl.LocalSetti
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("label", ROWS)
+@pytest.mark.parametrize("label", slow_except(ROWS, *SHORT))
 def test_a_round_is_that_of_clients_one_after_the_other(label: str, dtype: torch.dtype) -> None:
     """Clients of 2 to 8 steps with short batches, all exchanges, client states, clipping, decay and a schedule."""
     alone, together = both(label, dtype, "grouped", FULL)
@@ -51,7 +54,7 @@ def test_a_round_is_that_of_clients_one_after_the_other(label: str, dtype: torch
     assert difference(alone, together) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("label", ROWS)
+@pytest.mark.parametrize("label", slow_except(ROWS, *SHORT))
 def test_three_rounds_in_float64(label: str) -> None:
     """Client states and server memory that are not zero any more, without clipping and decay."""
     alone, together = both(label, torch.float64, "grouped", fl.LocalSettings(0.05))

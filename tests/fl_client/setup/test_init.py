@@ -236,6 +236,7 @@ def terminal(config: Path) -> Iterator[Terminal]:
     terminal.clean_up()
 
 
+@pytest.mark.slow
 def test_all_questions_are_answered(config: Path, plain_server: Coordinator, terminal: Terminal) -> None:
     """On a terminal each question has its answer, one of them after a slip; the file is what was answered."""
     terminal.answer("Coordinator, host:port", "coordinator")

@@ -43,6 +43,7 @@ def test_run_may_be_left_out(capsys: pytest.CaptureFixture[str], arguments: list
     assert "fl-client: none.toml: expected a settings file there, found none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_daemon_does_not_load_the_setup() -> None:
     """The daemon loads neither the set-up package nor the libraries of its questions."""
     code = "import sys, fl_client.__main__, fl_client.app; print([m for m in sys.modules if m in sys.argv[1:]])"

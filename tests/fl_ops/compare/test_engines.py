@@ -19,6 +19,7 @@ LOCKSTEP = ("--engine", "batched")
 LOWER = (*LOCKSTEP, "--autocast", "bfloat16")
 
 
+@pytest.mark.slow
 def test_precision_makes_other_cells(read: Read, tmp_path: Path, fl: Fl) -> None:
     """A comparison in bfloat16 is done, and neither the one in float32 nor the sequential one has a cell of it."""
     read(("seeds = [1, 2]", "seeds = [1]"), ("rounds = 3", "rounds = 1"), ("0.1, 0.2, 0.4", "0.1"))

@@ -136,6 +136,7 @@ def test_a_failing_worker_ends_the_comparison(
     assert new_processes() == set()
 
 
+@pytest.mark.slow
 def test_an_interruption_keeps_finished_cells(read: Read, tmp_path: Path, new_processes: NewProcesses) -> None:
     """Ctrl-C after the second cell: its files are kept, its processes end, and other processes are not touched."""
 
@@ -155,6 +156,7 @@ def test_an_interruption_keeps_finished_cells(read: Read, tmp_path: Path, new_pr
     other.join()
 
 
+@pytest.mark.slow
 def test_every_round_is_reported_before_its_cell(read: Read, tmp_path: Path) -> None:
     """Five cells with a round each; the costs learn the rounds, too."""
     folder, seen = CellFolder(tmp_path), Seen()
@@ -173,6 +175,7 @@ def test_at_the_time_limit_running_cells_are_given_up(read: Read, tmp_path: Path
     assert (new_processes(), list(tmp_path.glob("*.json"))) == (set(), [])
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_given_up_leaves_no_temporary_file(
     read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_processes: NewProcesses
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_saved_state_that_cannot_be_continued_is_dropped(read: Read, tmp_path:
     assert [row.model for row in again.rounds] == [row.model for row in whole.rounds]
 
 
+@pytest.mark.slow
 def test_a_comparison_in_pieces(read: Read, tmp_path: Path, fl: Fl) -> None:
     """The first call is too short for all cells: exit code 8, and what is left on stderr. A second one ends it."""
     read()

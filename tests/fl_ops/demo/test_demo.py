@@ -31,6 +31,7 @@ def children_in_mid_round(process: subprocess.Popen[str]) -> list[psutil.Process
     raise AssertionError(process.stderr.read() if process.stderr else "no round was committed")
 
 
+@pytest.mark.slow
 def test_it_trains_compares_and_writes_page_plot_and_numbers(demo: StartDemo, tmp_path: Path) -> None:
     """With --json stdout has the result only; accuracies equal those of a simulated run, to the last bit."""
     process = demo("--clients", "2", "--rounds", "2", "--seed", "5", "--json")

@@ -81,6 +81,7 @@ def test_a_model_of_another_task_is_refused(adapted: Adapted, tmp_path: Path) ->
         write_trained(exported(adapted, tmp_path, "send"), tmp_path / "trained", Tied())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "injected"])
 @pytest.mark.parametrize("frozen", ["send", "local"])
 def test_an_adapter_loads_with_peft(tmp_path: Path, frozen: str, wrapped: bool) -> None:

@@ -21,6 +21,7 @@ from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequ
 from fl_ops.simulate.reports import RoundResult
 from tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
+from tests.marks import slow_except
 
 BATCHED = EngineOptions(batched=BatchedOptions(strategy="grouped", group=3))
 UNEVEN: dict[str, Any] = {
@@ -50,7 +51,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return float((a - b).norm() / a.norm())
 
 
-@pytest.mark.parametrize("method", fl.names())
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
 def test_a_run_is_that_of_the_sequential_engine(simulated: Simulated, method: str) -> None:
     """Three rounds of every method, with client states and clients' evaluations; the same clients count."""
     sections = {**UNEVEN, "algorithm": {"name": method}}
@@ -73,7 +74,7 @@ def test_batch_norm_dropout_and_low_precision(simulated: Simulated, task: str) -
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
-@pytest.mark.parametrize("method", ["fedcm", "scaffold", "mime"])
+@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold", "mime"], "scaffold"))
 def test_bytes_are_augmented_for_all_clients_at_once(
     simulated: Simulated, method: str, precision: str, tolerance: float
 ) -> None:

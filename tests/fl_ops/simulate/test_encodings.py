@@ -16,6 +16,7 @@ from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.simulation import Simulation
 from fl_server.errors import InvalidInput
 from tests.fl_ops.simulate.conftest import Simulated
+from tests.marks import slow_except
 
 ALL = {"update": "int8", "model": "bf16", "direction": "int8"}
 PARAMETERS = 4 * 3 + 3
@@ -32,7 +33,7 @@ def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections
         return found
 
 
-@pytest.mark.parametrize("method", ["fedcm", "scaffold"])
+@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold"], "scaffold"))
 @pytest.mark.parametrize(
     "engine",
     [
@@ -43,7 +44,7 @@ def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections
 @pytest.mark.parametrize(
     "reference",
     [
-        pytest.param({}, id="delta"),
+        pytest.param({}, id="delta", marks=pytest.mark.slow),
         pytest.param({"reference": "direction"}, id="reference"),
         pytest.param({"update": "topk", "fraction": 0.3, "reference": "direction"}, id="sparse"),
     ],
@@ -104,15 +105,15 @@ def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:
     [
         pytest.param("scaffold", False, id="scaffold"),
         pytest.param("scaffold", True, id="scaffold-reference"),
-        pytest.param("feddyn", False, id="feddyn"),
+        pytest.param("feddyn", False, id="feddyn", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(
     "encodings",
     [
         pytest.param({"update": "int8"}, id="int8"),
-        pytest.param({"update": "int4", "model": "int8", "direction": "int4"}, id="int4"),
-        pytest.param({"update": "eden1"}, id="eden1"),
+        pytest.param({"update": "int4", "model": "int8", "direction": "int4"}, id="int4", marks=pytest.mark.slow),
+        pytest.param({"update": "eden1"}, id="eden1", marks=pytest.mark.slow),
         pytest.param({"update": "topk", "fraction": 0.3}, id="topk"),
     ],
 )
@@ -207,7 +208,9 @@ def test_sparse_updates_need_a_mean(simulated: Simulated) -> None:
         pass
 
 
-@pytest.mark.parametrize("method", ["fedcm", "mofedsam", "mimelite", "mime", "qg", "mfl", "scaffold"])
+@pytest.mark.parametrize(
+    "method", slow_except(["fedcm", "mofedsam", "mimelite", "mime", "qg", "mfl", "scaffold"], "fedcm", "mime")
+)
 def test_a_reference_without_loss_changes_only_the_rounding(
     simulated: Simulated, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +238,7 @@ def test_a_reference_without_loss_changes_only_the_rounding(
     assert set(added) == set(models[0])
 
 
+@pytest.mark.slow
 def test_a_reference_makes_residuals_shorter(simulated: Simulated) -> None:
     """What int2 loses is in proportion to what is encoded: FedCM with a small share of local gradients."""
     sections: dict[str, Any] = {

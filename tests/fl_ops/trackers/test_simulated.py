@@ -78,6 +78,7 @@ def test_seeds_and_again(fl: Fl, tmp_path: Path) -> None:
         assert [each.path for each in mlflow_client(uri).list_artifacts(run.info.run_id, "model")]
 
 
+@pytest.mark.slow
 def test_cells_of_a_comparison(fl: Fl, tmp_path: Path) -> None:
     """Each cell is a run with the numbers of results.csv; finished cells are tracked by a later call, too."""
     (tmp_path / "small.toml").write_text(TABLE)

@@ -26,6 +26,7 @@ from protos.fl.v1.training_pb2 import (
 )
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
+from tests.marks import slow_except
 
 LARGEST = float(torch.finfo(torch.float32).max)
 PLAIN = {"model": "plain"}
@@ -96,7 +97,7 @@ async def run_to_completion(
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_relative_norm": 0.0, "max_relative_payload": 0.0}])
-@pytest.mark.parametrize("dies_at", [None, "fix_accepted", "refuse_accepted"])
+@pytest.mark.parametrize("dies_at", slow_except([None, "fix_accepted", "refuse_accepted"], "refuse_accepted"))
 async def test_an_update_that_overflows_the_sum_is_dropped_and_the_round_repeated(
     tmp_path: Path, limits: dict[str, float], dies_at: str | None
 ) -> None:
@@ -165,7 +166,7 @@ async def run_with_one_long_payload(
 
 
 @pytest.mark.parametrize("round_", [0, 3])
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", slow_except(OTHERS, "scaffold"))
 async def test_every_payload_is_compared_with_payloads_of_its_kind(tmp_path: Path, method: str, round_: int) -> None:
     """In the first rounds with those of the exchange, later with committed ones."""
     digests, lists, history, _ = await run_with_one_long_payload(tmp_path, method, round_)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import grpc
@@ -22,10 +24,9 @@ from tests.fl_server.store.records import a_client, a_run, why
 CLIENTS = [f"c-{number:03}" for number in range(25)]
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A coordinator whose ledger has 25 clients and a run of 25 rounds, each evaluated by 25 clients."""
-    async with World(tmp_path) as world:
+async def fill(folder: Path) -> None:
+    """Write a ledger with 25 clients and a run of 25 rounds, the last of which 25 clients evaluated."""
+    async with World(folder) as world:
         await Device("a").connect(world)
         await world.create(
             round={"clients_per_round": 1}, stop={"rounds": 25}, evaluation={"every": 0, "clients_every": 25}
@@ -36,6 +37,20 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         )
         for client in CLIENTS:
             world.store.record_evaluation(ClientEvaluation("r", 24, client, 3, {"accuracy": 0.5}, 30.0))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of that coordinator. Each test has a copy."""
+    folder = tmp_path_factory.mktemp("filled")
+    asyncio.run(fill(folder))
+    return folder
+
+
+@pytest.fixture
+async def world(filled: Path, tmp_path: Path) -> AsyncIterator[World]:
+    """A coordinator that starts with that ledger."""
+    copytree(filled, tmp_path, dirs_exist_ok=True)
     async with World(tmp_path) as world:
         yield world
 

@@ -16,6 +16,7 @@ from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TASK, World
+from tests.marks import slow_except
 
 BROAD = {"model": "broad"}
 """A model of several chunks."""
@@ -52,7 +53,7 @@ def remove(world: World, *keep: int) -> None:
     world.services.checkpoints.prune("r", set(keep))
 
 
-@pytest.mark.parametrize("round_", ["", "latest", "best", "1"])
+@pytest.mark.parametrize("round_", slow_except(["", "latest", "best", "1"], "best"))
 async def test_a_model_is_exported_whole_although_it_is_removed(world: World, round_: str) -> None:
     """Its checkpoint is removed after the header: the bytes are those that the header announced."""
     parts = parts_of(world, round_)
@@ -77,7 +78,7 @@ async def test_a_round_that_was_removed_is_not_found(world: World) -> None:
     assert '"latest", "best" or a kept round (1)' in (error.details() or "")
 
 
-@pytest.mark.parametrize("round_", ["1", "best", "latest"])
+@pytest.mark.parametrize("round_", slow_except(["1", "best", "latest"], "latest"))
 async def test_a_checkpoint_that_is_removed_before_it_is_opened_is_not_found(
     world: World, monkeypatch: pytest.MonkeyPatch, round_: str
 ) -> None:

@@ -19,6 +19,7 @@ from fl_server.runs.run import Run
 from fl_server.store.errors import StoreError
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TIMEOUT_S, World, until
+from tests.marks import slow_except
 
 NAMES = ("a", "b")
 ROUNDS = {"stop": {"rounds": 2}, "algorithm": {"name": "mime"}}
@@ -175,7 +176,9 @@ def test_every_command_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("kind", list(CASES), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", slow_except(CASES, ev.OpenAttempt, ev.ComputeStep, ev.Commit), ids=lambda kind: kind.__name__
+)
 async def test_a_command_that_fails_fails_the_run(tmp_path: Path, kind: type, done: bool, expected: list[str]) -> None:
     """The reason is shown and in the ledger, nothing is reserved, and a resumed run makes the models of the others."""
     devices = [Device(name, works=False) for name in NAMES]
@@ -193,7 +196,11 @@ async def test_a_command_that_fails_fails_the_run(tmp_path: Path, kind: type, do
         assert await world.completed() == expected
 
 
-@pytest.mark.parametrize("kind", [ev.OpenAttempt, ev.RestartRound, ev.Announce], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    slow_except([ev.OpenAttempt, ev.RestartRound, ev.Announce], ev.Announce),
+    ids=lambda kind: kind.__name__,
+)
 async def test_a_restarted_coordinator_finds_the_same_failed_run(
     tmp_path: Path, kind: type, expected: list[str]
 ) -> None:

@@ -19,6 +19,7 @@ from protos.fl.v1.training_pb2 import (
 )
 from tests.fl_server.devices import NO_CONTEXT, Device, stream, upload
 from tests.fl_server.harness import Journal, World, until
+from tests.marks import slow_except
 
 D = TypeVar("D", bound=Device)
 NAMES = ("a", "b", "c")
@@ -69,7 +70,7 @@ async def run_with_kill(
         return (digests, lists, epoch), devices, world.journal.writes
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_except(METHODS, "scaffold"))
 def test_a_kill_after_any_write_changes_no_bit(tmp_path: Path, method: str) -> None:
     """Models and lists equal those of the undisturbed run, no state restarts, and counted clients learn it."""
 

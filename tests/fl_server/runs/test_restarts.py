@@ -13,11 +13,13 @@ from fl_server.rpc.views import run_status
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
 from tests.fl_server.killed_runs import NAMES, Undisturbed, complete_run, run_with_kill
+from tests.marks import slow_except
 
 REGISTERING = ["put_clients"] * 6
 ROUND = ["open_attempt", "seal", "record_update", "seal", "record_update", "fix_accepted", "save", "commit"]
 RUN = sorted([*REGISTERING, "save", "create_run", *2 * ROUND, *2 * ["set_metrics", "update_run"]])
 """All writes of two rounds; an evaluation is written during the next round."""
+DEATHS = range(len(REGISTERING) + 1, len(RUN) + 1)
 
 
 def test_the_writes_of_a_run(undisturbed: Undisturbed) -> None:
@@ -34,7 +36,7 @@ def test_the_writes_of_a_run(undisturbed: Undisturbed) -> None:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dies_at", range(len(REGISTERING) + 1, len(RUN) + 1))
+@pytest.mark.parametrize("dies_at", slow_except(DEATHS, *DEATHS[::3]))
 async def test_a_kill_after_any_write_changes_no_bit(tmp_path: Path, undisturbed: Undisturbed, dies_at: int) -> None:
     """Models, metrics and accepted lists are equal, even if a device lost its computed updates.
 

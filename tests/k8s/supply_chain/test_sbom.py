@@ -15,6 +15,8 @@ from k8s.supply_chain import sbom
 from k8s.supply_chain.closure import PROJECT, runtime
 from tests.test_dependencies import pins
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

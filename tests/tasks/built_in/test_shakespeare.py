@@ -88,6 +88,7 @@ def test_a_position_does_not_see_later_characters(root: str) -> None:
     assert not torch.equal(model(tokens)[..., -1], model(changed)[..., -1])
 
 
+@pytest.mark.slow
 def test_the_transformer_learns_the_text(root: str) -> None:
     """The first loss is that of guessing, ln 65 = 4.17; forty steps on the play take a fifth of it away."""
     task = task_with(root)
@@ -117,6 +118,7 @@ def test_adapters_leave_the_outputs_of_the_base_unchanged(root: str, tmp_path: P
     assert all(".lora_B." in name and not value.any() for name, value in trained(adapted).items())
 
 
+@pytest.mark.slow
 def test_a_frozen_a_does_not_depend_on_the_seed(root: str) -> None:
     """Devices that make the model under any seed have the same A, and A is not 0."""
     found = []

@@ -154,6 +154,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
     """SIGKILL of the process that reads leaves no worker, and no server that forks them."""
     program = tmp_path / "reads.py"

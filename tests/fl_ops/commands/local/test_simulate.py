@@ -107,6 +107,7 @@ def test_a_model_with_tied_weights(config: WriteConfig, tmp_path: Path) -> None:
     model.load_state_dict(load_file(tmp_path / "out" / "seed-4" / "model.safetensors"), strict=True)
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(config: WriteConfig) -> None:
     """Two seeds in two processes have the same models as one after the other in this process."""
     digests = []
@@ -131,6 +132,7 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(one) for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_run(config: WriteConfig, tmp_path: Path, number: signal.Signals) -> None:
     """Two workers of a run that is ended in the middle, also by a signal that it cannot handle."""
@@ -144,6 +146,7 @@ def test_workers_end_with_their_run(config: WriteConfig, tmp_path: Path, number:
     eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers) or None, "the workers end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_an_interrupt_leaves_what_is_done(config: WriteConfig, tmp_path: Path, processes: str) -> None:
     """Ctrl-C ends it with 130, and every seed that was under way has its rounds and its model on disk."""
@@ -228,7 +231,8 @@ def faulty(config: WriteConfig, where: str) -> Path:
     ("where", "code", "seeds"),
     [
         ("init", 2, "0"), ("model", 2, "0"), ("eval_data", 2, "0"), ("loss", 7, "0"), ("metrics", 1, "0"),
-        ("loss", 7, "0,1"), pytest.param("metrics", 1, "0,1", marks=pytest.mark.slow),
+        pytest.param("loss", 7, "0,1", marks=pytest.mark.slow),
+        pytest.param("metrics", 1, "0,1", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_an_error_of_the_tasks_own_code(config: WriteConfig, where: str, code: int, seeds: str) -> None:

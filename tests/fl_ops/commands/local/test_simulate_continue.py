@@ -74,6 +74,7 @@ def results(folder: Path) -> tuple[Any, list[dict[str, str]], bytes]:
     return facts, rows, (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_interrupted_ends_as_one_that_was_not(config: Path, tmp_path: Path) -> None:
     """SIGKILL in round 8, Ctrl-C in round 20, then to the end: all files are equal but for times."""
     assert stopped(config, "round 7:", signal.SIGKILL, "--save-every", "0", "--workers", "2") == -signal.SIGKILL
@@ -89,6 +90,7 @@ def test_a_run_that_was_killed_and_interrupted_ends_as_one_that_was_not(config: 
     assert results(tmp_path / "out" / "seed-4") == results(tmp_path / "whole" / "seed-4")
 
 
+@pytest.mark.slow
 def test_seeds_continue_each_where_it_is(config: Path, tmp_path: Path) -> None:
     """Seed 0 has ended and is not simulated again, seed 1 was stopped, seed 2 has not begun."""
     short = Path(str(config).replace("run", "short"))
@@ -105,6 +107,7 @@ def test_seeds_continue_each_where_it_is(config: Path, tmp_path: Path) -> None:
         assert results(tmp_path / "out" / f"seed-{seed}") == results(tmp_path / "whole" / f"seed-{seed}")
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_not_overwritten(config: Path, tmp_path: Path) -> None:
     """Without --continue the command ends with 2 and leaves the files; with other settings it ends with 1."""
     assert stopped(config, "round 1:", signal.SIGINT) == 130

@@ -14,6 +14,7 @@ from fl_ops.render.sparkline import bar, sparkline
 from fl_ops.render.top.selection import Selection
 from fl_ops.render.top.view import Federation, TopView, time_left
 from protos.fl.v1 import admin_pb2
+from tests.marks import slow_except
 
 
 def at(seconds: int) -> Timestamp:
@@ -60,7 +61,7 @@ def drawn(view: TopView, width: int = 80, height: int = 24) -> list[str]:
 
 
 @pytest.mark.parametrize(("runs", "clients"), [(0, 0), (2, 3), (100, 1000), (1, 1000), (100, 1)])
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 12), (200, 50)])
+@pytest.mark.parametrize(("width", "height"), slow_except([(80, 24), (60, 12), (200, 50)], (60, 12)))
 def test_it_fits_the_screen(runs: int, clients: int, width: int, height: int) -> None:
     """Every line is within the width, and there are exactly as many as the screen has."""
     lines = drawn(TopView(federation(runs, clients), Selection().fitting([])), width, height)

@@ -23,6 +23,7 @@ from fl_server.aggregation.shapes import UpdateShape
 from protos.codec import pieces_of
 from tests.fl_ops.simulate.conftest import Simulated
 from tests.fl_ops.simulate.test_batched import UNEVEN, run
+from tests.marks import slow_except
 
 CPU = torch.device("cpu")
 HELD = BatchedOptions(strategy="one_by_one", group=3)
@@ -117,7 +118,7 @@ def digests(simulated: Simulated, options: BatchedOptions, **sections: Any) -> l
     return [each.digest for each in run(simulated, EngineOptions(batched=options), **sections)[0]]
 
 
-@pytest.mark.parametrize("method", fl.names())
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
 def test_a_run_has_the_bits_of_one_with_files(simulated: Simulated, method: str) -> None:
     """Every method, with several exchanges and client states."""
     sections = {**UNEVEN, "algorithm": {"name": method}}

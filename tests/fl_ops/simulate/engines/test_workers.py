@@ -22,6 +22,7 @@ from fl_ops.simulate.reports import RoundResult
 from tasks import Examples, TaskError
 from tests.fl_ops.points import Points
 from tests.fl_ops.simulate.conftest import Simulated
+from tests.marks import slow_except
 
 Rounds = list[RoundResult]
 
@@ -54,7 +55,7 @@ def children() -> set[int | None]:
     return {process.pid for process in multiprocessing.active_children()}
 
 
-@pytest.mark.parametrize("method", fl.names())
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedcm", "scaffold"))
 def test_every_method_has_the_same_bits(simulated: Simulated, method: str, shared: list[type]) -> None:
     """One, two and three workers: equal models, losses, metrics and bytes in four rounds, with client states.
 
@@ -83,14 +84,23 @@ def test_every_method_has_the_same_bits(simulated: Simulated, method: str, share
             {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}, id="evaluation-on-clients"
         ),
         pytest.param({"round": {"clients_per_round": 3, "reducer": "median", "quorum": 3}}, id="median"),
-        pytest.param({"round": {"close": "goal", "over_selection": 1.5}, "stop": {"rounds": 10}}, id="first-arrivals"),
-        pytest.param({"round": {"sampling": "bernoulli", "rate": 0.5}}, id="bernoulli"),
+        pytest.param(
+            {"round": {"close": "goal", "over_selection": 1.5}, "stop": {"rounds": 10}},
+            id="first-arrivals",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"round": {"sampling": "bernoulli", "rate": 0.5}}, id="bernoulli", marks=pytest.mark.slow),
         pytest.param({"personal": ["bias"], "task": {"options": {"part": 0.25}}}, id="personal"),
-        pytest.param({"simulation": {"partition": {"method": "dirichlet", "alpha": 0.5}}}, id="sizes-differ"),
+        pytest.param(
+            {"simulation": {"partition": {"method": "dirichlet", "alpha": 0.5}}},
+            id="sizes-differ",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"task": {"name": "points:NormedPoints"}}, id="buffers-and-dropout"),
         pytest.param(
             {"algorithm": {"name": "fedavg"}, "local": {"optimizer": {"name": "adam"}, "learning_rate": 0.01}},
             id="adam",
+            marks=pytest.mark.slow,
         ),
     ],
 )

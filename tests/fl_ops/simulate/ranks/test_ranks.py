@@ -46,6 +46,7 @@ def rounds(launches: Launches, folder: Path, *arguments: str, ranks: int) -> lis
     return [tuple(done[key] for key in keys) for seed in seeds for done in seed["rounds"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "ranks", "workers"), [("scaffold", 2, "2"), pytest.param("fedcm", 1, "1", marks=pytest.mark.slow)]
 )
@@ -59,6 +60,7 @@ def test_the_command_has_the_bits_of_one_process(
     assert rounds(launches, tmp_path, "--seeds", "0,1", "--distributed", "--workers", workers, ranks=ranks) == expected
 
 
+@pytest.mark.slow
 def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Path) -> None:
     """Rank 1 has another learning rate. The error names the rank and what must be equal."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))
@@ -78,6 +80,7 @@ def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Pa
     assert "another rank of this run ended" in second
 
 
+@pytest.mark.slow
 def test_without_torchrun_it_names_the_command(launches: Launches, tmp_path: Path) -> None:
     """A process that torchrun did not start exits with 2 and an example."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))
@@ -88,6 +91,7 @@ def test_without_torchrun_it_names_the_command(launches: Launches, tmp_path: Pat
     assert "torchrun --nproc-per-node 2 -m fl_ops simulate" in errors
 
 
+@pytest.mark.slow
 def test_no_rank_is_left_after_a_kill(launches: Launches, tmp_path: Path) -> None:
     """One rank is killed in the middle of a long run: all others end."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg").replace("rounds = 3", "rounds = 100000"))

@@ -18,6 +18,7 @@ from fl_ops.simulate.saving import save as saving
 from fl_ops.simulate.saving.save import RunSave, continued, pause
 from fl_ops.simulate.simulation import Simulation
 from tests.fl_ops.simulate.conftest import Simulated
+from tests.marks import slow_except
 
 SETTINGS = {"run": {"seed": 0, "rate": 0.1}}
 BASE: dict[str, Any] = {
@@ -97,7 +98,7 @@ def same(one: Simulation, other: Simulation) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, "fedavg", "scaffold", "mime", "bernoulli"))
 def test_a_continued_run_has_the_bits_of_one_without_a_stop(simulated: Simulated, tmp_path: Path, name: str) -> None:
     """Three rounds, a new simulation, one round, a new simulation, and the rest: results, models, states and ending."""
     with simulated(**table(CASES[name])) as whole:

@@ -107,6 +107,7 @@ def test_a_deadline_without_a_quorum_begins_another_attempt(run: Run, four: dict
     assert first.simulated_s == pytest.approx(24)
 
 
+@pytest.mark.slow
 def test_the_drop_out_rate_of_a_run(run: Run) -> None:
     """Of the assignments of 100 rounds a share of 0.3 is dropped, to 20 %."""
     system = {"speed": 10, "drop_out": 0.3}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -51,14 +53,27 @@ def spec(name: str, owner: str | None = None) -> pb.RunSpec:
     return to_spec(run_config(name, round={"clients_per_round": 9}, owner=owner))
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A coordinator with the runs of all creators, after a restart."""
-    async with World(tmp_path) as world:
+async def create_runs(folder: Path) -> None:
+    """Write a ledger with the runs of all creators."""
+    async with World(folder) as world:
         admin = AdminService(world.services, world.coordinator)
         for name, creator in RUNS.items():
             with calling_as(creator):
                 await admin.CreateRun(pb.CreateRunRequest(spec=spec(name)), CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of that coordinator. Each test has a copy."""
+    folder = tmp_path_factory.mktemp("created")
+    asyncio.run(create_runs(folder))
+    return folder
+
+
+@pytest.fixture
+async def world(created: Path, tmp_path: Path) -> AsyncIterator[World]:
+    """A coordinator with the runs of all creators, after a restart."""
+    copytree(created, tmp_path, dirs_exist_ok=True)
     async with World(tmp_path) as world:
         yield world
 

@@ -16,6 +16,7 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey, Receipt
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import World, until
+from tests.marks import slow_except
 
 LOST = pb.FAILURE_REASON_STATE_LOST
 ALL = {"sampling": "bernoulli", "rate": 1.0}
@@ -112,7 +113,9 @@ async def test_a_run_without_enough_clients_restarts_the_states_at_once(tmp_path
         assert run.record.state_epoch == 4
 
 
-@pytest.mark.parametrize("dies_at", ["put_client_state_records", "restart_round", "commit"])
+@pytest.mark.parametrize(
+    "dies_at", slow_except(["put_client_state_records", "restart_round", "commit"], "restart_round")
+)
 async def test_a_restart_of_the_coordinator_keeps_the_count_of_losses(tmp_path: Path, dies_at: str) -> None:
     """Killed after the write of the first loss, the restart of the states, or a commit: three losses in all."""
     devices = [Device("a"), Device("b"), Forgetful("m")]

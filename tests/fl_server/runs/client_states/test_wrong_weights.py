@@ -17,8 +17,8 @@ from tests.fl_server.harness import World, until
     [
         pytest.param("old", "uniform", 50, 1, id="wrong-weights"),
         pytest.param("new", "uniform", 50, 0, id="this-version"),
-        pytest.param("old", "examples", 50, 0, id="weighted-objective"),
-        pytest.param("old", "uniform", 0, 0, id="no-number-of-examples"),
+        pytest.param("old", "examples", 50, 0, id="weighted-objective", marks=pytest.mark.slow),
+        pytest.param("old", "uniform", 0, 0, id="no-number-of-examples", marks=pytest.mark.slow),
     ],
 )
 async def test_states_made_by_an_older_version(
