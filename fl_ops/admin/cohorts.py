@@ -12,6 +12,8 @@ from protos.fl.v1 import admin_pb2
 
 EVERY_S = 2.0
 """Between two readings."""
+_END_S = 1.0
+"""A reading under way is waited for so long, before the caller closes the connection."""
 
 
 @contextmanager
@@ -33,8 +35,10 @@ def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunP
                     progress.cohort = None  # the watch of the run reports a lost connection
             ended.wait(EVERY_S)
 
-    threading.Thread(target=read_on, daemon=True).start()
+    thread = threading.Thread(target=read_on, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join(_END_S)

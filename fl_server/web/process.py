@@ -13,7 +13,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -53,13 +53,15 @@ class WebProcess:
         """Keep the process running until this is cancelled."""
         pause = FIRST_PAUSE_S
         while True:
-            began = time.monotonic()
-            code = await self._serve()
+            began, code = time.monotonic(), None
+            try:
+                code = await self._serve()
+            except OSError as error:  # no process, no memory, or no Python any more
+                log.error("web_process_not_started", error=str(error))
             pause = FIRST_PAUSE_S if time.monotonic() - began >= STEADY_S else pause
             self._count_end()
             log.warning("web_process_ended", code=code, starts_again_in_s=pause)
-            async with self._unavailable() if pause >= ANSWERED_PAUSE_S else nullcontext():
-                await asyncio.sleep(pause)
+            await self._pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _serve(self) -> int:
@@ -71,11 +73,15 @@ class WebProcess:
             log.info("web_process_started", pid=process.pid)
             return await process.wait()
 
-    @asynccontextmanager
-    async def _unavailable(self) -> AsyncIterator[None]:
-        """Answer browsers that there is no page, for as long as the block lasts."""
-        async with self._started(_UNAVAILABLE):
-            yield
+    async def _pause(self, seconds: float) -> None:
+        """Wait until the next try. In a long pause browsers are answered that there is no page."""
+        if seconds >= ANSWERED_PAUSE_S:
+            try:
+                async with self._started(_UNAVAILABLE):
+                    return await asyncio.sleep(seconds)
+            except OSError as error:
+                log.error("web_process_not_started", error=str(error))
+        return await asyncio.sleep(seconds)
 
     @asynccontextmanager
     async def _started(self, arguments: Sequence[str]) -> AsyncIterator[Process]:

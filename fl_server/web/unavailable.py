@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import ssl
 import sys
-import threading
 from contextlib import suppress
 from typing import Any
 
 _REQUEST_S = 5.0
 """A connection without a whole request after this time is closed."""
+_END_S = 0.5
+"""Connections that were accepted before the end are answered within this time."""
 _HEAD_BYTES = 16 << 10
 _MOST = 200
 """Open connections; further ones are closed at once."""
@@ -87,16 +87,15 @@ async def _serve(settings: dict[str, Any]) -> None:
         ssl_handshake_timeout=None if tls is None else _REQUEST_S,
     )
     async with server:
-        await server.serve_forever()
+        await asyncio.to_thread(_input_ends)
+    await asyncio.sleep(_END_S)
 
 
-def _end_with_input() -> None:
+def _input_ends() -> None:
+    """Wait for it in a thread: it is the pipe of the coordinator, which may be gone."""
     while sys.stdin.buffer.read(4096):
         pass
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    line = sys.stdin.buffer.readline()
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    asyncio.run(_serve(json.loads(line)))
+    asyncio.run(_serve(json.loads(sys.stdin.buffer.readline())))

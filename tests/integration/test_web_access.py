@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from cryptography import x509
 from fl_ops.admin.settings import Certificates
 from fl_ops.errors import NotAllowed
 from protos.fl.v1 import admin_pb2 as pb
-from tests.processes.browser import Browser
+from tests.processes.browser import Answer, Browser
 from tests.processes.certificates import Pki, server_section
 from tests.processes.federation import Coordinator, Fleet, run_spec
 from tests.processes.process import ROOT, Workspace, eventually, run_fl
@@ -257,16 +258,24 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
     tls = {"insecure": False, "tls": server_section(pki.issue("server", "broken"))} if secure else {}
     server = Coordinator(workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]).serve()
     each = browser(server, pki) if secure else Browser(server.settings["web_listen"])
-    answer = each.get("/")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "10")
-    assert "The web page cannot start" in answer.text
-    assert each.get("/live?view=events", "HEAD").text == ""
+
+    def answer(method: str = "GET") -> Answer | None:
+        """None for a connection that was cut: between two processes it may be, and a browser tries again."""
+        try:
+            return each.get("/", method)
+        except (OSError, http.client.HTTPException):
+            return None
+
+    found = eventually(answer, "an answer comes")
+    assert (found.status, found.headers["retry-after"]) == (503, "10")
+    assert "The web page cannot start" in found.text
+    assert eventually(lambda: answer("HEAD"), "an answer without a body comes").text == ""
     pauses = [end["starts_again_in_s"] for end in server.events("web_process_ended")]
     assert pauses[:3] == [0.5, 1.0, 2.0]
     assert "a file of it is missing" in server.errors()
     shutil.rmtree(package)
     ready = 401 if secure else 200
-    eventually(lambda: each.get("/").status == ready, "the page is back")
+    eventually(lambda: (now := answer()) is not None and now.status == ready, "the page is back")
     assert server.terminate() == 0
 
 
