@@ -345,6 +345,7 @@ def test_algorithms_and_rounds_import_without_grpc() -> None:
     run("import sys; sys.modules['grpc'] = None; import algorithms, fl_server.rounds.machine")
 
 
+@pytest.mark.slow
 def test_no_process_imports_torchvision_without_need() -> None:
     """Scikit-learn neither: the digits task reads one of its files. Each import costs a device a second and 80 MB."""
     code = (

@@ -24,6 +24,7 @@ def test_the_program_measures_an_encoding() -> None:
     assert table[-1].startswith("| `int8` | 25.4 % |")
 
 
+@pytest.mark.slow
 def test_the_program_measures_the_differences_of_a_training() -> None:
     """Of the model and FedCM's direction, in every encoding; they are applied again, and the model's are smaller."""
     command = [sys.executable, "-m", "benchmarks.encodings.differences", "--task", "digits"]

@@ -85,6 +85,7 @@ def test_a_step_trains(change: str) -> None:
     assert found[-1] < found[0]
 
 
+@pytest.mark.slow
 def test_each_step_changes_the_result() -> None:
     """AdamW, the method with its reducer and the personal head lead to other models than the plain run."""
     plain = losses("run")

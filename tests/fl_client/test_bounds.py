@@ -152,6 +152,7 @@ def test_a_limit_on_chunks_is_not_taken_below_the_smallest() -> None:
     assert (session.chunk_bytes, session.max_chunk_bytes) == (MIN_CHUNK_BYTES, MIN_CHUNK_BYTES)
 
 
+@pytest.mark.slow
 async def test_an_update_is_sent_in_a_bounded_number_of_chunks() -> None:
     """If chunks of one byte are requested, the daemon uses larger ones, to stay within the limit of their number."""
     size = 4 * MAX_CHUNKS

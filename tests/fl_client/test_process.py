@@ -82,6 +82,7 @@ def lines_until(process: subprocess.Popen[str], event: str) -> list[dict[str, An
     raise AssertionError(f"ended without {event}: {lines}, {process.stderr.read()}")
 
 
+@pytest.mark.slow
 def test_a_daemon_without_a_server_retries_until_a_signal(
     start: Callable[..., subprocess.Popen[str]], free_port: int
 ) -> None:

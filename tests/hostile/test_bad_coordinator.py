@@ -99,6 +99,7 @@ def _always(answer: Answer) -> Callable[[Any], Answer]:
     return lambda request: answer
 
 
+@pytest.mark.slow
 def test_no_registration_response_ends_the_daemon(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """The daemon registers again after each of them."""
     for answer in REGISTRATIONS.values():
@@ -111,6 +112,7 @@ def test_no_registration_response_ends_the_daemon(daemon: Daemon, coordinator: B
         coordinator.until_attended(streams)
 
 
+@pytest.mark.slow
 def test_a_negative_retry_time_counts_as_none(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """A negative retry time counts as none: the daemon waits by its own backoff, ten tries take some seconds."""
     coordinator.answers["Register"] = lambda request: Failure.of(
@@ -146,6 +148,7 @@ def test_no_byte_of_another_model_is_fetched(daemon: Daemon, coordinator: BadCoo
     assert coordinator.bytes_sent == sent
 
 
+@pytest.mark.slow
 def test_a_stalled_download_is_abandoned(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """The first 100 bytes again and again are no progress: retries become rare, and the deadline ends them."""
     assignment = coordinator.assignment("again")
@@ -225,6 +228,7 @@ def test_valid_work_in_a_flood_is_bounded(daemon: Daemon, coordinator: BadCoordi
         coordinator.push(pb.AttendResponse(run_ended=pb.RunEnded(run_id=f"busy-{number}")))
 
 
+@pytest.mark.slow
 def test_repeated_messages_do_not_fill_the_log(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """Three thousand notices and drains of 10,000 characters with escape sequences: less than 2 MB of log."""
     before = daemon._out.stat().st_size
@@ -254,6 +258,7 @@ def test_states_of_many_runs_do_not_fill_the_disk(daemon: Daemon, coordinator: B
     coordinator.push(pb.AttendResponse(run_ended=pb.RunEnded(run_id="state-10")))
 
 
+@pytest.mark.slow
 def test_every_extreme_event_is_ignored_or_answered(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """Each field of each event at the extremes of its type, then invalid bytes, on one stream of one daemon."""
     assignment = coordinator.assignment("extreme")
@@ -300,6 +305,7 @@ def test_extreme_answers_to_uploads_end_nothing(daemon: Daemon, coordinator: Bad
     eventually(lambda: daemon.events("update_refused", run="upload"), "the last answer is taken")
 
 
+@pytest.mark.slow
 def test_a_headers_size_is_checked_before_parsing(daemon: Daemon, coordinator: BadCoordinator) -> None:
     """A table of contents of two million empty tensors has 4 MB on the wire and needs hundreds in memory."""
     resource = coordinator.assignment("header").resources[0]

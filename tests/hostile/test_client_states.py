@@ -108,6 +108,7 @@ def replayed(federation: Federation, run: str, folder: Path) -> Result:
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state])
 
 
+@pytest.mark.slow
 def test_reports_without_end_change_nothing_for_the_honest(federation: Federation, undisturbed: list[str]) -> None:
     """The honest run ends with its own bits although a client reports everything that can be reported."""
     with under(attack, target(federation)):
@@ -118,6 +119,7 @@ def test_reports_without_end_change_nothing_for_the_honest(federation: Federatio
     assert len(lines) <= 1
 
 
+@pytest.mark.slow
 def test_a_client_that_reports_a_lost_state_for_every_assignment(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

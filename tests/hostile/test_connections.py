@@ -42,6 +42,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield Federation(workspace, open_files=OPEN_FILES, connections={"handshake_s": 2.0})
 
 
+@pytest.mark.slow
 def test_long_names_of_services_need_no_memory(federation: Federation, undisturbed: list[str]) -> None:
     """100 watches of services with names of 4.8 MB each, without a certificate, again and again."""
     memory, run = Memory(federation.server.pid), federation.begin_run()
@@ -52,6 +53,7 @@ def test_long_names_of_services_need_no_memory(federation: Federation, undisturb
     federation.still_works(undisturbed, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("banned", [True, False], ids=["banned", "unknown"])
 def test_millions_of_empty_entries_need_no_memory(federation: Federation, undisturbed: list[str], banned: bool) -> None:
     """20 registrations at once with 2.4 million empty entries each, whether or not the client is let in."""
@@ -69,6 +71,7 @@ def test_millions_of_empty_entries_need_no_memory(federation: Federation, undist
     assert refused[0]["peer"].startswith("127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_silent_connections_stop_no_client(federation: Federation, undisturbed: list[str]) -> None:
     """With more of them than file descriptors the run ends with its bits, and new clients are accepted afterwards."""
     with under(silent_connections.attack, target(federation)):
@@ -79,6 +82,7 @@ def test_silent_connections_stop_no_client(federation: Federation, undisturbed: 
         eventually(lambda: _registered(client), "a newcomer is let in")
 
 
+@pytest.mark.slow
 def test_refused_handshakes_are_logged(federation: Federation) -> None:
     """A log line and a metric. Certificates of another authority fail in the handshake."""
     eve = Pki(federation.workspace.folder / "another-authority").issue("client", "eve")
@@ -167,6 +171,7 @@ def test_a_request_over_its_methods_size_is_refused(federation: Federation, meth
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.slow
 def test_manifests_of_millions_of_tensors_need_no_memory(federation: Federation, undisturbed: list[str]) -> None:
     """20 uploads at once with manifests of two bytes an entry; an honest run keeps its bits."""
     memory, run = Memory(federation.server.pid), federation.begin_run()
@@ -250,6 +255,7 @@ def test_reflection_is_off(federation: Federation) -> None:
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.slow
 def test_a_run_continues_when_descriptors_are_free_again(federation: Federation, undisturbed: list[str]) -> None:
     """Without free descriptors updates are refused with a message; the run then ends with its bits."""
     server, run = federation.server, federation.begin_run()

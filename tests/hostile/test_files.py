@@ -42,6 +42,7 @@ def open_to_others(folder: Path) -> list[str]:
     return [f"{path} {stat.filemode(path.stat().st_mode)}" for path in found if path.stat().st_mode & 0o077]
 
 
+@pytest.mark.slow
 def test_other_users_cannot_read_updates_models_or_the_ledger(federation: Federation, undisturbed: list[str]) -> None:
     """During a round with stored updates, and after a run, nothing in a state directory is open."""
     server, daemons = federation.server, federation.daemons

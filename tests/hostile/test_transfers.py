@@ -39,6 +39,7 @@ def refused(federation: Federation, limit: str) -> float:
     return too_many + metric(federation, f'fl_transfer_limits_total{{limit="{limit}"}}')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "limit", "calls", "most_mib"),
     slow_except(

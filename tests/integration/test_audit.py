@@ -146,6 +146,7 @@ def test_an_edited_ledger_is_named_by_the_command(server: SecureCoordinator, pki
     assert "audit_altered" in {row.method for row in rows(server)}
 
 
+@pytest.mark.slow
 def test_refusals_of_identity_are_recorded(server: SecureCoordinator, pki: Pki) -> None:
     """Who, from where, what and why. A loop of them is counted."""
     device = pki.issue("client", "edge-1")

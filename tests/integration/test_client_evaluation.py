@@ -61,6 +61,7 @@ def test_evaluations_of_all_clients_are_stored_and_averaged(fleet: EvaluatingFle
     assert answer["round"]["metrics"]["clients_accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
 
 
+@pytest.mark.slow
 def test_an_evaluation_does_not_wait_for_a_killed_daemon(fleet: EvaluatingFleet) -> None:
     """After SIGKILL during its evaluation the others' numbers are stored before the deadline, and the run completes."""
     fleet.ruler(1).touch()

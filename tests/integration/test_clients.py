@@ -123,6 +123,7 @@ def test_a_client_can_be_banned_before_it_registers(fleet: Fleet) -> None:
     assert stolen.terminate() == 0
 
 
+@pytest.mark.slow
 def test_a_drained_client_finishes_and_gets_nothing_new(fleet: Fleet) -> None:
     """Its update counts, then others are drawn, also after a restart, until the drain is undone."""
     server = fleet.server

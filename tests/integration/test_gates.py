@@ -83,6 +83,7 @@ def test_a_run_continues_without_a_device_on_battery(fleet: GatedFleet) -> None:
     assert "present, may not train (power)" in " ".join(words.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_mains_with_a_reason(fleet: GatedFleet) -> None:
     """All three are needed. The run waits, names the client and the reason, also after a restart, and continues."""
     fleet.plug("edge-1", False)

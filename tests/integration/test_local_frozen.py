@@ -72,6 +72,7 @@ def simulated(name: str, spec: dict[str, Any]) -> list[tuple[str, dict[str, floa
         return [(done.digest, dict(done.metrics)) for done in simulation.rounds()]
 
 
+@pytest.mark.slow
 def test_the_run_is_that_of_sent_parameters_without_their_bytes(
     workspace: Workspace, server: Coordinator, backbone: Path
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_large_backbone_costs_what_its_adapters_cost(
     assert transferred(server, "up", "update") == 3 * trained
 
 
+@pytest.mark.slow
 def test_personal_parameters_are_sent_once_beside_frozen_ones_of_the_device(
     workspace: Workspace, server: Coordinator, backbone: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_few_are_listed(server: Coordinator) -> None:
     assert [run["run_id"] for run in fl(server, "run", "list", "--limit", "1")] == ["long"]
 
 
+@pytest.mark.slow
 def test_a_deletion_asks_for_consent(server: Coordinator) -> None:
     """Without a terminal to ask on, `--yes` is needed."""
     connection = ("--insecure", "--server", str(server.settings["admin_listen"]))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.processes.federation import Coordinator, Daemon
 from tests.processes.process import Workspace, eventually, run_fl
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
 
 
+@pytest.mark.slow
 def test_a_device_without_its_state_directory_steps_back_and_returns(workspace: Workspace) -> None:
     """A file is in its place: the operator reads why the device may not train, and the run waits.
 

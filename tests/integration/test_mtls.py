@@ -138,6 +138,7 @@ DATES = {"expired": (-10, 7, "ended on 20"), "early": (5, 7, "is not valid befor
 """Kind of certificate -> its first day from now, its days, and what the daemon logs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DATES)
 def test_a_daemon_with_an_invalid_certificate_names_the_date(
     workspace: Workspace, server: Coordinator, pki: Pki, kind: str

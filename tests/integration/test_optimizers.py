@@ -62,6 +62,7 @@ def check_replay(fleet: Fleet, run: str, config: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", slow_except(["fresh", "device", "server"], "server"))
 def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Fleet, tmp_path: Path, state: str) -> None:
     """The coordinator is killed after two of five rounds; run, simulation and replay have the same models."""
@@ -92,6 +93,7 @@ def test_a_killed_daemon_goes_on_from_the_state_that_counted(fleet: Fleet, tmp_p
     check_replay(fleet, name, tmp_path / "clients.toml")
 
 
+@pytest.mark.slow
 def test_the_state_changes_the_models(fleet: Fleet) -> None:
     """A state that is kept, or averaged, gives other models from the second round on, and the same first one."""
     fresh, device, server = (simulated(f"state-{state}", state) for state in ("fresh", "device", "server"))

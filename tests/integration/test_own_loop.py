@@ -157,6 +157,7 @@ def test_methods_that_make_other_steps_are_refused(
     assert why in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold", "mime"], "scaffold"))
 def test_other_methods_are_inexact_where_the_run_allows_it(fleet: LoopFleet, method: str) -> None:
     """Their sums and client states work with the loop's deltas, in the network as in the simulation."""
@@ -169,6 +170,7 @@ def test_other_methods_are_inexact_where_the_run_allows_it(fleet: LoopFleet, met
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("returns", "why"),
     [

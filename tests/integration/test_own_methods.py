@@ -172,6 +172,7 @@ def other_code(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_client_without_the_same_code_is_not_drawn(workspace: Workspace, tmp_path: Path) -> None:
     """It has none, or other code. The run's reason and the device's log name it; a client with the code trains."""
     server = Coordinator(workspace, settings=SERVER, path=[EXAMPLE]).serve()

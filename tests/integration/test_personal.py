@@ -131,6 +131,7 @@ def test_an_update_that_was_trained_before_a_kill_keeps_its_values(fleet: Person
     assert len(quick.events("trained", run="promoted", round=0)) == 1
 
 
+@pytest.mark.slow
 def test_a_device_that_lost_its_values_starts_again_alone(fleet: PersonalFleet, tmp_path: Path) -> None:
     """Its state directory is deleted during the run. The others keep their values, and a replay has the same models."""
     sections = {**SECTIONS, **METHODS["fedavg"], "round": {"clients_per_round": 3}}

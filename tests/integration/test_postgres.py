@@ -77,6 +77,7 @@ def test_a_coordinator_waits_for_an_unreachable_database(
     assert undisturbed == server.digests("away")
 
 
+@pytest.mark.slow
 def test_a_second_coordinator_is_refused(pg_fleet: Fleet, url: str) -> None:
     """With another state directory but the same ledger it exits with 2 and names the owner."""
     second = Coordinator(pg_fleet.workspace, "second", {"ledger": url}).start()

@@ -31,6 +31,7 @@ def unforked_server(workspace: Workspace) -> Coordinator:
     return server.serve()
 
 
+@pytest.mark.slow
 def test_an_upload_in_flight_is_finished_and_committed(unforked_server: Coordinator) -> None:
     """After SIGTERM during an upload the rest is received, the round committed, no client drawn; exit code 0."""
     server = unforked_server

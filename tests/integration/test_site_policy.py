@@ -103,6 +103,7 @@ REFUSALS = {
 RULES = {"fingerprints": "tasks", "epochs": "work", "model": "work"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_except(REFUSALS, "tasks", "epochs"))
 def test_a_refusal_does_not_hold_up_the_round(fleet: PolicyFleet, strict: Site, without: list[str], kind: str) -> None:
     """The others finish, without the deadline, with the bits of a run that never asked the device. No quarantine."""

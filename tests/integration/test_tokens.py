@@ -168,6 +168,7 @@ def test_a_token_is_worth_nothing_at_other_ports(site: Site) -> None:
             assert status(site, method, admin_token)[0] == "UNIMPLEMENTED", method
 
 
+@pytest.mark.slow
 def test_an_open_stream_ends_with_its_token(site: Site) -> None:
     """A watch of a run is over soon after the token's end, with the leeway."""
     with site.operator(groups=["fl-admins"]) as admin:
@@ -223,6 +224,7 @@ def test_the_command_with_a_token_file(site: Site, tmp_path: Path) -> None:
         assert not any(part in result.stdout + result.stderr for token in site.sent for part in token.split(".")[1:])
 
 
+@pytest.mark.slow
 def test_a_token_opens_the_web_page_until_it_ends(site: Site, tmp_path: Path) -> None:
     """`fl web open` makes a link; the browser has the token's identity, and its session and streams end with it."""
     file, now = tmp_path / "token", int(time.time())

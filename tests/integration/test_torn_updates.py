@@ -22,6 +22,7 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip, truncate])
 def test_a_damaged_update_is_sent_again_by_its_daemon(
     fleet: Fleet, undisturbed: list[str], damage: Callable[[Path], None]

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.processes.federation import Fleet
 from tests.processes.process import ROOT, TIMEOUT_S, eventually
 
@@ -52,6 +54,7 @@ def watching(fleet: Fleet, run: str, folder: Path) -> Iterator[Watch]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_watch_goes_on_after_a_restart(fleet: Fleet, tmp_path: Path) -> None:
     """It waits while the coordinator is away, shows the rounds after the restart, and ends as the run does."""
     fleet.hold()
@@ -66,6 +69,7 @@ def test_a_watch_goes_on_after_a_restart(fleet: Fleet, tmp_path: Path) -> None:
         assert watch.process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait(fleet: Fleet, tmp_path: Path) -> None:
     """The watch ends with 130; the run goes on when the coordinator is back."""
     fleet.hold()

@@ -228,6 +228,7 @@ def test_many_streams(plain: Coordinator) -> None:
             connection.close()
 
 
+@pytest.mark.slow
 def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspace) -> None:
     """After SIGKILL of the web process a browser that waits is answered; after SIGKILL of the coordinator it ends."""
     server = Coordinator(workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
@@ -247,6 +248,7 @@ def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspa
     assert not third.is_running()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 def test_a_process_that_cannot_start_is_no_endless_wait(
     tmp_path: Path, workspace: Workspace, pki: Pki, *, secure: bool
@@ -279,6 +281,7 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
     assert server.terminate() == 0
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, workspace: Workspace) -> None:
     """It names the package that is missing, and what to install."""
     block(tmp_path, "starlette")
@@ -289,6 +292,7 @@ def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, worksp
     assert "pip install 'impetus-fl[web]'" in server.errors()
 
 
+@pytest.mark.slow
 def test_without_the_extra_fl_web_names_it(tmp_path: Path, plain: Coordinator) -> None:
     """One line with the package and what to install; `fl web open` needs no extra."""
     block(tmp_path, "uvicorn")
@@ -310,6 +314,7 @@ def block(folder: Path, package: str) -> None:
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
 
+@pytest.mark.slow
 def test_sessions_survive_the_web_process_and_not_the_coordinator(workspace: Workspace, pki: Pki) -> None:
     """The coordinator keeps them, in memory."""
     settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "t"))}

@@ -41,6 +41,7 @@ def firing(seen: Prometheus) -> list[str]:
     return [alert["labels"]["alertname"] for alert in seen.alerts() if alert["state"] == "firing"]
 
 
+@pytest.mark.slow
 def test_a_run_without_clients_is_no_fault(server: Coordinator, tmp_path: Path) -> None:
     """Every deployed rule was evaluated on a real coordinator with a waiting run, and none fires."""
     with prometheus(tmp_path, Setup({"coordinator": [server.settings["metrics_listen"]]}, groups(), "500ms")) as seen:

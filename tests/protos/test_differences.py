@@ -153,6 +153,7 @@ def test_other_bytes_are_refused(bad: bytes, words: str) -> None:
         applied(BASE, bad, 4)
 
 
+@pytest.mark.slow
 def test_a_large_stream_takes_no_memory() -> None:
     """A block of 1 MiB that would inflate to 1 GiB is refused after 1 MiB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)

@@ -24,6 +24,7 @@ def matrices(model: nn.Module, kind: str) -> list[nn.Parameter]:
     return [value for name, value in model.named_parameters() if f".{kind}." in name]
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_and_the_model_is_not() -> None:
     """Rank 3 on a layer of 6 to 4: A is [3, 6] and B [4, 3], and these alone have gradients."""
     model = add_lora(small(), 3, ["0"])

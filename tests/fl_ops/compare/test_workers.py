@@ -125,6 +125,7 @@ def new_processes() -> NewProcesses:
     return lambda: set(multiprocessing.active_children()) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "error"), [(end_process, "ended unexpectedly"), (refuse, "FedAvg cannot be run")])
 def test_a_failing_worker_ends_the_comparison(
     read: Read, tmp_path: Path, run: Callable[[Cell, OnRound, Means], NoReturn], error: str, new_processes: NewProcesses
@@ -264,6 +265,7 @@ def test_a_comparison_in_pieces(read: Read, tmp_path: Path, fl: Fl) -> None:
     assert (second.exit_code, "5 cells. " in second.stdout) == (Exit.OK, True)
 
 
+@pytest.mark.slow
 def test_the_command_writes_everything_and_runs_nothing_twice(
     read: Read, tmp_path: Path, fl: Fl, new_processes: NewProcesses
 ) -> None:

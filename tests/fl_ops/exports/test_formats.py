@@ -42,6 +42,7 @@ def adapted(tmp_path: Path) -> Adapted:
     return Adapted(str(write_backbone(tmp_path / "backbone.safetensors", 12)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["adapted", "tied"])
 def test_a_whole_model_loads_strictly_and_is_that_of_a_run_that_sends(
     task: str, adapted: Adapted, tmp_path: Path

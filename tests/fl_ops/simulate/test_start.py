@@ -31,6 +31,7 @@ def simulate(optimizer: dict[str, Any] | None, result: Path) -> None:
     result.write_text(str("torch._dynamo" in sys.modules))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "loaded"), [(None, "False"), ({"name": "adamw"}, "True")])
 def test_only_an_optimizer_of_torch_loads_its_compiler(
     tmp_path: Path, optimizer: dict[str, Any] | None, loaded: str

@@ -148,6 +148,7 @@ async def test_a_token_that_is_not_valid(stub: Any, token: str) -> None:
         await refused(stub.ListRounds, pb.ListRoundsRequest(run_id="r", first_round=1, page_token=each))
 
 
+@pytest.mark.slow
 async def test_a_page_is_bounded_in_entries_and_bytes(world: World, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of large entries is shorter, and one entry always fits."""
     world.store.create_run(a_run("long"), why())

@@ -53,6 +53,7 @@ def remove(world: World, *keep: int) -> None:
     world.services.checkpoints.prune("r", set(keep))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", slow_except(["", "latest", "best", "1"], "best"))
 async def test_a_model_is_exported_whole_although_it_is_removed(world: World, round_: str) -> None:
     """Its checkpoint is removed after the header: the bytes are those that the header announced."""

@@ -70,6 +70,7 @@ async def run_with_kill(
         return (digests, lists, epoch), devices, world.journal.writes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_except(METHODS, "scaffold"))
 def test_a_kill_after_any_write_changes_no_bit(tmp_path: Path, method: str) -> None:
     """Models and lists equal those of the undisturbed run, no state restarts, and counted clients learn it."""

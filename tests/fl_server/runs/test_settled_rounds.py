@@ -78,6 +78,7 @@ def test_stop_rules_see_all_evaluations(values: list[float | None], extended_at:
     assert log.best == best_round("accuracy", every)
 
 
+@pytest.mark.slow
 def test_only_recent_rounds_are_in_memory() -> None:
     """Ten thousand rounds, of which one is still being evaluated."""
     log = RoundLog("accuracy")
@@ -109,6 +110,7 @@ def test_totals_that_cannot_be_used_are_ignored(content: str) -> None:
     assert log.rounds == 0
 
 
+@pytest.mark.slow
 async def test_a_start_reads_few_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """of a run of 40 rounds at most 32. What is shown is the same, and it can be extended."""
     async with World(tmp_path) as world:
@@ -144,6 +146,7 @@ async def shown_run(world: World) -> Any:
         return status
 
 
+@pytest.mark.slow
 async def test_a_ledger_without_totals_gets_them_at_the_first_start(tmp_path: Path) -> None:
     """An older version wrote none. Late metrics of a settled round remove them until the next start."""
     async with World(tmp_path) as world:

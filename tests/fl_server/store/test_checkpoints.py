@@ -265,6 +265,7 @@ def test_a_failed_replacement_leaves_the_round_as_it_was(
     assert names(folder / "run-r1") == ["round-000000", "round-000001"]
 
 
+@pytest.mark.slow
 def test_the_systems_file_size_limit_is_store_full(saved: Checkpoints, folder: Path) -> None:
     """With a real limit of the system the library's error becomes StoreFull, and the old checkpoints stay."""
     command = [sys.executable, "-c", SAVE_UNDER_A_LIMIT, str(folder)]

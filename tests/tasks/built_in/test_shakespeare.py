@@ -130,6 +130,7 @@ def test_a_frozen_a_does_not_depend_on_the_seed(root: str) -> None:
     assert all(torch.equal(value, found[1][name]) and value.any() for name, value in found[0].items())
 
 
+@pytest.mark.slow
 def test_train_a_trains_both_matrices(root: str) -> None:
     """Twice as many matrices are trainable as without the option."""
     names = trained(task_with(root, lora=4, train_a=True).model())

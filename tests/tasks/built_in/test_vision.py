@@ -77,6 +77,7 @@ def test_cifar10_holds_out_batch_5_without_the_official_test(data_root: str) -> 
     assert (int(held_out.sum()), int(held_out.min()), int(held_out.max())) == (10_000, 952, 1025)
 
 
+@pytest.mark.slow
 def test_cifar10_images_are_normalised_channel_by_channel(data_root: str) -> None:
     """A shard of 100 images: bytes [n, 3, 32, 32] minus mean, over deviation; augmented in training only."""
     task = load("cifar10", {"data_root": data_root, "client_eval_fraction": 0.1})

@@ -197,6 +197,7 @@ def test_a_lack_of_memory_stays_one(workers: int, closed: list[Samples]) -> None
         list(ordered_batches(data, 10))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_iteration_and_not_the_next_one(closed: list[Samples]) -> None:
     """The error names the dead process. The next iteration starts another one."""
     data = Samples(Dying(), workers=1)

@@ -113,6 +113,7 @@ async def test_a_run_without_enough_clients_restarts_the_states_at_once(tmp_path
         assert run.record.state_epoch == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dies_at", slow_except(["put_client_state_records", "restart_round", "commit"], "restart_round")
 )
@@ -134,6 +135,7 @@ async def test_a_restart_of_the_coordinator_keeps_the_count_of_losses(tmp_path: 
         assert [(each.client_id, each.losses) for each in world.store.client_state_records("r")] == [("m", 3)]
 
 
+@pytest.mark.slow
 async def test_a_waiting_loss_is_kept_over_a_restart(tmp_path: Path) -> None:
     """Its client is not drawn, and the states restart after the same number of rounds."""
     devices = [Device("a"), Device("b"), Forgetful("m")]

@@ -99,6 +99,7 @@ async def test_a_member_that_returns_is_not_missing(tmp_path: Path, clock: Clock
         await world.coordinator.actions.stop(run, "", "admin")
 
 
+@pytest.mark.slow
 async def test_a_present_member_that_is_not_drawn_is_not_missing(tmp_path: Path) -> None:
     """A client that can be drawn is not missing, however long it was not drawn."""
     async with World(tmp_path, states={"missing_after": 1}) as world:
