@@ -11,6 +11,7 @@ from tests.docs.pages import Command, File, follow_page, missing, read_page, ste
 PAGE = read_page("docs/quickstart.md")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # some sixty commands, on a machine that may be busy with others
 def test_everything_on_the_page_works(tmp_path: Path) -> None:
     """Each file is saved and each command run; exit codes and outputs are those of the page."""

@@ -108,6 +108,7 @@ def replayed(federation: Federation, run: str, folder: Path) -> Result:
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state])
 
 
+@pytest.mark.slow
 def test_reports_without_end_change_nothing_for_the_honest(federation: Federation, undisturbed: list[str]) -> None:
     """The honest run ends with its own bits although a client reports everything that can be reported."""
     with under(attack, target(federation)):

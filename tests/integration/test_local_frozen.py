@@ -227,6 +227,7 @@ def test_a_large_backbone_costs_what_its_adapters_cost(
     assert transferred(server, "up", "update") == 3 * trained
 
 
+@pytest.mark.slow
 def test_personal_parameters_are_sent_once_beside_frozen_ones_of_the_device(
     workspace: Workspace, server: Coordinator, backbone: Path
 ) -> None:

@@ -20,6 +20,7 @@ TASK = "quadratic_task:Quadratic"
 PARTS = {f"edge-{i}": part for i, part in enumerate(torch.arange(EXAMPLES).split([2, 5, 17]))}
 
 
+@pytest.mark.slow
 def test_unequal_clients_have_the_simulated_bits(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAFFOLD and FedDyn, both objectives, with the sum of the examples given for each."""
     monkeypatch.syspath_prepend(HERE)

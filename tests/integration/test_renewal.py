@@ -97,6 +97,7 @@ def endless(size: int) -> dict[str, Any]:
     return {**MODEL, "round": {"clients_per_round": size, "min_clients": size}, "stop": {"rounds": 100_000}}
 
 
+@pytest.mark.slow
 def test_daemons_renew_their_certificates_during_a_run(workspace: Workspace) -> None:
     """Beyond the end of the first certificates: one registration each, every update counts, nothing is refused."""
     site = Site(workspace, 3, lifetime_s=15.0)

@@ -125,6 +125,7 @@ def new_processes() -> NewProcesses:
     return lambda: set(multiprocessing.active_children()) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "error"), [(end_process, "ended unexpectedly"), (refuse, "FedAvg cannot be run")])
 def test_a_failing_worker_ends_the_comparison(
     read: Read, tmp_path: Path, run: Callable[[Cell, OnRound, Means], NoReturn], error: str, new_processes: NewProcesses
