@@ -52,15 +52,14 @@ def path_of(kind: Kind, name: str, listed: Collection[str] | None = None) -> str
     if name in kind.built_in:
         return kind.built_in[name]
     built_in = f"a built-in {kind.noun} ({comma_separated(kind.built_in)})"
-    found = installed(kind)
     if is_path(name):
         if listed is not None and name not in listed:
             raise kind.not_listed(
-                f"expected {built_in}, an entry point of an installed package ({comma_separated(found)}) or a listed"
-                f" one ({comma_separated(listed)}), got {name!r}"
+                f"expected {built_in}, an entry point of an installed package ({comma_separated(installed(kind))}) or a"
+                f" listed one ({comma_separated(listed)}), got {name!r}"
             )
         return name
-    if name in found:
+    if name in (found := installed(kind)):
         return _only(kind, name, found[name])
     expected, got = unknown(kind, name)
     raise kind.error(f"expected {expected}, got {got}")

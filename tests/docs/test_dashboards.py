@@ -15,6 +15,7 @@ from docs.source.dashboards.marks import marks_of
 from docs.source.dashboards.page import draw
 from docs.source.dashboards.units import on_axis, written
 from k8s.dashboards.files import committed
+from tests.marks import slow_except
 from tests.monitoring.prometheus import Sample, Series
 
 LABELS = {
@@ -126,8 +127,7 @@ def test_a_mark_is_drawn_at_its_value() -> None:
     assert marks_of(annotation(enable=False), view(Fake())) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("uid", committed())
+@pytest.mark.parametrize("uid", slow_except(committed(), "impetus-run"))
 def test_every_panel_is_drawn(uid: str, tmp_path: Path) -> None:
     """Every query is asked, with a value in the place of each variable, and the picture has the grid's shape."""
     fake, model = Fake(), committed()[uid]

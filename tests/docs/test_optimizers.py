@@ -33,6 +33,7 @@ def test_the_run_of_the_page_has_its_optimizer() -> None:
     assert (spec.name, spec.state, schedule.kind, local.micro_batch_size) == ("adamw", "device", "cosine", 8)
 
 
+@pytest.mark.slow
 def test_the_run_of_the_page_trains() -> None:
     """Three rounds, and the loss falls in each."""
     prepared = prepare(run(), 0)

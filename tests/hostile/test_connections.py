@@ -23,6 +23,7 @@ from protos.status import detail_of
 from tests.hostile.attacks import empty_pending, half_open_metrics, health_names, silent_connections
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import for_seconds, target, under
+from tests.marks import slow_except
 from tests.processes.certificates import Pki, credentials
 from tests.processes.process import TIMEOUT_S, Workspace, eventually
 from tests.processes.raw_client import RawClient
@@ -53,8 +54,7 @@ def test_long_names_of_services_need_no_memory(federation: Federation, undisturb
     federation.still_works(undisturbed, run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("banned", [True, False], ids=["banned", "unknown"])
+@pytest.mark.parametrize("banned", slow_except([True, False], False), ids=["banned", "unknown"])
 def test_millions_of_empty_entries_need_no_memory(federation: Federation, undisturbed: list[str], banned: bool) -> None:
     """20 registrations at once with 2.4 million empty entries each, whether or not the client is let in."""
     memory, name, run = Memory(federation.server.pid), f"registers-{banned}".lower(), federation.begin_run()

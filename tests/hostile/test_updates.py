@@ -22,7 +22,6 @@ from protos.fl.v1.training_pb2 import (
 from tests.chaos.points import KillOrders, order_path
 from tests.hostile.federation import HONEST, SIZE, Federation
 from tests.hostile.members import Lie, Member, lied, member
-from tests.marks import slow_except
 from tests.processes.federation import TASK, Daemon, SecureCoordinator
 from tests.processes.process import HERE, Workspace, eventually
 from tests.processes.raw_client import Tensors
@@ -116,15 +115,15 @@ CASES = [
     pytest.param(CM, {}, everywhere(3e38), "NORM", id="fedcm-3e38", marks=SLOW),
     pytest.param(PLAIN, UNLIMITED, everywhere(3e38), "NORM", id="overflow-without-limits", marks=SLOW),
     pytest.param(PLAIN, {}, everywhere(1e30), "NORM", id="1e30", marks=SLOW),
-    pytest.param(PLAIN, {}, buffer("running_mean", 1e30), "NORM", id="buffers-1e30"),
+    pytest.param(PLAIN, {}, buffer("running_mean", 1e30), "NORM", id="buffers-1e30", marks=SLOW),
     pytest.param(PLAIN, {}, buffer("running_mean", 1e6), "NORM", id="buffers-1e6", marks=SLOW),
-    pytest.param(PLAIN, {}, buffer("running_var", -0.5), "NORM", id="negative-variance"),
+    pytest.param(PLAIN, {}, buffer("running_var", -0.5), "NORM", id="negative-variance", marks=SLOW),
     pytest.param(PLAIN, {}, buffer("num_batches_tracked", 2**62), "NORM", id="count-of-batches", marks=SLOW),
     pytest.param(
         {"name": "mimelite"}, {}, everywhere(1e30, PAYLOAD_KIND_FULL_GRADIENT), "NORM", id="mimelite-gradient"
     ),
     pytest.param(PLAIN, {}, with_header(num_examples=2**53), "HEADER", id="examples"),
-    pytest.param({"name": "fednova"}, {}, with_header(num_steps=2**31), "HEADER", id="steps"),
+    pytest.param({"name": "fednova"}, {}, with_header(num_steps=2**31), "HEADER", id="steps", marks=SLOW),
 ]
 
 
@@ -156,9 +155,8 @@ def refused_twice(federation: NormedFederation, name: str, liar: Member, reason:
     assert reasons <= {f"REFUSAL_REASON_{reason}"}
 
 
-@pytest.mark.parametrize(
-    "point", slow_except(["before culprit's refusal", "behind culprit's refusal"], "behind culprit's refusal")
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["before culprit's refusal", "behind culprit's refusal"])
 def test_a_coordinator_killed_between_the_drop_and_the_repeated_round(
     federation: NormedFederation, honest: dict[str, list[str]], tmp_path: Path, point: str
 ) -> None:

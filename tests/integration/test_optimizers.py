@@ -17,7 +17,6 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
-from tests.marks import slow_except
 from tests.processes.federation import TASK, Fleet, run_spec
 from tests.processes.process import HERE
 
@@ -63,7 +62,7 @@ def check_replay(fleet: Fleet, run: str, config: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", slow_except(["fresh", "device", "server"], "server"))
+@pytest.mark.parametrize("state", ["fresh", "device", "server"])
 def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Fleet, tmp_path: Path, state: str) -> None:
     """The coordinator is killed after two of five rounds; run, simulation and replay have the same models."""
     name = f"adamw-{state}"

@@ -17,7 +17,6 @@ from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
 from protos.fl.v1 import admin_pb2
-from tests.marks import slow_except
 from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
 from tests.processes.process import HERE, Workspace
 
@@ -158,7 +157,7 @@ def test_methods_that_make_other_steps_are_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold", "mime"], "scaffold"))
+@pytest.mark.parametrize("method", ["fedcm", "scaffold", "mime"])
 def test_other_methods_are_inexact_where_the_run_allows_it(fleet: LoopFleet, method: str) -> None:
     """Their sums and client states work with the loop's deltas, in the network as in the simulation."""
     sections = {
@@ -174,7 +173,12 @@ def test_other_methods_are_inexact_where_the_run_allows_it(fleet: LoopFleet, met
 @pytest.mark.parametrize(
     ("returns", "why"),
     [
-        pytest.param("nothing", "expected the task's train() to return a TrainReport, got NoneType", id="nothing"),
+        pytest.param(
+            "nothing",
+            "expected the task's train() to return a TrainReport, got NoneType",
+            id="nothing",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("nan", "expected finite metrics of local epochs, got accuracy = nan in epoch 0", id="nan"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow_except
 from tests.processes.federation import Fleet
 
 
@@ -22,8 +23,7 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [flip, truncate])
+@pytest.mark.parametrize("damage", slow_except([flip, truncate], truncate))
 def test_a_damaged_update_is_sent_again_by_its_daemon(
     fleet: Fleet, undisturbed: list[str], damage: Callable[[Path], None]
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_killed_tracking_goes_on(server: Coordinator, tmp_path: Path) -> None:
     assert before.items() <= as_float32(expected).items()
 
 
+@pytest.mark.slow
 def test_a_simulation_has_the_numbers_of_the_networked_run(server: Coordinator, tmp_path: Path) -> None:
     """Every value of the simulated run is that of the coordinator's run, times apart.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,7 @@ def migrate(connection: Connection) -> None:
 
     Raises StoreError for a schema version this program does not know, and for a database that is not a ledger.
     """
-    config = Config()
-    config.set_main_option("script_location", "fl_server.store.database:migrations")
-    config.attributes["connection"] = connection
-    scripts = ScriptDirectory.from_config(config)
+    scripts = _scripts()
     known = {script.revision for script in scripts.walk_revisions()}
     found = MigrationContext.configure(connection).get_current_heads()
     database = connection.engine.url.database
@@ -103,7 +101,21 @@ def migrate(connection: Connection) -> None:
             f"version: name another {elsewhere}"
         )
     if set(found) != set(scripts.get_heads()):
+        config = _config()
+        config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "fl_server.store.database:migrations")
+    return config
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    """The migrations of this version: files of the package, which a process reads once."""
+    return ScriptDirectory.from_config(_config())
 
 
 def _is_full(error: DBAPIError) -> bool:

@@ -144,10 +144,10 @@ def complete(line: str, address: str) -> list[str]:
     ("line", "expected"),
     [
         ("fl run show di", ["digits-2", "digits-1"]),
-        ("fl export wi", ["wine"]),
-        ("fl clients ban edge-1", ["edge-1", "edge-10"]),
+        pytest.param("fl export wi", ["wine"], marks=pytest.mark.slow),
+        pytest.param("fl clients ban edge-1", ["edge-1", "edge-10"], marks=pytest.mark.slow),
         ("fl partition cif", ["cifar10", "cifar100"]),
-        ("fl run sho", ["show"]),
+        pytest.param("fl run sho", ["show"], marks=pytest.mark.slow),
     ],
 )
 def test_completion(admin: FakeAdmin, line: str, expected: list[str]) -> None:

@@ -15,7 +15,9 @@ from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.sampling import training_seed
 from tasks.batches import batches, ordered_batches, seed_everything
 from tests.fl_ops.simulate.conftest import MakeTable
+from tests.marks import slow_except
 
+NAMES = [*fl.names(), "scaffold-I", "scaffold-examples", "fedrobust-matrix"]
 SETTINGS = fl.LocalSettings(0.05, weight_decay=0.01, max_gradient_norm=1.0)
 TABLE: dict[str, Any] = {
     "local": {"learning_rate": 0.05, "batch_size": 6, "weight_decay": 0.01, "max_gradient_norm": 1.0},
@@ -39,7 +41,7 @@ def participant(run: PreparedRun, client: str, t: int) -> fl.Participant:
 
 
 @pytest.mark.parametrize("task", ["NormedPoints", "LowPoints"], ids=["buffers", "bfloat16"])
-@pytest.mark.parametrize("name", [*fl.names(), "scaffold-I", "scaffold-examples", "fedrobust-matrix"])
+@pytest.mark.parametrize("name", slow_except(NAMES, "fedavg", "fedcm", "scaffold-I", "mime"))
 def test_run_round_has_the_bits_of_a_simulation(table: MakeTable, name: str, task: str) -> None:
     """Model, buffers and server memory after each of three rounds with three of five clients of unequal sizes."""
     method, _, option = name.partition("-")

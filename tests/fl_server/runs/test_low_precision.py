@@ -9,10 +9,10 @@ import pytest
 
 from tests.fl_server.harness import TASK
 from tests.fl_server.killed_runs import run_with_kill
-from tests.marks import slow_except
 
 
-@pytest.mark.parametrize("method", slow_except(["fedcm", "fedadam"], "fedadam"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedcm", "fedadam"])
 async def test_a_kill_at_every_save_and_commit_changes_no_bit(tmp_path: Path, method: str) -> None:
     """Four rounds. What a round adds is below the model's precision, so a lost master would show in the models."""
     sections: dict[str, Any] = {

@@ -28,6 +28,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_number_of_ranks_changes_no_bit(found: Mapping[str, Rounds], case: str) -> None:
     """Models, losses, metrics and bytes of three rounds are equal, and each round changes the model."""

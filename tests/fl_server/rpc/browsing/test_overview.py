@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any, cast
 
 import grpc
@@ -25,10 +27,9 @@ CLIENTS = [f"c-{number:02}" for number in range(12)]
 CONTEXT: Any = None
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A coordinator with thirteen clients, a run of six evaluated rounds and two that wait for one of them."""
-    async with World(tmp_path) as world:
+async def fill(folder: Path) -> None:
+    """Write a ledger with thirteen clients and a run of six rounds."""
+    async with World(folder) as world:
         await Device("a").connect(world)
         await world.create(round={"clients_per_round": 1}, stop={"rounds": 6}, evaluation={"every": 2})
         await world.completed()
@@ -38,6 +39,20 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         ]
         world.store.put_clients([*clients[:-2], a_client("c-10", banned=True, note="Fan broken"), clients[-1]])
         world.store.put_refusal_record(a_refusal_record("c-03", until=2e10))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of that coordinator. Each test has a copy."""
+    folder = tmp_path_factory.mktemp("filled")
+    asyncio.run(fill(folder))
+    return folder
+
+
+@pytest.fixture
+async def world(filled: Path, tmp_path: Path) -> AsyncIterator[World]:
+    """A coordinator that starts with that ledger, and gets two runs that wait for one of its clients."""
+    copytree(filled, tmp_path, dirs_exist_ok=True)
     async with World(tmp_path) as world:
         for name in ("x", "y"):
             await world.create(name=name, round={"clients_per_round": 9})
