@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import algorithms as fl
 from algorithms.conformance.cases import Law, MethodCase
+from algorithms.conformance.federation import Federation
 from algorithms.conformance.plugin import device
 from algorithms.conformance.suite import MethodLaws
 
@@ -106,6 +109,11 @@ class TestMethods(MethodLaws):
         MethodCase("qg", "qg", {"beta": 0}),
         MethodCase("mfl", "mfl", {"gamma": 0}),
     )
+
+    @pytest.mark.slow
+    def test_single_full_steps_reach_the_optimum(self, conditioned: Federation, case: MethodCase) -> None:
+        """The law with the most rounds. test_rounds.py and test_identities.py have faster ones of the optimum."""
+        super().test_single_full_steps_reach_the_optimum(conditioned, case)
 
 
 def test_every_method_has_a_row() -> None:

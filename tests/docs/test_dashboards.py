@@ -127,6 +127,7 @@ def test_a_mark_is_drawn_at_its_value() -> None:
     assert marks_of(annotation(enable=False), view(Fake())) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uid", slow_except(committed(), "impetus-run"))
 def test_every_panel_is_drawn(uid: str, tmp_path: Path) -> None:
     """Every query is asked, with a value in the place of each variable, and the picture has the grid's shape."""

@@ -80,6 +80,7 @@ def test_rows_of_a_csv_file_are_batches(folder: Path) -> None:
     assert {name: values.tolist() for name, values in batch.items()} == {"length": [8, 1, 4], "stars": [0, 1, 0]}
 
 
+@pytest.mark.slow
 def test_folders_of_photos_are_read_by_workers(folder: Path) -> None:
     """Two classes of three images; the crops have the same bits with and without workers."""
     for number in range(6):

@@ -71,6 +71,7 @@ def numbers(text: str) -> list[float]:
     return [float(found) for found in NUMBER.findall(text)]
 
 
+@pytest.mark.slow
 def test_what_a_run_has(server: Coordinator) -> None:
     """Settings, a watch of an ended run, the newest rounds, and an error as on the command line."""
     with fl_ops.connect(str(server.settings["admin_listen"]), insecure=True) as coordinator:

@@ -75,6 +75,7 @@ def test_every_listing_of_the_steps_is_run() -> None:
     assert re.search(r"^\| the task above \| (\d+) \|", PAGE, re.MULTILINE)[1] == str(len(WINE.strip().splitlines()))  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", slow_except(["run", *CHANGES], *(change for change in ["run", *CHANGES] if change != "adapted"))
 )

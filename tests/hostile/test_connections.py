@@ -54,6 +54,7 @@ def test_long_names_of_services_need_no_memory(federation: Federation, undisturb
     federation.still_works(undisturbed, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("banned", slow_except([True, False], False), ids=["banned", "unknown"])
 def test_millions_of_empty_entries_need_no_memory(federation: Federation, undisturbed: list[str], banned: bool) -> None:
     """20 registrations at once with 2.4 million empty entries each, whether or not the client is let in."""

@@ -100,6 +100,7 @@ def test_the_state_changes_the_models(fleet: Fleet) -> None:
     assert len({fresh[1], device[1], server[1]}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "field", "why"),
     [

@@ -75,6 +75,7 @@ def epochs_of(summary: admin_pb2.RoundSummary) -> list[dict[str, float]]:
     return [dict(epoch.values) for epoch in summary.local_epochs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "local",
     [pytest.param({}, id="epochs"), pytest.param({"epochs": None, "steps": 5}, id="steps", marks=pytest.mark.slow)],

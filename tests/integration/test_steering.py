@@ -42,6 +42,7 @@ def test_a_pause_outlives_a_restart(fleet: Fleet) -> None:
     server.completed("long-pause")
 
 
+@pytest.mark.slow
 def test_an_extended_run_is_the_longer_run(fleet: Fleet) -> None:
     """A run of four rounds, extended by two after its end, has the models of a run of six."""
     server = fleet.server

@@ -127,6 +127,7 @@ def handshake(address: str, files: Certificates, version: ssl.TLSVersion) -> str
         return channel.version()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", PORTS)
 def test_a_downgraded_handshake_is_refused_on_every_port(server: SecureCoordinator, pki: Pki, port: str) -> None:
     """A client with a valid certificate and TLS 1.2 gets no connection; with TLS 1.3 it gets one."""

@@ -182,6 +182,7 @@ def test_an_open_stream_ends_with_its_token(site: Site) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_the_provider_changes_its_key(site: Site) -> None:
     """A token with a new key is accepted as soon as the coordinator may ask the provider again."""
     second = Key("second", "EdDSA")

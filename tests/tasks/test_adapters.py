@@ -31,6 +31,7 @@ def test_adapters_are_trained_and_the_model_is_not() -> None:
     assert [list(value.shape) for value in model.parameters() if value.requires_grad] == [[3, 6], [4, 3]]
 
 
+@pytest.mark.slow
 def test_a_frozen_a_is_the_same_under_every_seed() -> None:
     """A does not depend on torch's default generator, is within peft's bound 1 / sqrt(6), and has no gradient."""
     found = []

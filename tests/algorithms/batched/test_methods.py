@@ -54,6 +54,7 @@ def test_a_round_is_that_of_clients_one_after_the_other(label: str, dtype: torch
     assert difference(alone, together) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", slow_except(ROWS, *SHORT))
 def test_three_rounds_in_float64(label: str) -> None:
     """Client states and server memory that are not zero any more, without clipping and decay."""
@@ -64,6 +65,7 @@ def test_three_rounds_in_float64(label: str) -> None:
     assert difference(alone, together) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label", ["fedavg", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "fedrobust", "mfl"]
 )

@@ -161,6 +161,7 @@ def test_completion(admin: FakeAdmin, line: str, expected: list[str]) -> None:
     assert complete(line, admin.address) == expected
 
 
+@pytest.mark.slow
 def test_completion_without_a_coordinator() -> None:
     """A port that accepts connections and never answers gives no names and no error, in the time of the limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -59,6 +59,7 @@ def test_a_whole_model_loads_strictly_and_is_that_of_a_run_that_sends(
     assert all(torch.equal(whole[name], sent[name]) for name in sent)
 
 
+@pytest.mark.slow
 def test_the_trainable_part_of_a_run_that_sends_is_the_file_of_one_that_does_not(tmp_path: Path) -> None:
     """Trainable parameters and buffers, under all names of tied ones."""
     write_trained(exported(Tied(), tmp_path, "send"), tmp_path / "trained", Tied())
@@ -68,6 +69,7 @@ def test_the_trainable_part_of_a_run_that_sends_is_the_file_of_one_that_does_not
     assert all(torch.equal(trained[name], local[name]) for name in local)
 
 
+@pytest.mark.slow
 def test_other_frozen_parameters_are_refused(tmp_path: Path) -> None:
     """A task with another frozen part than the run's gives no file that looks whole; both digests are named."""
     file = exported(Tied(), tmp_path)
@@ -104,6 +106,7 @@ def test_an_adapter_loads_with_peft(tmp_path: Path, frozen: str, wrapped: bool) 
     }
 
 
+@pytest.mark.slow
 def test_an_adapter_without_peft_has_the_tasks_configuration(adapted: Adapted, tmp_path: Path) -> None:
     """The trained parameters by peft's names, and adapter_config() as JSON."""
     write_adapter(exported(adapted, tmp_path), Target(tmp_path / "adapter"), adapted)

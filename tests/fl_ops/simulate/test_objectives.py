@@ -37,6 +37,7 @@ def optimum(objective: str) -> torch.Tensor:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "objective"),
     [

@@ -143,6 +143,7 @@ async def test_ended_runs_over_a_limit_are_deleted(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 async def test_details_of_old_rounds_are_removed(tmp_path: Path) -> None:
     """Summaries of all rounds stay; a restart and further rounds need no removed detail."""
     async with World(tmp_path) as world:

@@ -65,6 +65,7 @@ async def answer(channel: grpc.aio.Channel, method: str, request: Any) -> tuple[
     return grpc.StatusCode.OK, ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_except(METHODS, *(name for name in METHODS if name != "CreateRun")))
 async def test_no_value_of_any_field_is_an_internal_error(world: World, method: str) -> None:
     """Each extreme value is accepted or refused in one line; then runs, clients and history can be listed."""

@@ -175,6 +175,7 @@ def test_every_command_has_a_case() -> None:
     assert set(CASES) == set(ev.Command.__args__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     "kind", slow_except(CASES, ev.OpenAttempt, ev.ComputeStep, ev.Commit), ids=lambda kind: kind.__name__

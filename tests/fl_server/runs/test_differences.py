@@ -70,6 +70,7 @@ async def holder(world: World) -> Holder:
     return await device.connect(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcm", "mime"])
 async def test_each_round_s_difference_makes_its_bundle(tmp_path: Path, method: str) -> None:
     """Of the bundle of the round before, although a plain one is the memory of the model itself.

@@ -95,6 +95,7 @@ async def test_a_repeated_key_is_answered_once(world: World) -> None:
     assert (len(answer.outcomes), counted.rows) == (1, 2)
 
 
+@pytest.mark.slow
 async def test_one_statement_reads_all_rounds_of_a_run(world: World) -> None:
     """Forty pending rounds read forty rows, as many accepted lists, and the epochs of rounds that are not in memory."""
     device = await Device("a").connect(world)

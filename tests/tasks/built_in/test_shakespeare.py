@@ -106,6 +106,7 @@ def test_the_transformer_learns_the_text(root: str) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_adapters_leave_the_outputs_of_the_base_unchanged(root: str, tmp_path: Path) -> None:
     """With the base's weights from a file, B = 0 gives the base's scores, bit for bit, and only B is trained."""
     seed_everything(1)
