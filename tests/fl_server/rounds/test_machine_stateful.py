@@ -332,7 +332,7 @@ def expected_next(state: RoundState) -> Event:
 
 
 class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
-    """400 orders of up to 30 events break no invariant, and each run that they lead to can end."""
+    """150 orders of up to 30 events break no invariant, and each run that they lead to can end."""
 
     settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
