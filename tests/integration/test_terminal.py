@@ -88,7 +88,8 @@ def test_without_a_terminal(fleet: Fleet, connection: list[str], tmp_path: Path)
     assert (done.returncode, "edge-0" in done.stdout, "\x1b" in done.stdout) == (0, True, False)
     assert "only where input and output are a terminal" in done.stderr
     found = json.loads(run_fl("top", "--json", *connection, folder=tmp_path).stdout)
-    assert [client["client_id"] for client in found["clients"]] == ["edge-0", "edge-1", "edge-2"]
+    # Other tests of the worker may have left clients behind.
+    assert {"edge-0", "edge-1", "edge-2"} <= {client["client_id"] for client in found["clients"]}
     assert run_fl("top", "--insecure", "--server", "127.0.0.1:1", folder=tmp_path).returncode == 3
 
 
