@@ -1,0 +1,114 @@
+"""Daemons that train on a GPU, beside one that trains on the CPU: kills, encodings, the doctor. Skipped without CUDA."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fl_ops.commands.cli import app
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.simulation import Simulation
+from fl_server.run_spec import from_spec
+from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
+from tests.processes.process import HERE, Workspace, eventually
+
+DEVICE = "cuda"
+CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
+RUNS: dict[str, dict[str, Any]] = {
+    "fedcm": {},
+    "scaffold-int8": {
+        "algorithm": {"name": "scaffold"},
+        "population": 3,
+        "encodings": {"update": "int8", "model": "bf16", "direction": "bf16"},
+    },
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
+
+
+class CudaDaemon(Daemon):
+    """A daemon that may use CUDA: a program of its own, because CUDA does not work in forked processes."""
+
+    forks = False
+
+
+class MixedFleet(Fleet):
+    """Two daemons on the GPU, the second one in bfloat16, and one on the CPU."""
+
+    def daemon(self, index: int, size: int) -> Daemon:
+        shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
+        devices = [{"device": DEVICE}, {"device": DEVICE, "precision": "bfloat16"}, {"device": "cpu"}]
+        return CudaDaemon(self.workspace, self.server, f"edge-{index}", shard=shard, **devices[index])
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedFleet]:
+    """A fleet for all tests of this file."""
+    with Workspace(tmp_path_factory.mktemp("mixed")) as workspace:
+        yield MixedFleet(workspace, 3)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_comes_near_the_model_of_cpus(
+    mixed: MixedFleet, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A daemon is killed with its update trained and not sent, then the coordinator is; nothing is trained twice."""
+    monkeypatch.syspath_prepend(HERE)
+    sections = {**RUNS[name], "stop": {"rounds": 4}}
+    _, slow = mixed.half_delivered(name, **sections)
+    mixed.server.kill()
+    slow.hold.unlink()
+    kept = Path(slow.settings["state_dir"])
+    eventually(lambda: list(kept.glob("**/*.update")), "its update is saved")
+    slow.kill()
+    mixed.server.serve()
+    slow.start()
+    mixed.server.completed(name)
+    assert len(slow.events("trained", run=name, round=0)) == 1
+    found, expected = exported(mixed.server, name, tmp_path / "model.safetensors"), on_cpus(name, sections)
+    distance = sum(float((found[key] - expected[key]).square().sum()) for key in expected) ** 0.5
+    assert distance < 0.05 * sum(float(value.square().sum()) for value in expected.values()) ** 0.5
+
+
+def test_the_clients_name_their_devices(mixed: MixedFleet) -> None:
+    """An operator sees the kind and the product of each device."""
+    devices = [mixed.server.client(f"edge-{index}").device for index in range(3)]
+    assert [device.kind for device in devices] == ["cuda", "cuda", "cpu"]
+    assert devices[0].name == torch.cuda.get_device_name()
+    assert devices[0].memory_bytes > 2**30
+
+
+def test_the_doctor_trains_a_batch_on_the_gpu(mixed: MixedFleet) -> None:
+    """It may run beside the daemon."""
+    command = [sys.executable, "-m", "fl_client", "doctor", "--config", str(mixed["edge-1"].config)]
+    result = subprocess.run(  # noqa: S603 - our own command
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=HERE, env=mixed["edge-1"].environment()
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "on cuda" in result.stdout
+
+
+def on_cpus(name: str, sections: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The model of the same run in float32 on the CPU, simulated in this process."""
+    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
+    prepared = prepare(config, config.run.seed)
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
+        list(simulation.rounds())
+        return simulation.model()
+
+
+def exported(server: Coordinator, name: str, path: Path) -> dict[str, torch.Tensor]:
+    """The last model of the coordinator's run."""
+    address = str(server.settings["admin_listen"])
+    result = CliRunner().invoke(app, ["export", name, "--out", str(path), "--server", address, "--insecure"])
+    assert result.exit_code == 0, result.output
+    return load_file(path)
