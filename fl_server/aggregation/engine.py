@@ -6,7 +6,7 @@ A Snapshot holds everything that passes from round to round; the engine itself k
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
@@ -55,6 +55,8 @@ class Engine:
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
         """Another function here may share the sums among processes."""
+        self.release: Callable[[], object] = lambda: None
+        """Called repeatedly during the server update of a large model; it may return freed memory to the kernel."""
         self.own_loop = own_loop(task) is not None
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
@@ -189,7 +191,7 @@ class Engine:
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
         given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
         reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
-        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
+        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout, self.release)
         if self._low:
             tree.copy_(made.rounded, made.state.x)
             check_finite(f"the model as {dtype_names(self._low)}", made.rounded, made.round)

@@ -6,7 +6,7 @@ tests/algorithms checks that for every method. A tensor is never cut: torch may 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,12 @@ from protos.codec import Layout
 
 GROUP_BYTES = 1 << 20
 """Bytes of parameters that are reduced and updated together: small tensors share the cost of the calls."""
+RELEASE_BYTES = 8 << 20
+"""Bytes of parameters after which the heap's free pages are returned.
+
+The blocks and temporaries of a group go to other free places in the heap than those of the group before. So the step
+fills all places that the round's messages left, up to a model and more, although it needs a few MiB at a time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,11 @@ class Diverged(Exception):
 
 
 def apply_server_update(
-    reduction: Reduction, state: fl.ServerState, into: fl.ServerState, layout: Layout
+    reduction: Reduction,
+    state: fl.ServerState,
+    into: fl.ServerState,
+    layout: Layout,
+    release: Callable[[], object] = lambda: None,
 ) -> ServerUpdateStats:
     """Write the next state into existing memory; `state` is not changed. Raises Diverged.
 
@@ -56,8 +66,9 @@ def apply_server_update(
         state: of the round before.
         into: memory for the next state, laid out as `state`.
         layout: of the trainable tensors.
+        release: called after each RELEASE_BYTES of parameters; it may return freed memory to the kernel.
     """
-    lengths, exchange = _Lengths(), reduction.algorithm.exchanges[reduction.exchange]
+    lengths, exchange, unreleased = _Lengths(), reduction.algorithm.exchanges[reduction.exchange], 0
     for names in groups(layout, GROUP_BYTES):
         part = _part(state, names)
         earlier = {name: _of(sums, names) for name, sums in reduction.earlier_sums.items()}
@@ -66,6 +77,10 @@ def apply_server_update(
         for symbol, tensors in after.memory.items():
             tree.copy_(_of(into.memory[symbol], names), tensors)
         lengths.add(part, after, exchange.direction(part, earlier))
+        unreleased += sum(into.x[name].nbytes for name in names)
+        if unreleased >= RELEASE_BYTES:
+            release()
+            unreleased = 0
     if not lengths.finite:
         raise _diverged(reduction, "; ", ". Lower the learning rate, or set round.max_update_norm")
     return lengths.stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -345,7 +346,9 @@ def test_steps_never_wait_for_the_gpu() -> None:
     """On CUDA no step reads a value back, with all options on; batches and u may start on the CPU."""
 
     def watched(step: int) -> None:
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
 
     model, settings = Line(1.0).cuda(), fl.LocalSettings(0.1, 0.01, 1.0)
     inputs, targets = slope(1.0)
