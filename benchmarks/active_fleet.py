@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--params", type=int, default=250_000, help="float32 parameters of the model")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each case; one more comes first")
     parser.add_argument("--processes", type=int, default=2, help="number of processes for the clients")
+    parser.add_argument("--ahead-mib", type=float, default=1.0, help="the coordinator's transfers.ahead_mib")
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     case = parser.parse_args(arguments)
     raise_file_limit(case.clients + max(case.drawn) + 500)
@@ -61,12 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
     """Start, attach, and measure each case."""
-    server = deployment.serve(extra=_LIMITS)
+    server = deployment.serve(extra=f"{_LIMITS}[transfers]\nahead_mib = {case.ahead_mib}\n")
     empty = resident_mb(server.child)
     with _fleet(case, server.address) as pipes, server.operator() as admin:
         seconds = _seconds(lambda: _ask(pipes).attached == case.clients, "all are attached")
         _log(f"coordinator {server.child.process.pid}: {case.clients} attached after {seconds:.1f} s")
         found = {"clients": case.clients, "params": case.params, "rounds": case.rounds}
+        found["ahead_mib"] = case.ahead_mib
         found["server_rss_mb"] = {"empty": empty, "attached": resident_mb(server.child)}
         found["cases"] = []
         for drawn in case.drawn:

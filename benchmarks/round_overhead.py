@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
-    parser.add_argument("--ahead-mib", type=int, default=1, help="the coordinator's transfers.ahead_mib")
+    parser.add_argument("--ahead-mib", type=float, default=1.0, help="the coordinator's transfers.ahead_mib")
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     parser.add_argument("--json", action="store_true", help="ignored: the output is always JSON")
     return parser

@@ -44,11 +44,12 @@ class TransfersConfig(Section):
 
     uploads_at_once: int = Field(default=4, ge=1)
     """Streams of SubmitUpdate; a daemon has one for each assignment under way."""
-    ahead_mib: int = Field(default=1, ge=1, le=64)
+    ahead_mib: float = Field(default=1.0, ge=0.0625, le=64)
     """MiB that a call may send before the coordinator reads them. An upload gets about this much in each round trip: 1
     allows 6 MB/s at 200 ms. For more, set it to bandwidth times round-trip time: 12 for 50 MB/s and 200 ms. A busy
     coordinator needs this much memory for each upload from nearby, and a hostile client can fill it on each of its open
-    calls."""
+    calls. 0.25 saves memory where many clients upload at once over short links, and makes uploads over long links
+    slower."""
     downloads_at_once: int = Field(default=4, ge=1)
     """Streams of FetchModel; a daemon has one. Each holds two chunks in memory until its reader takes them."""
     queries_at_once: int = Field(default=4, ge=1)

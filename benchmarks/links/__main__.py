@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--encoding", nargs="+", default=[], metavar="KEY=NAME", type=_encoding,
         help=f"the run's encodings, for example update=int8 difference=previous; keys: {', '.join(KEYS)}",
     )  # fmt: skip
-    parser.add_argument("--ahead-mib", type=int, default=1, help="the coordinator's transfers.ahead_mib")
+    parser.add_argument("--ahead-mib", type=float, default=1.0, help="the coordinator's transfers.ahead_mib")
     return parser
 
 

@@ -72,11 +72,10 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
     """The ports of a coordinator, by the names of their settings."""
     limits = config.connections
     streams, times = limits.calls_per_client, (limits.handshake_s, limits.idle_s)
+    ahead_bytes = int(config.transfers.ahead_mib * (1 << 20))
     calls = CALLS_PER_CLIENT * config.limits.max_clients + EXTRA_CALLS
     return {
-        "listen": Port(
-            MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times, ahead_bytes=config.transfers.ahead_mib << 20
-        ),
+        "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times, ahead_bytes=ahead_bytes),
         "admin_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
         "token_listen": Port(LARGEST_ADMIN_BYTES, connections.admin, streams, 4 * connections.admin, *times),
         "enroll_listen": Port(

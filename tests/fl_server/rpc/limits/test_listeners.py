@@ -78,10 +78,11 @@ def test_only_the_clients_port_has_the_setting_for_bytes_ahead(tmp_path: Path) -
     assert set(ahead.values()) == {1}
 
 
-@pytest.mark.parametrize("mib", [1, 12])
-async def test_the_transport_grants_a_call_the_bytes_ahead(mib: int) -> None:
+@pytest.mark.parametrize("mib", [0.25, 1, 12])
+async def test_the_transport_grants_a_call_the_bytes_ahead(mib: float, tmp_path: Path) -> None:
     """The server's first frame has them as the initial window of every stream (RFC 9113, 6.5.2)."""
-    port = replace(PORT, ahead_bytes=mib << 20)
+    config = ServerConfig(state_dir=tmp_path, insecure=True, transfers=TransfersConfig(ahead_mib=mib))
+    port = replace(PORT, ahead_bytes=ports(config, Connections(100, 20, 10, 5, 7))["listen"].ahead_bytes)
     server = grpc.aio.server(options=port.options())
     number = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -90,7 +91,7 @@ async def test_the_transport_grants_a_call_the_bytes_ahead(mib: int) -> None:
     header = await reader.readexactly(9)
     assert header[3] == SETTINGS
     content = await reader.readexactly(int.from_bytes(header[:3]))
-    assert dict(struct.iter_unpack(">HI", content))[INITIAL_WINDOW_SIZE] == mib << 20
+    assert dict(struct.iter_unpack(">HI", content))[INITIAL_WINDOW_SIZE] == mib * (1 << 20)
     writer.close()
     await server.stop(None)
 
