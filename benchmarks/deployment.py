@@ -77,7 +77,7 @@ class Deployment:
         if self.tls:
             files = self.certificates("client", name)
             security = f'[tls]\nca = "{files.ca}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
-        settings = f'server = "{server}"\nstate_dir = "{self.folder / name}"\nlog = "json"\n'
+        settings = f'server = "{server}"\nstate_dir = "{self.folder / name}"\nlog = "json"\ndevice = "cpu"\n'
         if not self.tls:
             settings = f'client_id = "{name}"\n{settings}'
         return self.processes.start(name, "fl_client", self._write(name, f"{settings}{security}[task]\n{task}"))

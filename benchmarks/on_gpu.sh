@@ -7,7 +7,7 @@
 #
 # Nothing comes from the network. It needs torch with CUDA, the packages of pyproject.toml, and CIFAR-10 in IMPETUS_DATA.
 #   PYTHON        python3      the interpreter
-#   WHEELS        (none)       a folder of wheels for packages that are missing; they go into $RESULTS/site
+#   WHEELS        (none)       a folder of wheels for packages that are missing; they go into $RESULTS/venv, above the packages of PYTHON
 #   IMPETUS_DATA  ../shared/data  a torchvision folder. "random": noise for the benchmark of simulations, and no tables
 #   DEVICE        cuda         MINUTES  28, for all steps together
 #   RESULTS       build/on_gpu   STEP.log, STEP.done (seconds) or STEP.failed (exit code), and papers/
@@ -59,8 +59,14 @@ step() {
 }
 
 if [ -n "${WHEELS:-}" ]; then
-    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$RESULTS/site" "$WHEELS"/*.whl || exit
-    export PYTHONPATH="$RESULTS/site"
+    # An environment of its own: the processes that the steps start have other Python paths, and find its packages too.
+    purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+    given=$("$PYTHON" -c "$purelib")
+    "$PYTHON" -m venv --clear --without-pip "$RESULTS/venv" || exit
+    site=$("$RESULTS/venv/bin/python" -c "$purelib")
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl || exit
+    echo "import site; site.addsitedir('$given')" >"$site/given.pth"
+    PYTHON=$RESULTS/venv/bin/python
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
